@@ -1,0 +1,1 @@
+"""Replays chains on Spark and proves them whole, or names each fault."""

@@ -1,0 +1,1 @@
+"""The command line, and the place where the parts are wired together."""

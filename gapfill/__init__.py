@@ -1,0 +1,1 @@
+"""Reads the rows that a receiver lacks straight from the database, with a read-only role."""

@@ -1,0 +1,16 @@
+"""The database roles of the engine; what each may do stands in `schema.sql` and `docs/permissions.md`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OWNER: Final = "orderchain_owner"
+"""Owns every object of the schema. NOLOGIN: nobody works as the owner."""
+
+SEQUENCER_WRITER: Final = "sequencer_writer"
+GAP_READER: Final = "gap_reader"
+RECEIVER_WRITER: Final = "receiver_writer"
+AUDITOR: Final = "auditor"
+
+LOGIN_ROLES: Final = (SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR)
+"""The roles that services log in as. `schema.sql` makes those that do not exist yet, without a password."""
