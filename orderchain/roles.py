@@ -1,4 +1,4 @@
-"""The database roles of the engine; what each may do stands in `schema.sql` and `docs/permissions.md`."""
+"""The database roles of the engine; what each may do stands in `schema.sql`."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ RECEIVER_WRITER: Final = "receiver_writer"
 AUDITOR: Final = "auditor"
 
 LOGIN_ROLES: Final = (SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR)
-"""The roles that services log in as. `schema.sql` makes those that do not exist yet, without a password."""
+"""Services log in as these. `schema.sql` makes those that do not exist, without a password."""

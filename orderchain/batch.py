@@ -1,0 +1,61 @@
+"""A batch: the rows of one database commit, encoded once for table, seal and frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from orderchain.event import Event
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """Linked rows that are committed together, with the seal over them."""
+
+    chain_id: int
+    epoch: int
+    pid: int
+    """Last id of the batch before; the pid of the first row."""
+    first_id: int
+    last_id: int
+    seal_before: bytes
+    seal: bytes
+    committed_at_us: int
+    """Set by the sequencer, in microseconds since 1970 UTC; never falls along a chain."""
+    events: list[Event]
+    rows: bytes
+    """The row images (`orderchain.row_image`) of `events`: what COPY sends and the seal covers."""
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows; at least 1."""
+        return len(self.events)
+
+
+class IntakeMark(Struct, frozen=True, kw_only=True):
+    """How far an intake has been read; stored in the transaction of the batch it led to."""
+
+    source: str
+    """`file:NAME` or `topic:NAME:PARTITION`."""
+    position: int
+    """Rows of the file, or the next offset of the partition."""
+    digest: bytes
+    """Running digest of what was read up to `position`; empty where the source needs none."""
+
+
+class Term(Struct, frozen=True, kw_only=True):
+    """What a leader holds after its take-over: its epoch, and where the chain stood."""
+
+    chain_id: int
+    database_id: UUID
+    epoch: int
+    nonce: bytes
+    last_id: int
+    last_seal: bytes
+    last_committed_at_us: int
+    published_id: int
+    topic: str
+    partition: int

@@ -1,0 +1,244 @@
+"""Every error of the engine, sorted by what the caller does next.
+
+OrderchainError
+├── RefusedError          mend what you gave; nothing was done            (exit code 2)
+│   ├── SettingError          a flag, an environment variable, a TOML value
+│   ├── InputError            the content of an input file
+│   ├── OrderError            an order: its key, payload or time
+│   │   └── KeyConflict           the same key with another payload
+│   ├── ConnectError          a database or a broker refused us, or is not there
+│   ├── SchemaError           the schema is missing, or of another version
+│   ├── ChainMissing          the chain was never created
+│   ├── TopicError            the topic is missing, or not as the protocol needs it
+│   └── DurabilityError       the database may lose what it has acknowledged
+├── RetryError            the same call may succeed later; nothing was changed
+│   ├── QueueFull             `submit_nowait` found no room
+│   └── NotYetReadable        a standby has not replayed the range yet
+├── StoppedError          this object works no more; open a new one
+│   ├── Fenced                another process leads the chain now
+│   └── CheckpointLost        another receiver moved this receiver's checkpoint
+├── UnknownOutcome        the commit may or may not have happened, and could not be read back
+├── GapError              rows could not be read, and were not skipped
+│   ├── RowsMissing           the primary lacks them
+│   └── RowsArchived          they were moved to the archive
+├── HaltError             the primary contradicts what was delivered: a person must look
+│   ├── ForkFound
+│   ├── SealMismatch
+│   ├── ForeignDatabase
+│   └── PrimaryBehind
+└── FrameError            one record is unusable; drop it, count it, read the database
+"""
+
+from __future__ import annotations
+
+
+class OrderchainError(Exception):
+    """Something the engine refuses to do, or could not do."""
+
+
+class RefusedError(OrderchainError):
+    """What was given cannot be used, and nothing was done.
+
+    `field` names what to mend, `value` is what was given (never a secret).
+    """
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(f"{field} was {value!r}, expected {expected}")
+        self.field = field
+        self.value = value
+        self.expected = expected
+
+
+class SettingError(RefusedError):
+    """A setting is missing, malformed, or out of its bounds."""
+
+
+class InputError(RefusedError):
+    """An input file cannot be read from `line` (from 1) on; the rows before it are kept."""
+
+    def __init__(self, field: str, value: object, expected: str, line: int | None = None) -> None:
+        super().__init__(field, value, expected)
+        self.line = line
+        if line is not None:
+            self.args = (f"line {line}: {self.args[0]}",)
+
+
+class OrderError(RefusedError):
+    """An order was refused before an id was taken; the other orders of its batch are unharmed."""
+
+
+class KeyConflict(OrderError):
+    """The key was accepted before with another payload; `id` is the row that holds it."""
+
+    def __init__(self, key: str, id: int) -> None:  # noqa: A002 - the protocol's own word
+        super().__init__("key", key, f"the payload with which it became id {id}")
+        self.id = id
+
+
+class ConnectError(RefusedError):
+    """The server refused the connection, the login, or is not there."""
+
+
+class SchemaError(RefusedError):
+    """The database has no schema of ours, or one of another version."""
+
+
+class ChainMissing(RefusedError):
+    """The chain was never created. Only `chainctl chain create` makes one."""
+
+    def __init__(self, chain_id: int) -> None:
+        super().__init__("chain", chain_id, f"a created chain (chainctl chain create {chain_id})")
+
+
+class TopicError(RefusedError):
+    """The topic is missing, has not exactly one partition, or is compacted."""
+
+
+class DurabilityError(RefusedError):
+    """The database is set to lose acknowledged rows on a crash."""
+
+
+class RetryError(OrderchainError):
+    """The same call may succeed later; nothing was changed."""
+
+
+class QueueFull(RetryError):
+    """The queue of a sequencer is full; `submit` would have waited."""
+
+
+class NotYetReadable(RetryError):
+    """The source is a standby that has not replayed rows up to `until_id` yet."""
+
+    def __init__(self, after_id: int, until_id: int) -> None:
+        super().__init__(f"rows after {after_id} up to {until_id} are not readable here yet")
+        self.after_id = after_id
+        self.until_id = until_id
+
+
+class StoppedError(OrderchainError):
+    """This object works no more; open a new one."""
+
+
+class Fenced(StoppedError):
+    """Another process leads the chain now: nothing was written, and nothing will be."""
+
+    def __init__(self, chain_id: int, epoch: int, current_epoch: int | None = None) -> None:
+        now = "another process leads it" if current_epoch is None else f"epoch is {current_epoch}"
+        super().__init__(f"chain {chain_id}: fenced: our epoch was {epoch}, {now}")
+        self.chain_id = chain_id
+        self.epoch = epoch
+        self.current_epoch = current_epoch
+
+
+class CheckpointLost(StoppedError):
+    """The checkpoint is not where this receiver left it: another one works under its name."""
+
+    def __init__(self, chain_id: int, receiver: str, expected_id: int) -> None:
+        super().__init__(
+            f"chain {chain_id}: the checkpoint of receiver {receiver!r} is no longer at "
+            f"{expected_id}: another receiver works under this name"
+        )
+        self.chain_id = chain_id
+        self.receiver = receiver
+        self.expected_id = expected_id
+
+
+class UnknownOutcome(OrderchainError):
+    """A commit was sent, its answer was lost, and it could not be read back."""
+
+    def __init__(self, chain_id: int, epoch: int, first_id: int, last_id: int) -> None:
+        super().__init__(
+            f"chain {chain_id}: epoch {epoch}: it is not known whether ids {first_id} to "
+            f"{last_id} were committed"
+        )
+        self.chain_id = chain_id
+        self.epoch = epoch
+        self.first_id = first_id
+        self.last_id = last_id
+
+
+class GapError(OrderchainError):
+    """Rows could not be read. They were not skipped: whoever catches this stands before them."""
+
+    reason = "could not be read"
+
+    def __init__(self, chain_id: int, after_id: int, until_id: int) -> None:
+        super().__init__(f"chain {chain_id}: rows after {after_id} up to {until_id} {self.reason}")
+        self.chain_id = chain_id
+        self.after_id = after_id
+        self.until_id = until_id
+
+
+class RowsMissing(GapError):
+    """The primary has no linked rows over the whole of the range."""
+
+    reason = "are missing in the database"
+
+
+class RowsArchived(GapError):
+    """The range lies behind the archive's boundary."""
+
+    reason = "were archived"
+
+
+class HaltError(OrderchainError):
+    """The primary contradicts what was delivered. Never skipped, guessed, or reset."""
+
+
+class ForkFound(HaltError):
+    """The primary holds other rows than those delivered, after the same parent."""
+
+    def __init__(self, chain_id: int, pid: int, delivered_id: int, found_id: int | None) -> None:
+        super().__init__(
+            f"chain {chain_id}: fork after {pid}: delivered {delivered_id}, the database has "
+            f"{'no such row' if found_id is None else found_id}"
+        )
+        self.chain_id = chain_id
+        self.pid = pid
+        self.delivered_id = delivered_id
+        self.found_id = found_id
+
+
+class SealMismatch(HaltError):
+    """The seal after a batch is not the one that the delivered rows had."""
+
+    def __init__(self, chain_id: int, last_id: int, expected: bytes, found: bytes) -> None:
+        super().__init__(
+            f"chain {chain_id}: seal after {last_id} was {found.hex()[:16]}..., "
+            f"expected {expected.hex()[:16]}..."
+        )
+        self.chain_id = chain_id
+        self.last_id = last_id
+        self.expected = expected
+        self.found = found
+
+
+class ForeignDatabase(HaltError):
+    """The database is not the one that this receiver has read so far."""
+
+    def __init__(self, chain_id: int, expected: str, found: str) -> None:
+        super().__init__(f"chain {chain_id}: database id was {found}, expected {expected}")
+        self.chain_id = chain_id
+        self.expected = expected
+        self.found = found
+
+
+class PrimaryBehind(HaltError):
+    """The primary's head is below what was already delivered: rows were lost."""
+
+    def __init__(self, chain_id: int, head_persisted: int, head_delivered: int) -> None:
+        super().__init__(
+            f"chain {chain_id}: the database ends at {head_persisted}, but {head_delivered} was "
+            "already delivered"
+        )
+        self.chain_id = chain_id
+        self.head_persisted = head_persisted
+        self.head_delivered = head_delivered
+
+
+class FrameError(OrderchainError):
+    """One record is no frame that can be used. `reason` is a short, stable word for counting."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason

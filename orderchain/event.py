@@ -1,0 +1,27 @@
+"""One row of a chain."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from orderchain.limits import ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+
+
+class Event(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An order as it stands in its chain: on the wire `[id, pid, key, event_time_ns, payload]`.
+
+    Bounds are checked when an event is decoded, not when it is constructed.
+    """
+
+    id: Annotated[int, Meta(ge=1, le=ID_MAX)]
+    """Position in the chain. Rises, may skip numbers: nothing computes `id + 1`."""
+    pid: Annotated[int, Meta(ge=0, le=ID_MAX)]
+    """Id of the previous row of the chain; 0 for the first. Always below `id`."""
+    key: Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
+    """The client's unique id for this order."""
+    event_time_ns: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    """When it happened, in nanoseconds since 1970 UTC, by the client's clock. Orders nothing."""
+    payload: Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_MAX)]
+    """The order itself; the engine never looks inside."""

@@ -1,0 +1,197 @@
+"""One Kafka record: a slice of a batch, or a heartbeat. Documented byte by byte in `docs/wire.md`.
+
+A frame never halts a chain: whatever is wrong with it is a `FrameError`, and at worst costs a read
+of the database. So decoding is strict: sizes are capped before anything is decoded, and the body is
+decoded into bounded, typed structs only.
+"""
+
+from __future__ import annotations
+
+from struct import Struct as Layout
+from struct import error as LayoutError  # noqa: N812 - the struct module names it in lower case
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+import msgspec
+
+from orderchain.errors import FrameError
+from orderchain.event import Event
+from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX
+from orderchain.seal import SEAL_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAGIC: Final = b"OCHN"
+VERSION: Final = 1
+NONCE_BYTES: Final = 16
+FLAG_HEARTBEAT: Final = 1
+FLAG_BATCH_END: Final = 2
+
+# magic, version, flags, header bytes, chain_id, count, body bytes, epoch, publisher epoch,
+# publisher nonce, first_pid, first_id, last_id, seal before, seal after; then the CRC.
+_LAYOUT: Final = Layout(f">4sBBHIIIqq{NONCE_BYTES}sqqq{SEAL_BYTES}s{SEAL_BYTES}s")
+_CRC: Final = Layout(">I")
+HEADER_BYTES: Final = _LAYOUT.size + _CRC.size
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(list[Event])
+
+
+class FrameHeader(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """All that a receiver needs to judge a frame, without a look at its body."""
+
+    chain_id: int
+    epoch: int
+    """Epoch of the batch, which may be older than the publisher's when a tail is sent again."""
+    publisher_epoch: int
+    publisher_nonce: bytes
+    """Drawn by the publisher at its take-over; trusted once the database confirms it."""
+    first_pid: int
+    """Id of the row before the first. In a heartbeat the head, as are `first_id` and `last_id`."""
+    first_id: int
+    last_id: int
+    count: int
+    """Rows in the body; 0 in a heartbeat."""
+    seal_before: bytes
+    """Seal before the batch of this slice; in a heartbeat the seal of the head."""
+    seal_after: bytes = bytes(SEAL_BYTES)
+    """Seal after the batch where `is_batch_end`, else zeros."""
+    is_batch_end: bool = False
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether the frame carries the head alone."""
+        return self.count == 0
+
+
+def encode_frame(header: FrameHeader, events: Sequence[Event]) -> bytes:
+    """Return the record for `events` under `header`.
+
+    The caller vouches that the two agree: this is the hot path, and `decode_body` checks it again.
+    """
+    frame = bytearray(HEADER_BYTES)
+    if events:
+        _encoder.encode_into(events, frame, HEADER_BYTES)
+    flags = (FLAG_HEARTBEAT if header.is_heartbeat else 0) | (
+        FLAG_BATCH_END if header.is_batch_end else 0
+    )
+    _LAYOUT.pack_into(
+        frame,
+        0,
+        MAGIC,
+        VERSION,
+        flags,
+        HEADER_BYTES,
+        header.chain_id,
+        header.count,
+        len(frame) - HEADER_BYTES,
+        header.epoch,
+        header.publisher_epoch,
+        header.publisher_nonce,
+        header.first_pid,
+        header.first_id,
+        header.last_id,
+        header.seal_before,
+        header.seal_after,
+    )
+    _CRC.pack_into(frame, _LAYOUT.size, _checksum(frame, HEADER_BYTES))
+    return bytes(frame)
+
+
+def decode_header(record: bytes | None) -> FrameHeader:
+    """Return the header of `record` after every check that needs no decoding of the body.
+
+    Checks size, magic, version, lengths, CRC, flags and the bounds of each field. Raises FrameError
+    with reason `empty`, `oversized`, `truncated`, `magic`, `version`, `length`, `crc` or `bounds`.
+    """
+    if not record:
+        raise FrameError("empty", "the record has no value")
+    if len(record) > FRAME_BYTES_MAX:
+        raise FrameError("oversized", f"{len(record)} bytes, at most {FRAME_BYTES_MAX}")
+    if record[:4] != MAGIC:
+        raise FrameError("magic", f"was {record[:4]!r}, expected {MAGIC!r}")
+    try:
+        (
+            _, version, flags, header_bytes, chain_id, count, body_bytes, epoch, publisher_epoch,
+            nonce, first_pid, first_id, last_id, seal_before, seal_after,
+        ) = _LAYOUT.unpack_from(record)  # fmt: skip
+    except LayoutError:
+        raise FrameError("truncated", f"{len(record)} bytes are no header") from None
+    if version != VERSION:
+        raise FrameError("version", f"was {version}, expected {VERSION}: upgrade the receiver")
+    # A later writer may append header fields; they stand before the CRC, which stays last.
+    if header_bytes < HEADER_BYTES or header_bytes + body_bytes != len(record):
+        raise FrameError("length", f"{header_bytes} + {body_bytes} is not {len(record)}")
+    (crc,) = _CRC.unpack_from(record, header_bytes - _CRC.size)
+    if crc != _checksum(record, header_bytes):
+        raise FrameError("crc", "the checksum does not match")
+    header = FrameHeader(
+        chain_id=chain_id,
+        epoch=epoch,
+        publisher_epoch=publisher_epoch,
+        publisher_nonce=nonce,
+        first_pid=first_pid,
+        first_id=first_id,
+        last_id=last_id,
+        count=count,
+        seal_before=seal_before,
+        seal_after=seal_after,
+        is_batch_end=bool(flags & FLAG_BATCH_END),
+    )
+    if not _is_within_bounds(header, is_heartbeat=bool(flags & FLAG_HEARTBEAT), body=body_bytes):
+        raise FrameError("bounds", f"the header contradicts itself: {header}")
+    return header
+
+
+def decode_body(record: bytes, header: FrameHeader) -> list[Event]:
+    """Return the rows of `record`, whose checked header is `header`.
+
+    First and last id, the first pid and the count agree with the header; whether the rows between
+    are linked is for `orderchain.link` to say. Raises FrameError with reason `body`.
+    """
+    (header_bytes,) = _HEADER_SIZE.unpack_from(record, _HEADER_SIZE_AT)
+    try:
+        events = _decoder.decode(memoryview(record)[header_bytes:])
+    # Hostile nesting ends in RecursionError, broken text in UnicodeDecodeError, which is a
+    # ValueError like every error of msgspec.
+    except (ValueError, RecursionError) as error:
+        raise FrameError("body", str(error)) from None
+    if (
+        len(events) != header.count
+        or events[0].pid != header.first_pid
+        or events[0].id != header.first_id
+        or events[-1].id != header.last_id
+    ):
+        raise FrameError("body", "the rows are not those that the header tells of")
+    return events
+
+
+_HEADER_SIZE: Final = Layout(">H")
+_HEADER_SIZE_AT: Final = 6
+
+
+def _checksum(frame: bytes | bytearray, header_bytes: int) -> int:
+    """Return the CRC-32 of a frame but for the four bytes that hold it."""
+    view = memoryview(frame)
+    return crc32(view[header_bytes:], crc32(view[: header_bytes - _CRC.size]))
+
+
+def _is_within_bounds(header: FrameHeader, *, is_heartbeat: bool, body: int) -> bool:
+    """Say whether the fields of a header can stand together."""
+    if not 1 <= header.chain_id <= CHAIN_ID_MAX:
+        return False
+    if not 0 <= header.epoch <= header.publisher_epoch:
+        return False
+    if is_heartbeat:
+        return (
+            header.count == 0
+            and body == 0
+            and 0 <= header.first_pid == header.first_id == header.last_id
+        )
+    return (
+        1 <= header.count <= FRAME_ROWS_MAX
+        and body > 0
+        and 0 <= header.first_pid < header.first_id <= header.last_id
+        and header.last_id - header.first_id >= header.count - 1
+    )

@@ -1,0 +1,59 @@
+"""A place in a chain, and the head of a chain: what positions are compared by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """A place behind a row of a chain, with the seal of the last whole batch at or before it.
+
+    The seal's unit is the batch, a row may stand in the middle of one: so a mark holds both.
+    """
+
+    id: int
+    """Id of the row; 0 for the place before the first row."""
+    batch_last_id: int
+    """Last id of the last whole batch; never above `id`, and 0 before the first batch."""
+    seal: bytes
+    """Seal after that batch; the chain's genesis seal before the first batch."""
+    epoch: int
+    """Epoch of that batch; 0 before the first batch."""
+
+    @property
+    def is_batch_end(self) -> bool:
+        """Whether the row is the last of its batch."""
+        return self.id == self.batch_last_id
+
+
+class ChainHead(Struct, frozen=True, kw_only=True):
+    """The head row of a chain as read at one instant, together with the database's own id."""
+
+    chain_id: int
+    database_id: UUID
+    epoch: int
+    """Term of the leader; rises at every take-over."""
+    nonce: bytes
+    """Drawn by that leader. Empty until the first take-over."""
+    last_id: int
+    """head_persisted: the last committed id, 0 for an empty chain."""
+    last_seal: bytes
+    published_id: int
+    """head_published: end of the contiguous run that the broker has acknowledged; <= last_id."""
+    topic: str
+    partition: int
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """What a source says of one place, read in one snapshot with the head."""
+
+    head: ChainHead
+    mark: Mark | None
+    """The mark behind the row asked for; None when the source holds no such row."""
+    is_primary: bool
+    """False on a standby, whose word may be old: only the primary's contradictions count."""

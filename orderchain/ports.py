@@ -1,0 +1,127 @@
+"""Every Protocol between a core or a service and the outside world.
+
+The real ones stand in `sequencer`, `matcher_receiver` and `gapfill`; a simulation brings its own.
+Each method states what it raises; every one of them ends by a deadline of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from orderchain.batch import Batch, IntakeMark, Term
+    from orderchain.mark import Mark, Standing
+    from orderchain.run import Run
+
+
+class ChainStore(Protocol):
+    """The sequencer's side of the database, for one chain."""
+
+    async def take_over(self, owner: str) -> Term:
+        """Raise the epoch, end the old leader's backend, and return the new term.
+
+        Raises ChainMissing, SchemaError, DurabilityError, ConnectError; Fenced when another
+        process raised the epoch at the same moment.
+        """
+        ...
+
+    async def commit(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> None:
+        """Commit `batch` behind the fence, or not at all.
+
+        Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
+        answer was lost; any other error means that nothing was committed.
+        """
+        ...
+
+    async def mark_published(self, published_id: int) -> None:
+        """Store head_published outside a commit (at a stop). Raises Fenced."""
+        ...
+
+    def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the committed batches behind `after_id` in order, to be published again."""
+        ...
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read, None if never."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections; never raises, never waits beyond its deadline."""
+        ...
+
+
+class FrameSink(Protocol):
+    """Where frames are published: one partition, in order."""
+
+    async def start(self) -> None:
+        """Connect and check the topic. Raises ConnectError, TopicError."""
+        ...
+
+    async def send(self, frame: bytes) -> None:
+        """Return once the broker has acknowledged `frame` as durable as its settings allow.
+
+        Raises RetryError when it did not in time: it may be there all the same, and is sent again.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond its deadline."""
+        ...
+
+
+class FrameSource(Protocol):
+    """Where frames are received: one partition. It may lose, repeat and reorder at will."""
+
+    async def start(self) -> None:
+        """Connect and stand at the live end. Raises ConnectError, TopicError."""
+        ...
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the values of the next records, empty when none came within `timeout_seconds`.
+
+        Raises RetryError when the broker cannot be reached.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond its deadline."""
+        ...
+
+
+class GapSource(Protocol):
+    """Where missing rows are read, for one chain: the database, with a read-only role."""
+
+    async def standing(self, at_id: int) -> Standing:
+        """Return the chain's head and the mark behind the row `at_id` (0: before the first row).
+
+        Raises ChainMissing, SchemaError, ConnectError, RetryError.
+        """
+        ...
+
+    def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        """Yield linked runs from behind `after` up to and including the row `until_id`.
+
+        Raises RowsMissing, RowsArchived, NotYetReadable, SealMismatch, RetryError; what was yielded
+        before that is linked and committed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connections; never raises, never waits beyond its deadline."""
+        ...
+
+
+class CheckpointStore(Protocol):
+    """Where a receiver keeps its place, for one chain and one receiver name."""
+
+    async def load(self) -> Mark | None:
+        """Return the stored place, None for a receiver that never was."""
+        ...
+
+    async def save(self, first_pid: int, end: Mark) -> None:
+        """Move the place from `first_pid` to `end`, by compare-and-set. Raises CheckpointLost."""
+        ...

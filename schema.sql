@@ -1,0 +1,216 @@
+-- The tables of the engine. `chainctl schema print` prints this file, `chainctl schema apply`
+-- applies it in one transaction, a DBA may do so with psql (--single-transaction).
+--
+-- Words: an id is a position in a chain, a pid the id of the row before it (0 for the first row),
+-- a batch the rows of one commit. Rows of a chain are never updated and never deleted.
+
+-- ---------------------------------------------------------------------------------------- roles
+-- Login roles are made without a password, so nobody can log in until a DBA sets one. Limits that
+-- must hold are GRANTs and connection limits: a role may switch its own timeouts off.
+
+DO $$
+DECLARE
+    role_name text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'orderchain_owner') THEN
+        CREATE ROLE orderchain_owner NOLOGIN;
+    END IF;
+    FOREACH role_name IN ARRAY ARRAY['sequencer_writer', 'gap_reader', 'receiver_writer', 'auditor']
+    LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
+            EXECUTE format('CREATE ROLE %I LOGIN', role_name);
+        END IF;
+    END LOOP;
+    -- Whoever applies the schema without being a superuser must be able to act as the owner.
+    IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+        EXECUTE format('GRANT orderchain_owner TO %I', current_user);
+    END IF;
+END
+$$;
+
+-- A stampede of receivers must never take the connections that the sequencer needs.
+ALTER ROLE gap_reader CONNECTION LIMIT 16;
+-- Comfort only, a role may switch it off; the hard limit is that it is granted nothing but SELECT.
+ALTER ROLE gap_reader SET default_transaction_read_only = on;
+
+GRANT CREATE, USAGE ON SCHEMA public TO orderchain_owner;
+GRANT USAGE ON SCHEMA public TO sequencer_writer, gap_reader, receiver_writer, auditor;
+SET LOCAL ROLE orderchain_owner;
+SET LOCAL search_path = public;
+
+-- ------------------------------------------------------------------------------- identity, version
+
+CREATE TABLE schema_version (
+    only_row    boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
+    version     integer     NOT NULL,
+    -- Our own, drawn once: the server's system identifier changes with pg_upgrade.
+    database_id uuid        NOT NULL DEFAULT gen_random_uuid(),
+    applied_at  timestamptz NOT NULL DEFAULT now()
+);
+
+INSERT INTO schema_version (version) VALUES (1);
+
+-- ------------------------------------------------------------------------------------------ chains
+
+CREATE TABLE chain_head (
+    chain_id        integer     PRIMARY KEY CHECK (chain_id > 0),
+    epoch           bigint      NOT NULL DEFAULT 0,
+    nonce           bytea       NOT NULL DEFAULT '',
+    owner           text        NOT NULL DEFAULT '',
+    backend_pid     integer,
+    backend_start   timestamptz,
+    last_id         bigint      NOT NULL DEFAULT 0,
+    last_seal       bytea       NOT NULL CHECK (length(last_seal) = 32),
+    published_id    bigint      NOT NULL DEFAULT 0 CHECK (published_id <= last_id),
+    topic           text        NOT NULL,
+    topic_partition integer     NOT NULL DEFAULT 0,
+    -- Rows of one partition of chain_event span this many ids; see chain_event_extend.
+    partition_ids   bigint      NOT NULL CHECK (partition_ids > 0),
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (topic, topic_partition)
+) WITH (fillfactor = 10); -- one hot row a chain: room for HOT updates on its page
+
+-- One row per commit. PostgreSQL itself refuses two batches with one parent and a parent that is no
+-- batch, for one small index entry per batch instead of one per row. The genesis row (all zeros) has
+-- no parent; nor has a boundary row, behind which older batches were archived.
+CREATE TABLE chain_batch (
+    chain_id     integer     NOT NULL REFERENCES chain_head,
+    first_id     bigint      NOT NULL,
+    last_id      bigint      NOT NULL,
+    prev_last_id bigint,
+    row_count    integer     NOT NULL CHECK (row_count >= 0),
+    epoch        bigint      NOT NULL,
+    seal         bytea       NOT NULL CHECK (length(seal) = 32),
+    committed_at timestamptz NOT NULL,
+    UNIQUE (chain_id, last_id),
+    UNIQUE (chain_id, prev_last_id),
+    CHECK (prev_last_id < first_id AND first_id <= last_id),
+    FOREIGN KEY (chain_id, prev_last_id) REFERENCES chain_batch (chain_id, last_id)
+);
+
+CREATE TABLE chain_event (
+    chain_id      integer NOT NULL,
+    id            bigint  NOT NULL,
+    pid           bigint  NOT NULL,
+    key           text    NOT NULL,
+    event_time_ns bigint  NOT NULL,
+    payload       bytea   NOT NULL,
+    PRIMARY KEY (chain_id, id),
+    CHECK (id > pid)
+) PARTITION BY LIST (chain_id);
+
+-- How far an intake (a file, a topic partition) was read, moved in the transaction of the batch.
+CREATE TABLE chain_intake (
+    chain_id integer NOT NULL REFERENCES chain_head,
+    source   text    NOT NULL,
+    position bigint  NOT NULL CHECK (position >= 0),
+    digest   bytea   NOT NULL,
+    PRIMARY KEY (chain_id, source)
+) WITH (fillfactor = 50);
+
+-- Where each receiver stands: moved by compare-and-set on head_delivered.
+CREATE TABLE receiver_checkpoint (
+    chain_id       integer     NOT NULL REFERENCES chain_head,
+    receiver       text        NOT NULL,
+    head_delivered bigint      NOT NULL,
+    batch_last_id  bigint      NOT NULL CHECK (batch_last_id <= head_delivered),
+    seal           bytea       NOT NULL CHECK (length(seal) = 32),
+    epoch          bigint      NOT NULL,
+    updated_at     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, receiver)
+) WITH (fillfactor = 50);
+
+-- -------------------------------------------------------------------------------------- functions
+
+-- Makes partitions of chain_event until one holds `until_id` and two empty ones lie behind it.
+-- A partition is made apart and then attached: CREATE ... PARTITION OF queues behind readers with
+-- the strongest lock and stops the writer, ATTACH does not. The CHECK spares the scan of it.
+-- SECURITY DEFINER: the sequencer may extend a chain, but owns no table.
+CREATE FUNCTION chain_event_extend(extended_chain integer, until_id bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public SET lock_timeout = '2s'
+AS $$
+DECLARE
+    chain_table text := format('chain_event_%s', extended_chain);
+    span        bigint;
+    lower_id    bigint;
+    range_table text;
+BEGIN
+    -- The head row is not locked: it is the leader's hot row. An advisory lock keeps two of us apart.
+    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain partition ' || extended_chain, 0));
+    SELECT partition_ids INTO STRICT span FROM public.chain_head WHERE chain_id = extended_chain;
+    IF until_id < 0 OR until_id > 9223372036854775807 - 4 * span THEN
+        RAISE EXCEPTION 'id % of chain % is out of range', until_id, extended_chain;
+    END IF;
+    FOR step IN 0..2 LOOP
+        lower_id := (until_id / span + step) * span;
+        range_table := format('%s_%s', chain_table, lower_id / span);
+        CONTINUE WHEN to_regclass(format('public.%I', range_table)) IS NOT NULL;
+        EXECUTE format(
+            'CREATE TABLE public.%I (LIKE public.chain_event INCLUDING ALL, '
+            'CHECK (chain_id = %s AND id >= %s AND id < %s))',
+            range_table, extended_chain, lower_id, lower_id + span
+        );
+        EXECUTE format(
+            'ALTER TABLE public.%I ATTACH PARTITION public.%I FOR VALUES FROM (%s) TO (%s)',
+            chain_table, range_table, lower_id, lower_id + span
+        );
+    END LOOP;
+END
+$$;
+
+-- Makes a chain: its head row, its genesis batch, its partitions. Returns false when it exists.
+CREATE FUNCTION chain_create(
+    new_chain integer, genesis_seal bytea, new_topic text, new_topic_partition integer,
+    new_partition_ids bigint
+) RETURNS boolean
+    LANGUAGE plpgsql SET search_path = pg_catalog, public
+AS $$
+DECLARE
+    chain_table text := format('chain_event_%s', new_chain);
+BEGIN
+    INSERT INTO public.chain_head (chain_id, last_seal, topic, topic_partition, partition_ids)
+    VALUES (new_chain, genesis_seal, new_topic, new_topic_partition, new_partition_ids)
+    ON CONFLICT (chain_id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO public.chain_batch
+        (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
+    VALUES (new_chain, 0, 0, NULL, 0, 0, genesis_seal, now());
+    EXECUTE format(
+        'CREATE TABLE public.%I PARTITION OF public.chain_event FOR VALUES IN (%s) '
+        'PARTITION BY RANGE (id)',
+        chain_table, new_chain
+    );
+    PERFORM public.chain_event_extend(new_chain, 0);
+    RETURN true;
+END
+$$;
+
+-- ----------------------------------------------------------------------------------------- grants
+-- Every object, column and privilege is listed in docs/permissions.md.
+
+REVOKE ALL ON FUNCTION chain_event_extend(integer, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
+
+GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake
+    TO sequencer_writer;
+-- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
+GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
+    ON chain_head TO sequencer_writer;
+GRANT INSERT ON chain_batch, chain_event TO sequencer_writer;
+GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
+GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
+
+GRANT SELECT ON schema_version, chain_batch, chain_event TO gap_reader;
+GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)
+    ON chain_head TO gap_reader;
+
+GRANT SELECT, INSERT, UPDATE ON receiver_checkpoint TO receiver_writer;
+GRANT SELECT ON schema_version TO receiver_writer;
+GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
+
+GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake,
+    receiver_checkpoint TO auditor;
+
+RESET ROLE;
