@@ -109,6 +109,17 @@ CREATE TABLE chain_intake (
     PRIMARY KEY (chain_id, source)
 ) WITH (fillfactor = 50);
 
+-- Ranges that were never published: the broker was away for so long that the queue had to forget
+-- them. Receivers have read them from the database.
+CREATE TABLE chain_skip (
+    chain_id   integer     NOT NULL REFERENCES chain_head,
+    after_id   bigint      NOT NULL,
+    until_id   bigint      NOT NULL CHECK (until_id > after_id),
+    epoch      bigint      NOT NULL,
+    skipped_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, after_id)
+);
+
 -- Where each receiver stands: moved by compare-and-set on head_delivered.
 CREATE TABLE receiver_checkpoint (
     chain_id       integer     NOT NULL REFERENCES chain_head,
@@ -197,7 +208,7 @@ GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_inta
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
     ON chain_head TO sequencer_writer;
-GRANT INSERT ON chain_batch, chain_event TO sequencer_writer;
+GRANT INSERT ON chain_batch, chain_event, chain_skip TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
 
@@ -209,7 +220,7 @@ GRANT SELECT, INSERT, UPDATE ON receiver_checkpoint TO receiver_writer;
 GRANT SELECT ON schema_version TO receiver_writer;
 GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
 
-GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake,
+GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake, chain_skip,
     receiver_checkpoint TO auditor;
 
 RESET ROLE;

@@ -47,7 +47,10 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
 
 
 class Term(Struct, frozen=True, kw_only=True):
-    """What a leader holds after its take-over: its epoch, and where the chain stood."""
+    """What a leader holds after its take-over: its epoch, and where the chain stood.
+
+    It stays as it was drawn; how the chain moves on is the sequencer's core's to know.
+    """
 
     chain_id: int
     database_id: UUID
@@ -59,3 +62,5 @@ class Term(Struct, frozen=True, kw_only=True):
     published_id: int
     topic: str
     partition: int
+    partition_ids: int
+    """Ids that one partition of the table spans; no batch straddles a multiple of it."""

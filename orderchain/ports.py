@@ -33,12 +33,31 @@ class ChainStore(Protocol):
         """Commit `batch` behind the fence, or not at all.
 
         Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
-        answer was lost; any other error means that nothing was committed.
+        answer was lost, RetryError when surely nothing was committed. After the last two the
+        connection is gone: the next call must be `take_over`.
+        """
+        ...
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Say whether `batch` stands in the chain, by parent, epoch and seal.
+
+        Final only once a newer epoch has been committed, by whomever: until then the commit that
+        was sent may still land.
         """
         ...
 
     async def mark_published(self, published_id: int) -> None:
         """Store head_published outside a commit (at a stop). Raises Fenced."""
+        ...
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record that the range is not published, and move head_published behind it, in one
+        transaction: receivers read it from the database. Raises Fenced.
+        """
+        ...
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count the committed rows behind `after_id`, stopping soon after `at_most`."""
         ...
 
     def batches(self, after_id: int) -> AsyncIterator[Batch]:
@@ -61,10 +80,11 @@ class FrameSink(Protocol):
         """Connect and check the topic. Raises ConnectError, TopicError."""
         ...
 
-    async def send(self, frame: bytes) -> None:
-        """Return once the broker has acknowledged `frame` as durable as its settings allow.
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Return once the broker has acknowledged all of `frames`, which it was given in order.
 
-        Raises RetryError when it did not in time: it may be there all the same, and is sent again.
+        Raises RetryError when it did not in time: some may be there all the same, all are sent
+        again, and the receiver drops what it has seen.
         """
         ...
 

@@ -1,0 +1,67 @@
+"""Turns what a database driver raised at connect into an error of ours, without a secret in it.
+
+The kernel imports no driver: PostgreSQL's own five-character codes say enough (appendix A of its
+manual, "PostgreSQL Error Codes").
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from orderchain.dsn import mask_dsn
+from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError, SettingError
+
+_EXPECTED_BY_SQLSTATE: Final = {
+    "28P01": "a login that the server accepts (wrong user or password)",
+    "28000": "a login that the server accepts",
+    "3D000": "a database that exists",
+}
+_SCHEMA_SQLSTATES: Final = frozenset({"42P01", "3F000", "42883", "42703"})
+_SERVER_AWAY_SQLSTATES: Final = frozenset({"57P01", "57P02", "57P03"})
+_TOO_MANY_SQLSTATE: Final = "53300"
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Return the code that PostgreSQL gave with `error`; empty when it did not come from there."""
+    return str(getattr(error, "sqlstate", "") or "")
+
+
+def is_too_many_connections(error: BaseException) -> bool:
+    """Say whether the server, or the role, has no connection left."""
+    return sqlstate_of(error) == _TOO_MANY_SQLSTATE
+
+
+def connect_refusal(error: BaseException, dsn: str) -> OrderchainError:
+    """Return what to raise when connecting to `dsn` raised `error`.
+
+    RetryError where the server starts, stops or is full; SettingError where the DSN cannot be
+    read; else ConnectError.
+    """
+    state = sqlstate_of(error)
+    if state in _SERVER_AWAY_SQLSTATES or state == _TOO_MANY_SQLSTATE:
+        return RetryError(f"the database is not ready: {error}")
+    if state in _EXPECTED_BY_SQLSTATE:
+        return ConnectError("database", mask_dsn(dsn), _EXPECTED_BY_SQLSTATE[state])
+    if isinstance(error, TimeoutError):
+        return ConnectError("database", mask_dsn(dsn), "a server that answers (it is silent)")
+    if isinstance(error, OSError):
+        return ConnectError("database", mask_dsn(dsn), f"a server that listens at {_place(dsn)}")
+    if isinstance(error, ValueError) and not state:
+        return SettingError("database", mask_dsn(dsn), "a URL postgresql://user@host:port/name")
+    return ConnectError("database", mask_dsn(dsn), f"a connection ({type(error).__name__})")
+
+
+def schema_refusal(error: BaseException) -> SchemaError | None:
+    """Return a SchemaError when `error` tells that our tables are not there, else None."""
+    if sqlstate_of(error) in _SCHEMA_SQLSTATES:
+        return SchemaError("schema", "none", "the engine's tables (chainctl schema apply)")
+    return None
+
+
+def _place(dsn: str) -> str:
+    try:
+        parts = urlsplit(dsn)
+        return f"{parts.hostname or 'the local socket'}:{parts.port or 5432}"
+    except ValueError:
+        return "the given address"
