@@ -1,0 +1,191 @@
+"""Fetches Apache Kafka from its published jars, once, with the resolver that lies in PySpark's
+wheel.
+
+`python -m local_stack.jars` does it ahead of the first start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from local_stack.errors import FetchFailed, SetupNeeded, StackError
+from local_stack.folders import default_cache_directory, make_folder
+from local_stack.java import find_java
+from local_stack.locking import exclusive
+from local_stack.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KAFKA_VERSION: Final = "4.1.1"
+
+_SCALA_VERSION: Final = "2.13"
+_LOGGING_VERSION: Final = "1.7.36"
+"""Kafka's own jars have no logging binding, so the broker would say nothing when it fails. This one
+prints, and is of the version of the logging interface that Kafka asks for."""
+
+_MODULES: Final = f"""\
+<ivy-module version="2.0">
+  <info organisation="orderchain" module="local-stack"/>
+  <dependencies>
+    <dependency conf="default"
+      org="org.apache.kafka" name="kafka_{_SCALA_VERSION}" rev="{KAFKA_VERSION}"/>
+    <dependency conf="default" org="org.slf4j" name="slf4j-simple" rev="{_LOGGING_VERSION}"/>
+  </dependencies>
+</ivy-module>
+"""
+
+_TRIES: Final = 3
+"""What was fetched before stays in the resolver's cache, so another try goes on where the last one
+broke off."""
+_TRY_DEADLINE_S: Final = 600.0
+_LOCK_DEADLINE_S: Final = _TRIES * _TRY_DEADLINE_S
+_POLL_S: Final = 0.2
+_TELL_EVERY_S: Final = 3.0
+
+
+def kafka_folder(cache: Path) -> Path:
+    """Where Kafka's jars lie, once they are fetched. The folder is there only when it is
+    complete."""
+    return cache / f"kafka_{_SCALA_VERSION}-{KAFKA_VERSION}"
+
+
+def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: Progress = silent) -> Path:
+    """The folder with Kafka's jars, fetched (43 MB, half a minute) when it is not there yet.
+
+    Starts side by side fetch once. An interrupted fetch leaves only the resolver's cache, which the
+    next one uses.
+
+    Raises:
+        FetchFailed: no answer, or not all of it.
+        SetupNeeded: Java or the resolver is missing.
+    """
+    folder = kafka_folder(cache)
+    if folder.is_dir():
+        return folder
+    make_folder(cache, 0o755)
+    with exclusive(cache / ".kafka.lock", deadline_s=_LOCK_DEADLINE_S, progress=progress):
+        if not folder.is_dir():
+            _fetch(cache, folder, environ, progress)
+    return folder
+
+
+def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Progress) -> None:
+    java, resolver = find_java(environ), _find_resolver()
+    progress(f"Fetching Apache Kafka {KAFKA_VERSION} (43 MB, once)")
+    kept = cache / ".resolver"
+    with tempfile.TemporaryDirectory(prefix=".kafka-", dir=cache) as temporary:
+        work = Path(temporary)
+        command = _command(java, resolver, kept=kept, work=work)
+        for attempt in range(1, _TRIES + 1):
+            if _resolve(command, kept, work / "resolver.log", progress):
+                break
+            if attempt == _TRIES:
+                raise FetchFailed(_reason(work / "resolver.log"))
+            progress("The fetch broke off, trying again")
+        staged = work / "libs"
+        _open_for_all(staged)
+        staged.rename(folder)
+    shutil.rmtree(kept, ignore_errors=True)
+    progress(f"Apache Kafka {KAFKA_VERSION} is here, later starts are offline")
+
+
+def _find_resolver() -> Path:
+    found = importlib.util.find_spec("pyspark")  # finds the package without running it
+    places = list(found.submodule_search_locations or []) if found is not None else []
+    jars = sorted(jar for place in places for jar in Path(place).glob("jars/ivy-*.jar"))
+    if not jars:
+        raise SetupNeeded("pyspark is not installed: pip install 'orderchain[stack]'")
+    return jars[-1]
+
+
+def _command(java: Path, resolver: Path, *, kept: Path, work: Path) -> list[str | Path]:
+    modules = work / "ivy.xml"
+    modules.write_text(_MODULES, encoding="utf-8")
+    pattern = f"{work}/libs/[artifact]-[revision].[ext]"
+    return [
+        *(java, "-jar", resolver, "-cache", kept, "-ivy", modules),
+        *("-confs", "default", "-types", "jar", "bundle", "-retrieve", pattern),
+    ]
+
+
+def _resolve(command: list[str | Path], kept: Path, log_path: Path, progress: Progress) -> bool:
+    """Run the resolver once, telling how far it is. Returns whether it has everything."""
+    with (
+        log_path.open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as resolver,
+    ):
+        try:
+            return _follow(resolver, kept, progress)
+        finally:
+            resolver.kill()  # no effect once it has ended
+
+
+def _follow(resolver: subprocess.Popen[bytes], kept: Path, progress: Progress) -> bool:
+    end = time.monotonic() + _TRY_DEADLINE_S
+    next_line = time.monotonic() + _TELL_EVERY_S
+    while resolver.poll() is None:
+        if time.monotonic() > end:
+            return False
+        if time.monotonic() > next_line:
+            next_line += _TELL_EVERY_S
+            progress(_how_far(kept))
+        time.sleep(_POLL_S)
+    return resolver.returncode == 0
+
+
+def _how_far(kept: Path) -> str:
+    try:
+        sizes = [jar.stat().st_size for jar in kept.rglob("*.jar")]
+    except OSError:  # the resolver renames what it has fetched
+        sizes = []
+    return f"Fetching Apache Kafka {KAFKA_VERSION}: {len(sizes)} jars, {sum(sizes) // 1_000_000} MB"
+
+
+def _reason(log_path: Path) -> str:
+    lines = [
+        line.strip() for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    telling = [
+        line for line in lines if "Exception" in line or "UNRESOLVED" in line or "ERROR" in line
+    ]
+    said = (telling or lines or ["no word from the resolver"])[-1]
+    return f"Apache Kafka {KAFKA_VERSION} could not be fetched, is there a network? ({said})"
+
+
+def _open_for_all(folder: Path) -> None:
+    """Let the servers' account read our own folder, whatever the umask."""
+    folder.chmod(0o755)
+    for jar in folder.iterdir():
+        jar.chmod(0o644)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    """Fetch Kafka for later starts. Returns 0, 2 when something must be installed, 3 when it could
+    not be fetched."""
+    try:
+        fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=_tell)
+    except SetupNeeded as error:
+        _tell(str(error))
+        return 2
+    except StackError as error:
+        _tell(str(error))
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

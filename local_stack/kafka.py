@@ -1,0 +1,230 @@
+"""A real Apache Kafka on loopback: one node that is broker and controller (KRaft)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import uuid
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import msgspec
+
+from local_stack.folders import (
+    default_cache_directory,
+    make_private_folder,
+    make_shared_folder,
+    require_reachable,
+    write_file,
+)
+from local_stack.jars import fetch_kafka
+from local_stack.java import find_java
+from local_stack.kafka_probe import broker_count
+from local_stack.ports import LOOPBACK
+from local_stack.progress import Progress, silent
+from local_stack.server import LaunchListener, Server
+from local_stack.service_user import Account, service_account
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from local_stack.process import ProcessIdentity
+
+_FORMAT_DEADLINE_S: Final = 120.0
+_NODE_ID: Final = "1"
+
+
+class ProxiedListener(msgspec.Struct, frozen=True, kw_only=True):
+    """A second listener for tests that put a proxy before the broker.
+
+    Clients go to whatever address the broker advertises, so a proxy is only in the way when the
+    broker names it.
+    """
+
+    port: int
+    """Where the broker listens, and the proxy connects to."""
+    advertised_port: int
+    """Where the proxy listens, and clients are told to go."""
+
+
+class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one Kafka lives and how it is set."""
+
+    directory: Path
+    port: int
+    controller_port: int
+    heap_mb: int = 512
+    proxied: ProxiedListener | None = None
+    settings: Mapping[str, str] = {}
+    """Any further settings of server.properties; they win over ours."""
+
+
+class KafkaServer(Server):
+    """Kafka in one folder, on one port of loopback for clients and one for itself."""
+
+    name: ClassVar[str] = "Kafka"
+    # In order (which gives up leadership and closes the log), then by force.
+    stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]] = (
+        (signal.SIGTERM, 30.0),
+        (signal.SIGKILL, 10.0),
+    )
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        *,
+        account: Account | None = None,
+        cache_directory: Path | None = None,
+        process: ProcessIdentity | None = None,
+        on_launch: LaunchListener | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        super().__init__(
+            config.directory, account or service_account(), process=process, on_launch=on_launch
+        )
+        self.config = config
+        self._cache_directory = cache_directory
+        self._progress = progress
+        self._jars: Path | None = None
+        self._java: Path | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """The bootstrap servers, for clients."""
+        return f"{LOOPBACK}:{self.config.port}"
+
+    @property
+    def jars(self) -> Path:
+        """The folder with Kafka's jars; fetched at the first use when it is missing."""
+        if self._jars is None:
+            cache = self._cache_directory or default_cache_directory(os.environ)
+            self._jars = fetch_kafka(cache, environ=os.environ, progress=self._progress)
+            require_reachable(self._jars, self.account)
+        return self._jars
+
+    @property
+    def java(self) -> Path:
+        """The Java it runs on."""
+        if self._java is None:
+            self._java = find_java(os.environ, self.account)
+        return self._java
+
+    def prepare(self) -> None:
+        """Write the settings, which may have changed, and format the storage once."""
+        make_shared_folder(self.directory, self.account)
+        require_reachable(self.directory, self.account)
+        write_file(self._settings_path, self._settings(), 0o644)
+        make_private_folder(self.data_directory, self.account)
+        # The storage tool writes this file last, so an interrupted run is done again.
+        if not (self.data_directory / "meta.properties").exists():
+            self._format()
+
+    def command(self) -> list[str | Path]:
+        """The broker, with a heap that leaves room for the rest."""
+        return [*self._program(), f"-Xmx{self.config.heap_mb}m", "kafka.Kafka", self._settings_path]
+
+    def environment(self) -> dict[str, str]:
+        """No CLASSPATH and no Java options of the caller's."""
+        return {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
+
+    def is_ready(self) -> bool:
+        """Whether our process is there and the broker is registered with its controller."""
+        return self.is_running() and broker_count(self.config.port) > 0
+
+    def is_answering(self, timeout_s: float = 2.0) -> bool:
+        """Whether it serves requests now; a frozen broker does not."""
+        return broker_count(self.config.port, timeout_s) > 0
+
+    @property
+    def _settings_path(self) -> Path:
+        return self.directory / "server.properties"
+
+    def _program(self) -> list[str | Path]:
+        return [
+            self.java,
+            *("-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+            *("-cp", f"{self.jars}/*"),
+        ]
+
+    def _settings(self) -> str:
+        controller = f"{LOOPBACK}:{self.config.controller_port}"
+        ours = {
+            "process.roles": "broker,controller",
+            "node.id": _NODE_ID,
+            "controller.quorum.voters": f"{_NODE_ID}@{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": str(self.data_directory),
+            "auto.create.topics.enable": "false",  # nothing but `chain create` makes topics
+            "num.partitions": "1",
+            "offsets.topic.num.partitions": "1",  # fifty would slow the first consumer group
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.num.partitions": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+        } | self._listeners(controller)
+        lines = ["# Written by the local stack at each start."]
+        lines += [
+            f"{name}={_escape(value)}" for name, value in {**ours, **self.config.settings}.items()
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _listeners(self, controller: str) -> dict[str, str]:
+        listeners = [f"PLAINTEXT://{self.bootstrap}", f"CONTROLLER://{controller}"]
+        advertised = [f"PLAINTEXT://{self.bootstrap}"]
+        protocols = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT"]
+        if self.config.proxied is not None:
+            listeners.append(f"PROXIED://{LOOPBACK}:{self.config.proxied.port}")
+            advertised.append(f"PROXIED://{LOOPBACK}:{self.config.proxied.advertised_port}")
+            protocols.append("PROXIED:PLAINTEXT")
+        return {
+            "listeners": ",".join(listeners),
+            "advertised.listeners": ",".join(advertised),
+            "listener.security.protocol.map": ",".join(protocols),
+        }
+
+    def _format(self) -> None:
+        command = [*self._program(), "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        command += ["-t", _new_cluster_id(), "-c", self._settings_path]
+        log = self._open_log()
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=self.environment(),
+                umask=0o077,
+                timeout=_FORMAT_DEADLINE_S,
+                **self.account.popen_arguments(),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"needed more than {_FORMAT_DEADLINE_S:.0f} s to format") from error
+        finally:
+            os.close(log)
+        if done.returncode != 0:
+            raise self._failure("could not format its storage")
+
+
+def _new_cluster_id() -> str:
+    """A random id of 22 characters, never with a leading dash, which the storage tool takes for an
+    option."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+        if not text.startswith("-"):
+            return text
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\")

@@ -1,0 +1,347 @@
+"""A real PostgreSQL on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from importlib import resources
+from typing import TYPE_CHECKING, ClassVar, Final
+from urllib.parse import quote
+
+import msgspec
+
+from local_stack.errors import FolderUnusable, StackError, StatementFailed
+from local_stack.folders import (
+    default_cache_directory,
+    make_private_folder,
+    make_shared_folder,
+    require_reachable,
+    write_file,
+)
+from local_stack.installation import installation_for
+from local_stack.ports import LOOPBACK
+from local_stack.server import LaunchListener, Server
+from local_stack.service_user import Account, service_account
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from local_stack.installation import Installation
+    from local_stack.process import ProcessIdentity
+
+SUPERUSER: Final = "postgres"
+MAINTENANCE_DATABASE: Final = "postgres"
+
+_INITDB_DEADLINE_S: Final = 120.0
+_STATEMENT_DEADLINE_S: Final = 60.0
+_BASE_BACKUP_DEADLINE_S: Final = 600.0
+_PSQL_OPTIONS: Final = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1")
+"""No start-up file, no talk, plain rows, and stop at the first error."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
+_STATUS_LINE: Final = 7
+"""Where the server writes its state into postmaster.pid, counted from 0."""
+_MAY_PASS: Final = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
+"""What a start says while the backends of a killed server are still about."""
+
+
+class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one PostgreSQL lives and how it is set.
+
+    The memory settings suit 2 cores and 24 GiB, with room left for Kafka and Spark.
+    """
+
+    directory: Path
+    port: int
+    passwords: Mapping[str, str]
+    """Role -> password. Must hold the superuser `postgres`; each other role is made as a login role
+    at `prepare_roles`."""
+    shared_buffers_mb: int = 256
+    max_wal_size_mb: int = 4096
+    """Large enough that a benchmark does not force checkpoints of its own making."""
+    max_connections: int = 100
+    settings: Mapping[str, str] = {}
+    """Any further settings of postgresql.conf; they win over ours."""
+
+    def __repr__(self) -> str:
+        """Without the passwords, which must not reach a log."""
+        roles = ", ".join(sorted(self.passwords))
+        return f"PostgresConfig(directory={self.directory!s}, port={self.port}, roles: {roles})"
+
+
+class PostgresServer(Server):
+    """PostgreSQL in one folder, on one port of loopback.
+
+    fsync, full_page_writes and synchronous_commit are on, as in production: the engine's promises
+    rest on them.
+    """
+
+    name: ClassVar[str] = "PostgreSQL"
+    # Fast shutdown; then immediate (recovery at the next start); then by force.
+    stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]] = (
+        (signal.SIGINT, 30.0),
+        (signal.SIGQUIT, 10.0),
+        (signal.SIGKILL, 10.0),
+    )
+
+    def __init__(
+        self,
+        config: PostgresConfig,
+        *,
+        account: Account | None = None,
+        cache_directory: Path | None = None,
+        process: ProcessIdentity | None = None,
+        on_launch: LaunchListener | None = None,
+    ) -> None:
+        super().__init__(
+            config.directory, account or service_account(), process=process, on_launch=on_launch
+        )
+        self.config = config
+        self._cache_directory = cache_directory
+        self._installation: Installation | None = None
+
+    @property
+    def installation(self) -> Installation:
+        """The programs it is run with."""
+        if self._installation is None:
+            cache = self._cache_directory or default_cache_directory(os.environ)
+            self._installation = installation_for(self.account, cache)
+        return self._installation
+
+    def dsn(self, role: str = SUPERUSER, database: str = MAINTENANCE_DATABASE) -> str:
+        """The libpq URL of a database for a role whose password the config holds.
+
+        Raises:
+            StackError: the config holds none.
+        """
+        password = quote(self._password(role), safe="")
+        return f"postgresql://{role}:{password}@{LOOPBACK}:{self.config.port}/{database}"
+
+    def prepare(self) -> None:
+        """Make the cluster once, and write its settings, which may have changed since."""
+        make_shared_folder(self.directory, self.account)
+        require_reachable(self.directory, self.account)
+        if not (self.data_directory / "PG_VERSION").exists():
+            self._initialise()
+        write_file(self._settings_path, self._settings(), 0o644)
+
+    def initialise_standby(self, primary: PostgresServer) -> None:
+        """Make this server a streaming standby of `primary`, which must be running. Start it then.
+
+        Raises:
+            ServerFailed: the base backup failed.
+            FolderUnusable: there is a cluster here already.
+        """
+        if self.data_directory.exists():
+            raise FolderUnusable(f"{self.data_directory} exists already")
+        make_shared_folder(self.directory, self.account)
+        require_reachable(self.directory, self.account)
+        fresh = self._fresh_data_folder()
+        # -R writes the connection, password and all, into the standby's private data folder.
+        arguments = ("pg_basebackup", "-D", fresh, "-R", "-c", "fast")
+        self._run(*arguments, environment=primary.client_environment())
+        fresh.rename(self.data_directory)
+
+    def command(self) -> list[str | Path]:
+        """`postgres` itself, so that the process started is the server's own."""
+        settings = f"config_file={self._settings_path}"
+        return [self.installation.program("postgres"), "-D", self.data_directory, "-c", settings]
+
+    def environment(self) -> dict[str, str]:
+        """No PG* variable of the caller's."""
+        return {"PATH": os.defpath, "LC_ALL": "C"}
+
+    def client_environment(self) -> dict[str, str]:
+        """By which psql and its like reach this server as its superuser.
+
+        Not by arguments: everybody on the machine can read those.
+        """
+        return self.environment() | {
+            "PGHOST": LOOPBACK,
+            "PGPORT": str(self.config.port),
+            "PGUSER": SUPERUSER,
+            "PGPASSWORD": self._password(SUPERUSER),
+            "PGCONNECT_TIMEOUT": "10",
+            "PGCLIENTENCODING": "UTF8",
+        }
+
+    def is_ready(self) -> bool:
+        """As pg_ctl asks: the server itself writes into postmaster.pid once it takes
+        connections."""
+        if self.process is None:
+            return False
+        try:
+            text = (self.data_directory / "postmaster.pid").read_text(encoding="utf-8")
+        except OSError:
+            return False
+        lines = text.splitlines()
+        ours = bool(lines) and lines[0].strip() == str(self.process.process_id)
+        state = lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE else ""
+        return ours and state == "ready" and self.is_running()
+
+    def is_answering(self, timeout_s: int = 2) -> bool:
+        """Whether it takes connections over TCP now; a frozen server does not."""
+        program = self.installation.program("pg_isready")
+        command: list[str | Path] = [program, "-q", "-t", str(timeout_s)]
+        environment = self.client_environment()
+        try:
+            done = subprocess.run(command, check=False, env=environment, timeout=timeout_s + 5)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    def may_start_again(self, log: str) -> bool:
+        """After kill -9 the backends need a moment to notice; until they are gone no server
+        starts."""
+        return any(words in log for words in _MAY_PASS)
+
+    def prepare_roles(self) -> None:
+        """Make the login roles of the config that are missing, and set the password of each."""
+        for role, password in self.config.passwords.items():
+            self._run_file("login_role.sql", role=role, password=password)
+
+    def create_database(self, database: str) -> None:
+        """Make a database, unless it is there."""
+        self._run_file("create_database.sql", database=database)
+
+    def drop_database(self, database: str) -> None:
+        """Drop a database and whoever is connected to it, if it is there."""
+        self._run_file("drop_database.sql", database=database)
+
+    def execute(self, statements: str, *, database: str = MAINTENANCE_DATABASE) -> str:
+        """Run SQL (or any psql input) as the superuser and return what it printed, columns parted
+        by `|`.
+
+        For the set-up and for tests; never give it text from outside.
+
+        Raises:
+            StatementFailed: psql stopped at a statement, or did not reach the server.
+        """
+        program = self.installation.program("psql")
+        command: list[str | Path] = [program, *_PSQL_OPTIONS, "-d", database]
+        try:
+            done = subprocess.run(
+                command,
+                input=statements,
+                check=False,
+                capture_output=True,
+                text=True,
+                env=self.client_environment(),
+                timeout=_STATEMENT_DEADLINE_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StatementFailed(
+                f"PostgreSQL gave no answer within {_STATEMENT_DEADLINE_S:.0f} s"
+            ) from error
+        if done.returncode != 0:
+            raise StatementFailed(f"PostgreSQL: {_first_line(done.stderr)}")
+        return done.stdout.rstrip("\n")
+
+    @property
+    def _settings_path(self) -> Path:
+        return self.directory / "postgresql.conf"
+
+    def _settings(self) -> str:
+        ours = {
+            "listen_addresses": LOOPBACK,
+            "port": str(self.config.port),
+            "unix_socket_directories": "",  # psql, JDBC and Python all come over TCP
+            "max_connections": str(self.config.max_connections),
+            "password_encryption": "scram-sha-256",
+            "shared_buffers": f"{self.config.shared_buffers_mb}MB",
+            "max_wal_size": f"{self.config.max_wal_size_mb}MB",
+            "fsync": "on",
+            "full_page_writes": "on",
+            "synchronous_commit": "on",
+            "wal_level": "replica",  # so that standbys can be made later
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "lc_messages": "C",
+            "logging_collector": "off",
+        }
+        lines = ["# Written by the local stack at each start."]
+        lines += [
+            f"{name} = {_quote(value)}" for name, value in {**ours, **self.config.settings}.items()
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _initialise(self) -> None:
+        """Make the cluster under another name first: an interrupted initdb is never taken for a
+        whole cluster."""
+        fresh = self._fresh_data_folder()
+        password_file = self.directory / ".superuser"
+        write_file(password_file, self._password(SUPERUSER) + "\n", 0o600, self.account)
+        try:
+            # The builtin C.UTF-8 sorts by code point and is the same on every system.
+            self._run(
+                *("initdb", "-D", fresh, "-U", SUPERUSER, "--pwfile", password_file),
+                *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-locale"),
+                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
+            )
+        finally:
+            password_file.unlink()
+        fresh.rename(self.data_directory)
+
+    def _fresh_data_folder(self) -> Path:
+        fresh = self.directory / "data.new"
+        if fresh.exists():
+            shutil.rmtree(fresh)
+        make_private_folder(fresh, self.account)
+        return fresh
+
+    def _run(
+        self, program: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Run one of PostgreSQL's programs as the server's account, with its output in the server's
+        log."""
+        log = self._open_log()
+        deadline_s = _INITDB_DEADLINE_S if program == "initdb" else _BASE_BACKUP_DEADLINE_S
+        try:
+            done = subprocess.run(
+                [self.installation.program(program), *arguments],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment or self.environment(),
+                umask=0o077,
+                timeout=deadline_s,
+                **self.account.popen_arguments(),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"needed more than {deadline_s:.0f} s for {program}") from error
+        finally:
+            os.close(log)
+        if done.returncode != 0:
+            raise self._failure(f"could not be made by {program}")
+
+    def _run_file(self, name: str, **variables: str) -> None:
+        """Run one of our SQL files. The values go through psql's standard input: arguments can be
+        seen by all."""
+        for value in variables.values():
+            if not _PLAIN.fullmatch(value):
+                raise StackError(
+                    f"names and passwords hold letters, digits, _ and - only, for {name}"
+                )
+        head = "".join(f"\\set {key} '{value}'\n" for key, value in variables.items())
+        body = resources.files("local_stack").joinpath("sql", name).read_text(encoding="utf-8")
+        self.execute(head + body)
+
+    def _password(self, role: str) -> str:
+        try:
+            return self.config.passwords[role]
+        except KeyError:
+            known = ", ".join(sorted(self.config.passwords))
+            raise StackError(f"no role {role} here, known are: {known}") from None
+
+
+def _quote(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.strip()), "psql failed without a word")

@@ -1,0 +1,159 @@
+"""Processes known by more than their number.
+
+A process id alone may mean another program after a crash or a reboot. With the time it started it
+cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Mapping, Sequence
+
+    from local_stack.service_user import Account
+
+_PROC: Final = Path("/proc")
+_BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
+_POLL_S: Final = 0.02
+_PS_DEADLINE_S: Final = 10.0
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, for good."""
+
+    process_id: int
+    started: str
+    """When it started, as the system tells it; on Linux with the boot, since its clock begins anew
+    with each."""
+
+
+def identify(process_id: int) -> ProcessIdentity | None:
+    """Who has this process id now; None when nobody has, or only a dead process not yet reaped."""
+    started = _started_linux(process_id) if _BOOT_ID.exists() else _started_ps(process_id)
+    return None if started is None else ProcessIdentity(process_id=process_id, started=started)
+
+
+def is_running(process: ProcessIdentity) -> bool:
+    """Whether this very process is still there (a stopped one is)."""
+    return identify(process.process_id) == process
+
+
+def send(process: ProcessIdentity, number: signal.Signals) -> bool:
+    """Send a signal, unless the process is gone. Returns whether it was there."""
+    if not is_running(process):
+        return False
+    try:
+        os.kill(process.process_id, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_gone(process: ProcessIdentity, deadline_s: float) -> bool:
+    """Wait until the process has ended. Returns False when the deadline passes first."""
+    end = time.monotonic() + deadline_s
+    while is_running(process):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def launch(
+    command: Sequence[str | Path],
+    *,
+    log: int,
+    account: Account,
+    environment: Mapping[str, str],
+) -> ProcessIdentity | None:
+    """Start a program that outlives us, in a session of its own, its output appended to the
+    descriptor `log`.
+
+    Returns None when it ended before it could be looked at; its log tells why.
+    """
+    child = subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd="/",
+        env=dict(environment),
+        umask=0o077,
+        start_new_session=True,
+        **account.popen_arguments(),
+    )
+    # While we live the child would stay behind as a zombie, so somebody has to wait for it.
+    threading.Thread(target=child.wait, name=f"reap-{child.pid}", daemon=True).start()
+    return identify(child.pid)
+
+
+def children_of(process: ProcessIdentity) -> list[ProcessIdentity]:
+    """The direct children of a process; empty when it is gone."""
+    if not is_running(process):
+        return []
+    pairs = _parents_linux() if _BOOT_ID.exists() else _parents_ps()
+    found = (identify(child) for child, parent in pairs if parent == process.process_id)
+    return [child for child in found if child is not None]
+
+
+def _stat_fields(process_id: int | str) -> list[str] | None:
+    """The fields of /proc/N/stat from the third on (the second may itself hold spaces and
+    brackets)."""
+    try:
+        text = (_PROC / str(process_id) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _started_linux(process_id: int) -> str | None:
+    fields = _stat_fields(process_id)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return f"{_BOOT_ID.read_text(encoding='ascii').strip()}:{fields[19]}"
+
+
+def _parents_linux() -> list[tuple[int, int]]:
+    pairs = []
+    for entry in _PROC.iterdir():
+        fields = _stat_fields(entry.name) if entry.name.isdigit() else None
+        if fields is not None:
+            pairs.append((int(entry.name), int(fields[1])))
+    return pairs
+
+
+def _started_ps(process_id: int) -> str | None:
+    state, _, started = _ps("stat=,lstart=", "-p", str(process_id)).strip().partition(" ")
+    return started.strip() if started and not state.startswith("Z") else None
+
+
+def _parents_ps() -> list[tuple[int, int]]:
+    lines = (line.split() for line in _ps("pid=,ppid=", "-A").splitlines())
+    return [(int(child), int(parent)) for child, parent in lines]
+
+
+def _ps(columns: str, *which: str) -> str:
+    command = ["ps", "-o", columns, *which]
+    environment = {
+        **os.environ,
+        "LC_ALL": "C",
+        "TZ": "UTC",
+    }  # the text must be the same at every call
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_PS_DEADLINE_S,
+        env=environment,
+    )
+    return done.stdout

