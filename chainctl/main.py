@@ -1,0 +1,160 @@
+"""The command `chainctl`: finds the command that was named, runs it, and ends as `exits` says.
+
+Commands are imported when they are called, not before: `chainctl --help` needs none of them, and
+`chainctl config show` needs neither asyncpg nor pyspark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
+from chainctl.groups import SuggestingGroup
+from chainctl.options import SECRETS
+from chainctl.output import talk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: Final = {
+    "demo": "The whole path on one machine, with faults, and a verdict.",
+    "stack": "The local PostgreSQL and Kafka.",
+    "schema": "The engine's tables: print, apply, check.",
+    "grants": "The roles and what each may do, as SQL.",
+    "chain": "Make a chain with its topic; list the chains.",
+    "sequence": "Put the rows of a file into a chain.",
+    "receive": "Write a chain to a journal, in order and without gaps.",
+    "fill": "Read missing rows from the database.",
+    "verify": "Prove a chain whole with Spark, or name its faults.",
+    "status": "Where a chain stands.",
+    "config": "What is set, and by what.",
+}
+"""Every command, with its line in the help. Each is `chainctl.commands.NAME.command`."""
+
+
+class LazyGroup(SuggestingGroup):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command `cmd_name`; None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"chainctl.commands.{cmd_name}")
+        found: click.Command = module.command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("orderchain")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "unknown"
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"chainctl {_version()}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Show the version and exit.",
+)  # fmt: skip
+def cli() -> None:
+    """Sequenced orders: every one once, in one agreed order, with none missing.
+
+    Settings come from flags, CHAINCTL_* variables, a TOML file, defaults, in that order.
+    Exit codes: 0 clean, 1 findings, 2 refused, 3 failed or not completed, 130 Ctrl-C.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Never raises."""
+    meta: dict[str, Any] = {}
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments), meta)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.FAILED
+        _drop_stdout()
+    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
+        code = _tell(error, meta.get(SECRETS, ()))
+    return int(code)
+
+
+def _run(arguments: list[str], meta: dict[str, Any]) -> int:
+    """Run the command line, and return what the command returned as an exit code."""
+    with cli.make_context("chainctl", arguments) as context:
+        try:
+            result = cli.invoke(context)
+        finally:
+            meta.update(context.meta)
+    return ExitCode.CLEAN if result is None else int(result)
+
+
+def _tell(error: BaseException, secrets: tuple[str, ...]) -> int:
+    """Tell of `error` in one line on stderr, and return the exit code."""
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return ExitCode.REFUSED
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return _close_stdout(ExitCode.INTERRUPTED)
+    if isinstance(error, click.ClickException):
+        talk(f"chainctl: {_click_line(error)}")
+        return ExitCode.REFUSED
+    if os.environ.get("CHAINCTL_LOG_LEVEL") == "debug":
+        talk(traceback_text(error, secrets))
+    if not isinstance(error, Terminated):
+        talk(f"chainctl: {error_line(error, secrets)}")
+    return _close_stdout(exit_code(error))
+
+
+def _click_line(error: click.ClickException) -> str:
+    """Return click's message as one line, with the command that it is about."""
+    line = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or context.parent is None:
+        return line
+    return f"{line.rstrip('.')} (see {context.command_path} --help)"
+
+
+def _close_stdout(code: int) -> int:
+    """Write what was already said on stdout; whatever keeps it from that is not the news."""
+    with suppress(OSError, ValueError):
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    _drop_stdout()
+    return code
+
+
+def _drop_stdout() -> None:
+    """Point stdout to nowhere: else the interpreter would complain of the lost rest at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Options that several commands take, as decorators."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from chainctl.logs import set_up_logging
+from chainctl.settings import DEFAULT_CONFIG, description, flag_of, load_settings, variable_of
+from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chainctl.settings import SourcedSettings
+
+SECRETS: Final = "chainctl.secrets"
+"""Where the passwords of this call are kept in click's context, so that errors can hide them."""
+
+CHAIN_ID: Final = click.IntRange(1, CHAIN_ID_MAX)
+ROW_ID: Final = click.IntRange(0, ID_MAX)
+
+chain_option: Final = click.option(
+    "--chain", "chain_id", type=CHAIN_ID, required=True, metavar="N", help="The chain."
+)
+
+json_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Write JSON to stdout, for machines."
+)
+
+
+def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the flags of the settings `names`, and the argument `settings`.
+
+    `log_level` and `--config` come with every command.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_settings(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
+            sourced = _taken(options)
+            return function(*args, settings=sourced.settings, **options)
+
+        return _with_flags(with_settings, names)
+
+    return decorate
+
+
+def uses_sourced_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Do as `uses_settings`, but with the argument `sourced`, which tells where each came from."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_settings(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
+            return function(*args, sourced=_taken(options), **options)
+
+        return _with_flags(with_settings, names)
+
+    return decorate
+
+
+def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    config = click.option(
+        "--config",
+        "setting_config",
+        metavar="FILE",
+        help=f"TOML file with settings. [env: CHAINCTL_CONFIG; else ./{DEFAULT_CONFIG}]",
+    )
+    decorated = config(function)
+    for name in reversed((*names, "log_level")):
+        decorated = click.option(
+            flag_of(name),
+            f"setting_{name}",
+            metavar="VALUE",
+            help=f"{_sentence(description(name))} [env: {variable_of(name)}]",
+        )(decorated)
+    return decorated
+
+
+def _taken(options: dict[str, Any]) -> SourcedSettings:
+    """Take the settings' flags out of `options`, and return the settings."""
+    flags = {
+        name.removeprefix("setting_"): options.pop(name)
+        for name in list(options)
+        if name.startswith("setting_")
+    }
+    config = flags.pop("config")
+    sourced = load_settings(flags, os.environ, config)
+    click.get_current_context().find_root().meta[SECRETS] = sourced.settings.secrets()
+    set_up_logging(sourced.settings)
+    return sourced
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

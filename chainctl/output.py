@@ -1,0 +1,171 @@
+"""stdout is data, stderr is talk.
+
+rich is imported only where a progress bar is drawn, which is only on a terminal: it would cost
+every call of `chainctl` a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+_REFRESHES_PER_SECOND: Final = 5
+"""A bar is for the eye: drawn more often it would only take time from the work."""
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class ProgressBar(Protocol):
+    """Tells how far a piece of work is."""
+
+    def advance(self, amount: float) -> None:
+        """Add `amount` to what is done, in the unit of the total."""
+        ...
+
+    def move_to(self, done: float, note: str = "") -> None:
+        """Set what is done, with a short note to stand behind the bar."""
+        ...
+
+
+def data(text: str) -> None:
+    """Write one line to stdout. Raises OSError when it cannot be written."""
+    if sys.stdout is None:
+        raise OSError("stdout is closed")
+    sys.stdout.write(text + "\n")
+
+
+def data_json(value: object) -> None:
+    """Write `value` to stdout as one line of JSON; bytes become base64."""
+    data(_encoder.encode(value).decode())
+
+
+def data_bytes(lines: bytes) -> None:
+    """Write ready-made lines to stdout, behind everything written before."""
+    if sys.stdout is None:
+        raise OSError("stdout is closed")
+    sys.stdout.flush()
+    sys.stdout.buffer.write(lines)
+
+
+def talk(text: str) -> None:
+    """Write one line to stderr for whoever watches; never fails, nothing depends on it."""
+    try:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
+    except OSError:
+        return
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Write a table to stdout: columns aligned, numbers to the right, no colours."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    rightward = [
+        bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        for index in range(len(headers))
+    ]
+    for line in ([header.upper() for header in headers], *cells):
+        parts = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, rightward, strict=True)
+        ]
+        data("  ".join(parts).rstrip())
+
+
+def rate(count: int, seconds: float) -> str:
+    """Return `count` and what it is per second, for talk: `200,000 in 1.5 s (133,333/s)`."""
+    per_second = count / seconds if seconds > 0 else 0.0
+    return f"{count:,} in {seconds:.1f} s ({per_second:,.0f}/s)"
+
+
+def stopwatch() -> Stopwatch:
+    """Return a running stopwatch."""
+    return Stopwatch()
+
+
+class Stopwatch:
+    """Measures how long a piece of work took."""
+
+    def __init__(self) -> None:
+        self._started_ns = time.monotonic_ns()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was made."""
+        return (time.monotonic_ns() - self._started_ns) / 1e9
+
+
+@contextmanager
+def progress(label: str, total: float | None, unit: str = "") -> Iterator[ProgressBar]:
+    """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal.
+
+    `total` is None when it is not known. With the unit `bytes` figures are shown as KB, MB, GB.
+    """
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield _Silent()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    figures = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        figures,
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+    )
+    with bar:
+        yield _Drawn(bar, bar.add_task(label, total=total, note=""))
+
+
+class _Silent:
+    """No terminal: nothing is drawn."""
+
+    def advance(self, amount: float) -> None:
+        """Draw nothing."""
+
+    def move_to(self, done: float, note: str = "") -> None:
+        """Draw nothing."""
+
+
+class _Drawn:
+    """A bar of rich."""
+
+    def __init__(self, bar: Any, task: Any) -> None:  # noqa: ANN401 - rich is imported late
+        self._bar = bar
+        self._task = task
+
+    def advance(self, amount: float) -> None:
+        """Move the bar."""
+        self._bar.advance(self._task, amount)
+
+    def move_to(self, done: float, note: str = "") -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=done, note=note)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,286 @@
+"""What `chainctl` is told from outside, as one frozen value.
+
+Each setting `some_name` comes from, in this order: the flag `--some-name`, the environment variable
+`CHAINCTL_SOME_NAME`, the line `some_name = ...` of the TOML file, its default. The file is the one
+named by `--config`, else by `CHAINCTL_CONFIG`, else `chainctl.toml` in the current folder, which
+need not be there.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from orderchain.errors import SettingError
+from orderchain.limits import BATCH_ROWS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENVIRONMENT_PREFIX: Final = "CHAINCTL_"
+CONFIG_VARIABLE: Final = "CHAINCTL_CONFIG"
+DEFAULT_CONFIG: Final = "chainctl.toml"
+
+CONFIG_BYTES_MAX: Final = 1024 * 1024
+"""A config file is a page or two; something larger is some other file, and is not read."""
+
+_DSN: Final[Mapping[str, Any]] = {"secret": "dsn"}
+_SCHEMES: Final = ("postgresql", "postgres")
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of all commands; each command takes flags for those that it uses."""
+
+    database: Annotated[
+        str, Meta(description="PostgreSQL of the chain, as a libpq URL", extra={**_DSN})
+    ] = ""
+    gap_database: Annotated[
+        str,
+        Meta(description="the same database with the read-only role, for fills", extra={**_DSN}),
+    ] = ""
+    """Without it fills use the connections of `database`, with its rights."""
+    audit_database: Annotated[
+        str, Meta(description="the same database with the auditor's role", extra={**_DSN})
+    ] = ""
+    kafka: Annotated[str, Meta(description="Kafka's bootstrap servers, host:port,...")] = ""
+    stack_dir: Annotated[str, Meta(description="folder of the local stack")] = ""
+    batch_rows: Annotated[
+        int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
+    ] = 5_000
+    """Larger batches commit faster and come back later: 5,000 rows take 15 to 30 ms here."""
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="what to tell on stderr; debug adds tracebacks and the libraries' logs"),
+    ] = "warning"
+
+    def database_dsn(self) -> str:
+        """Return the checked URL of the chain's database. Raises SettingError."""
+        return _checked_dsn("database", self.database)
+
+    def gap_dsn(self) -> str:
+        """Return the checked URL for fills: `gap_database`, else `database`."""
+        return self._role_dsn("gap_database", self.gap_database)
+
+    def audit_dsn(self) -> str:
+        """Return the checked URL for verification: `audit_database`, else `database`."""
+        return self._role_dsn("audit_database", self.audit_database)
+
+    def kafka_servers(self) -> str:
+        """Return the checked bootstrap servers, `host:port,host:port`. Raises SettingError."""
+        return _checked_servers("kafka", self.kafka)
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return every password in these settings, so that no message ever shows one."""
+        found: set[str] = set()
+        for name in SETTING_NAMES:
+            if is_secret(name):
+                found.update(_passwords(getattr(self, name)))
+        return tuple(sorted(found))
+
+    def _role_dsn(self, name: str, value: str) -> str:
+        return _checked_dsn(name, value) if value else self.database_dsn()
+
+
+SETTING_NAMES: Final = Settings.__struct_fields__
+
+_METAS: Final = {
+    name: next(item for item in hint.__metadata__ if isinstance(item, Meta))
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+    if name in SETTING_NAMES
+}
+
+
+class SourcedSettings(Struct, frozen=True, kw_only=True):
+    """Settings, and where each one came from."""
+
+    settings: Settings
+    sources: dict[str, str]
+    """By name: `--kafka`, `CHAINCTL_KAFKA`, the path of the file, or `default`."""
+    config_path: str | None
+    """The TOML file that was read, None without one."""
+
+
+def load_settings(
+    flags: Mapping[str, str | None], environ: Mapping[str, str], config: str | None = None
+) -> SourcedSettings:
+    """Return the settings of one call of `chainctl`.
+
+    `flags` holds the flags that were given, by setting; `config` is the value of `--config`.
+    Raises SettingError, which names the setting as it was given.
+    """
+    path, table = _read_config(config, environ)
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for name in SETTING_NAMES:
+        source, raw = _first_given(name, flags, environ, str(path), table)
+        sources[name] = source
+        if source != "default":
+            is_text = source != str(path)
+            values[name] = _converted(name, raw, source, is_text=is_text)
+    settings = Settings(**values)  # type: ignore[arg-type] # each value was converted to its type
+    return SourcedSettings(
+        settings=settings, sources=sources, config_path=None if path is None else str(path)
+    )
+
+
+def shown(name: str, value: object) -> object:
+    """Return the value of a setting as it may be shown: passwords replaced."""
+    return mask_dsn(str(value)) if value and is_secret(name) else value
+
+
+def is_secret(name: str) -> bool:
+    """Say whether the setting may hold a password."""
+    return bool((_METAS[name].extra or {}).get("secret"))
+
+
+def description(name: str) -> str:
+    """Return what the setting is, for help texts."""
+    return _METAS[name].description or ""
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of our form that are no setting: most likely misspelt.
+
+    They are shown by `config show` and not refused, since an orchestrator may set some of its own.
+    """
+    known = {variable_of(name) for name in SETTING_NAMES} | {CONFIG_VARIABLE}
+    return sorted(
+        name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known
+    )
+
+
+def _first_given(
+    name: str,
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    path: str,
+    table: Mapping[str, object],
+) -> tuple[str, object]:
+    """Return source and raw value of a setting. An empty variable counts as not set."""
+    flag = flags.get(name)
+    if flag is not None:
+        return flag_of(name), flag
+    variable = environ.get(variable_of(name))
+    if variable:
+        return variable_of(name), variable
+    if name in table:
+        return path, table[name]
+    return "default", None
+
+
+def _converted(name: str, raw: object, source: str, *, is_text: bool) -> object:
+    """Return `raw` as the setting's type; text is read as a number only where it came as text."""
+    try:
+        return getattr(msgspec.convert({name: raw}, Settings, strict=not is_text), name)
+    except msgspec.ValidationError as error:
+        field = source if is_text else f"{name} in {source}"
+        expected = str(error).partition(" - at ")[0].removeprefix("Expected ")
+        value = "a secret" if is_secret(name) else raw
+        raise SettingError(field, value, expected.replace("`", "")) from None
+
+
+def _read_config(
+    config: str | None, environ: Mapping[str, str]
+) -> tuple[Path | None, dict[str, object]]:
+    """Return path and content of the config file; no path where there is none to read."""
+    told, field = config, "--config"
+    if told is None and environ.get(CONFIG_VARIABLE):
+        told, field = environ[CONFIG_VARIABLE], CONFIG_VARIABLE
+    if told is None:
+        path, field = Path(DEFAULT_CONFIG), "config"
+        if not path.is_file():
+            return None, {}
+    else:
+        path = Path(told)
+    table = _parse_config(path, field)
+    _refuse_unknown(path, table)
+    return path, table
+
+
+def _parse_config(path: Path, field: str) -> dict[str, object]:
+    """Return the content of a TOML file. What it says is never quoted: it may hold a password."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingError(field, str(path), f"a readable TOML file: {reason}") from None
+    except ValueError:  # a NUL in the name
+        raise SettingError(field, str(path), "the path of a TOML file") from None
+    if len(content) > CONFIG_BYTES_MAX:
+        raise SettingError(field, str(path), f"at most {CONFIG_BYTES_MAX} bytes of TOML")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SettingError(field, str(path), f"UTF-8 text (see line {line})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingError(field, str(path), f"valid TOML: {error}") from None
+
+
+def _refuse_unknown(path: Path, table: Mapping[str, object]) -> None:
+    for name in table:
+        if name not in SETTING_NAMES:
+            known = ", ".join(SETTING_NAMES)
+            raise SettingError(f"a setting in {path}", name, f"one of {known}")
+
+
+def _checked_dsn(name: str, value: str) -> str:
+    """Return `value` when it is a libpq URL that says where to connect to."""
+    if not value:
+        raise SettingError(name, value, f"a PostgreSQL URL, by {_ways(name)}")
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        parts, port = None, None
+    if (
+        parts is None
+        or parts.scheme not in _SCHEMES
+        or not (parts.hostname or parse_qs(parts.query).get("host"))
+        or port == 0
+    ):
+        expected = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        raise SettingError(name, mask_dsn(value), expected)
+    return value
+
+
+def _checked_servers(name: str, value: str) -> str:
+    """Return `value` when it is a list of `host:port`."""
+    if not value:
+        raise SettingError(name, value, f"Kafka's bootstrap servers, by {_ways(name)}")
+    for server in value.split(","):
+        host, colon, port = server.strip().rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536):
+            raise SettingError(name, value, "HOST:PORT, several separated by commas")
+    return value
+
+
+def _ways(name: str) -> str:
+    return f"{flag_of(name)}, {variable_of(name)} or {DEFAULT_CONFIG}"
+
+
+def _passwords(dsn: str) -> set[str]:
+    """Return the password of a URL as it stands there and as it is meant; empty without one."""
+    try:
+        parts = urlsplit(dsn)
+        told = [parts.password or "", *parse_qs(parts.query).get("password", [])]
+    except ValueError:
+        return set()
+    return {form for secret in told for form in (secret, unquote(secret)) if form}
