@@ -277,8 +277,16 @@ class PostgresServer(Server):
         try:
             # The builtin C.UTF-8 sorts by code point and is the same on every system.
             self._run(
-                *("initdb", "-D", fresh, "-U", SUPERUSER, "--pwfile", password_file),
-                *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-locale"),
+                *("initdb", "--no-instructions", "-D", fresh, "-U", SUPERUSER),
+                *(
+                    "--pwfile",
+                    password_file,
+                    "--auth",
+                    "scram-sha-256",
+                    "--encoding",
+                    "UTF8",
+                    "--no-locale",
+                ),
                 *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
             )
         finally:
