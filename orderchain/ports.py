@@ -118,15 +118,17 @@ class GapSource(Protocol):
     async def standing(self, at_id: int) -> Standing:
         """Return the chain's head and the mark behind the row `at_id` (0: before the first row).
 
-        Raises ChainMissing, SchemaError, ConnectError, RetryError.
+        Raises ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row lies
+        behind the archive's boundary.
         """
         ...
 
     def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
         """Yield linked runs from behind `after` up to and including the row `until_id`.
 
-        Raises RowsMissing, RowsArchived, NotYetReadable, SealMismatch, RetryError; what was yielded
-        before that is linked and committed.
+        Raises RowsMissing, RowsArchived, NotYetReadable, RetryError; ForkFound and SealMismatch
+        when the primary contradicts `after` or itself. What was yielded before that is linked and
+        committed.
         """
         ...
 
@@ -142,6 +144,15 @@ class CheckpointStore(Protocol):
         """Return the stored place, None for a receiver that never was."""
         ...
 
-    async def save(self, first_pid: int, end: Mark) -> None:
-        """Move the place from `first_pid` to `end`, by compare-and-set. Raises CheckpointLost."""
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        """Move the place from `first_pid` to `end`, by compare-and-set; insert it where none is.
+
+        `connection` is the caller's own, inside its transaction: then nothing is stored until that
+        commits. Raises CheckpointLost; RetryError when it is not known whether it was stored, and
+        the same call may be made again.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connections; never raises, never waits beyond its deadline."""
         ...
