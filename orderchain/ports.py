@@ -76,7 +76,7 @@ class ChainStore(Protocol):
 class FrameSink(Protocol):
     """Where frames are published: one partition, in order."""
 
-    async def start(self) -> None:
+    async def start(self, topic: str, partition: int) -> None:
         """Connect and check the topic. Raises ConnectError, TopicError."""
         ...
 

@@ -1,0 +1,130 @@
+"""Collects what was submitted until the next commit takes it: bounded, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from orderchain.errors import QueueFull
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orderchain.batch import Batch, IntakeMark
+    from sequencer.order import Order
+
+
+class Entry:
+    """The orders of one call: never split over two batches. `done` gets the batch they came into,
+    and the index of the first of them in it.
+    """
+
+    __slots__ = ("bytes", "done", "intake", "orders")
+
+    def __init__(
+        self,
+        orders: Sequence[Order],
+        bytes_: int,
+        intake: IntakeMark | None,
+        done: asyncio.Future[tuple[Batch, int]],
+    ) -> None:
+        self.orders = orders
+        self.bytes = bytes_
+        self.intake = intake
+        self.done = done
+
+
+class Batcher:
+    """A queue of entries with a bound in bytes, emptied a batch at a time.
+
+    The batches clock themselves: whatever arrived while the last commit ran is the next batch. So
+    one order alone commits at once, and under load the batches grow until the rate is reached.
+    """
+
+    def __init__(self, *, rows_max: int, bytes_max: int, queue_bytes_max: int) -> None:
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._queue_bytes_max = queue_bytes_max
+        self._entries: deque[Entry] = deque()
+        # Entries that found no room, in the order of their calls. They are let in by whoever makes
+        # room, not by their own callers: a call that came later must not slip in between.
+        self._waiting: deque[tuple[Entry, asyncio.Future[None]]] = deque()
+        self._arrived = asyncio.Event()
+        self._closed = False
+        self.rows = 0
+        self.bytes = 0
+
+    def add_nowait(self, entry: Entry) -> None:
+        """Queue `entry`. Raises QueueFull when there is no room, or others wait for it."""
+        if self._waiting or (self._entries and self.bytes + entry.bytes > self._queue_bytes_max):
+            raise QueueFull(f"{self.bytes} bytes wait for a commit")
+        self._admit(entry)
+
+    async def add(self, entry: Entry) -> None:
+        """Queue `entry` as soon as there is room. Cancelled before that, it was not submitted."""
+        try:
+            self.add_nowait(entry)
+        except QueueFull:
+            admitted = asyncio.get_running_loop().create_future()
+            self._waiting.append((entry, admitted))
+            await admitted
+
+    def has_full_batch(self) -> bool:
+        """Say whether the next batch would not grow by waiting any longer."""
+        return self.rows >= self._rows_max or self.bytes >= self._bytes_max
+
+    async def next_batch(self) -> list[Entry]:
+        """Return the entries of the next batch once there are any; none once closed and empty."""
+        while not self._entries and not self._closed:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self.take()
+
+    def take(self) -> list[Entry]:
+        """Return the entries of the next batch, at least one if any wait."""
+        taken: list[Entry] = []
+        rows = bytes_ = 0
+        while self._entries:
+            entry = self._entries[0]
+            if taken and (
+                rows + len(entry.orders) > self._rows_max or bytes_ + entry.bytes > self._bytes_max
+            ):
+                break
+            taken.append(self._entries.popleft())
+            rows += len(entry.orders)
+            bytes_ += entry.bytes
+        self.rows -= rows
+        self.bytes -= bytes_
+        self._let_in()
+        return taken
+
+    def close(self) -> None:
+        """Take nothing more; what is queued, or waits for room, is still handed out."""
+        self._closed = True
+        self._arrived.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Hand `error` to everyone in the queue, and close."""
+        self.close()
+        while self._entries or self._waiting:
+            for entry in self.take():
+                if not entry.done.done():
+                    entry.done.set_exception(error)
+
+    def _admit(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self.rows += len(entry.orders)
+        self.bytes += entry.bytes
+        self._arrived.set()
+
+    def _let_in(self) -> None:
+        """Admit those who wait, first come first, as far as there is room."""
+        while self._waiting:
+            entry, admitted = self._waiting[0]
+            if not admitted.cancelled():
+                if self._entries and self.bytes + entry.bytes > self._queue_bytes_max:
+                    return
+                self._admit(entry)
+                admitted.set_result(None)
+            self._waiting.popleft()

@@ -1,0 +1,70 @@
+"""Settings of a sequencer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from orderchain.limits import (
+    BATCH_ROWS_MAX,
+    CHAIN_ID_MAX,
+    COMMIT_SECONDS_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_BYTES_MIN,
+    PAYLOAD_BYTES_MAX,
+)
+
+_ADDRESS_CHARS_MAX: Final = 4096
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sequencer of one chain must know. The defaults suit orders of 100 to 1,000 bytes."""
+
+    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
+    database: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
+    """libpq URL of the primary; one direct connection is held, so no transaction pooler."""
+    kafka: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
+    """Bootstrap servers, `host:port[,host:port]`."""
+    owner: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
+    """Who leads, as shown to operators. Identifies nothing: the nonce does."""
+
+    batch_rows_max: Annotated[int, Meta(ge=1, le=BATCH_ROWS_MAX)] = 5_000
+    """Rows of one commit. More raise the rate little and the wait of the first row much."""
+    batch_bytes_max: Annotated[int, Meta(ge=PAYLOAD_BYTES_MAX, le=2**30)] = 8 * 2**20
+    """Payload and key bytes of one commit."""
+    queue_bytes_max: Annotated[int, Meta(ge=PAYLOAD_BYTES_MAX, le=2**32)] = 32 * 2**20
+    """Payload and key bytes that may wait for a commit; beyond it `submit` waits for room."""
+
+    frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024
+    """Bytes of one record. Must stay below the topic's `max.message.bytes`."""
+    publish_queue_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MAX, le=2**32)] = 32 * 2**20
+    """Frames that may wait for the broker. Beyond it they are forgotten: the receivers read those
+    rows from the database, and the publisher goes on at the head."""
+    tail_rows_max: Annotated[int, Meta(ge=0, le=10**9)] = 100_000
+    """Rows that a start publishes again; a longer unpublished tail is skipped and recorded."""
+    heartbeat_seconds: Seconds = 0.25
+    """Idle time before the head is published again. It bounds how long a lost last frame hides."""
+
+    connect_seconds: Seconds = 10.0
+    commit_seconds: Annotated[float, Meta(gt=0, le=COMMIT_SECONDS_MAX)] = 10.0
+    """Deadline of one commit; past it the connection is given up and the outcome read back."""
+    publish_seconds: Seconds = 10.0
+    """Deadline of one send; past it the producer is thrown away and the frames are sent again."""
+    recover_seconds: Seconds = 60.0
+    """How long a database that is away is tried again before the callers get an error."""
+    stop_seconds: Seconds = 15.0
+    """Deadline of a graceful stop: for commits and publishing alike."""
+
+    takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
+    """Ids left out at a take-over of a chain that has rows, so that an id that a lost primary may
+    have given out is never given out again: more than was in flight to any standby."""
+    unsafe_durability: bool = False
+    """Start on a database that may lose acknowledged rows. For throw-away data only."""
+
+    def __repr__(self) -> str:
+        """Show the settings without the password."""
+        return f"SequencerConfig(chain_id={self.chain_id}, database={mask_dsn(self.database)!r})"

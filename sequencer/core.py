@@ -1,0 +1,97 @@
+"""Gives ids and pids: the sequencer's decisions, as values in and values out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orderchain.batch import Batch
+from orderchain.errors import OrderchainError
+from orderchain.event import Event
+from orderchain.limits import ID_MAX
+from orderchain.row_image import row_images
+from orderchain.seal import next_seal
+from sequencer.order import key_of, payload_of, time_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orderchain.batch import Term
+    from sequencer.order import Order
+
+
+class SequencerCore:
+    """Where the chain will stand once every batch assembled so far is committed.
+
+    A batch is assembled while the one before it commits. If that one fails, `rewind` takes the
+    later one back, and its orders are assembled anew: an id is only ever given by a commit.
+    """
+
+    def __init__(self, term: Term, *, takeover_skip_ids: int) -> None:
+        self._term = term
+        # Invariant: the seal is the one after the batch that ends at last_id; none of the three
+        # falls but by a rewind.
+        self._last_id = term.last_id
+        self._last_seal = term.last_seal
+        self._last_committed_at_us = term.last_committed_at_us
+        # Only a chain with rows can have lost some: the first row of all is id 1.
+        self._skip_ids = takeover_skip_ids if term.last_id else 0
+
+    def assemble(self, orders: Sequence[Order], wall_ns: int) -> Batch:
+        """Return the batch of `orders`, in their order, behind all that was assembled before.
+
+        `wall_ns` is the wall clock: it stamps the batch and the orders without a time, and decides
+        nothing. Raises OrderchainError when the chain has no ids left.
+        """
+        first_id = self._first_id(len(orders))
+        last_id = first_id + len(orders) - 1
+        if last_id >= ID_MAX:
+            raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
+        events = _events(orders, self._last_id, first_id, wall_ns)
+        rows = row_images(self._term.chain_id, events)
+        # A clock that steps back must not make committed_at fall along the chain.
+        committed_at_us = max(wall_ns // 1_000, self._last_committed_at_us)
+        seal = next_seal(
+            self._last_seal,
+            epoch=self._term.epoch,
+            first_id=first_id,
+            last_id=last_id,
+            row_count=len(events),
+            committed_at_us=committed_at_us,
+            rows=rows,
+        )
+        batch = Batch(
+            chain_id=self._term.chain_id,
+            epoch=self._term.epoch,
+            pid=self._last_id,
+            first_id=first_id,
+            last_id=last_id,
+            seal_before=self._last_seal,
+            seal=seal,
+            committed_at_us=committed_at_us,
+            events=events,
+            rows=rows,
+        )
+        self._last_id, self._last_seal = last_id, seal
+        self._last_committed_at_us = committed_at_us
+        return batch
+
+    def _first_id(self, row_count: int) -> int:
+        """Return the id of the next row, moved on where the batch would straddle a partition."""
+        first_id = self._last_id + 1
+        if self._last_id == self._term.last_id:
+            first_id += self._skip_ids
+        span = self._term.partition_ids
+        if first_id // span != (first_id + row_count - 1) // span:
+            first_id = (first_id // span + 1) * span
+        return first_id
+
+
+def _events(orders: Sequence[Order], pid: int, first_id: int, wall_ns: int) -> list[Event]:
+    """Return the rows of `orders`, linked behind `pid`."""
+    ids = range(first_id, first_id + len(orders))
+    times = list(map(time_of, orders))
+    if None in times:
+        times = [wall_ns if time_ns is None else time_ns for time_ns in times]
+    return list(
+        map(Event, ids, [pid, *ids[:-1]], map(key_of, orders), times, map(payload_of, orders))
+    )

@@ -1,0 +1,124 @@
+"""The broker, as the publisher sees it: one partition that acknowledges."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+
+from orderchain.errors import ConnectError, OrderchainError, RetryError, TopicError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sequencer.config import SequencerConfig
+
+_RECORD_OVERHEAD_BYTES: Final = 512
+"""What a record batch adds to the value of its only record: below 100 bytes, with room."""
+
+_CLOSE_SECONDS: Final = 2.0
+"""With the broker away, the client's own stop waits for ever."""
+
+_ERRORS: Final = (KafkaError, OSError, TimeoutError)
+
+
+class KafkaFrameSink:
+    """A producer of one partition, thrown away after any error; see `orderchain.ports.FrameSink`.
+
+    It is not idempotent on purpose: repeats are harmless here, and an idempotent producer of this
+    library refuses every later send on the partition after one failure (aiokafka issue 1017).
+    """
+
+    def __init__(self, config: SequencerConfig) -> None:
+        self._config = config
+        self._producer: AIOKafkaProducer | None = None
+        self._topic = ""
+        self._partition = 0
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Connect and check the topic; see `orderchain.ports.FrameSink.start`."""
+        self._topic, self._partition = topic, partition
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await self._check_topic()
+                await self._open()
+        except _ERRORS as error:
+            await self.close()
+            raise ConnectError(
+                "kafka", self._config.kafka, f"a broker that answers ({type(error).__name__})"
+            ) from error
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
+        try:
+            async with asyncio.timeout(self._config.publish_seconds):
+                producer = self._producer or await self._open()
+                acks = [
+                    await producer.send(self._topic, frame, partition=self._partition)
+                    for frame in frames
+                ]
+                await asyncio.gather(*acks)
+        except _ERRORS as error:
+            await self.close()
+            raise RetryError(f"kafka: {error or type(error).__name__}") from error
+
+    async def close(self) -> None:
+        """Throw the producer away."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(*_ERRORS):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await producer.stop()
+
+    async def _open(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self._config.kafka,
+            acks="all",
+            # Room for several frames a request: one request a partition is in flight at a time, so
+            # bytes per round trip are the ceiling of the rate.
+            max_batch_size=self._config.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            max_request_size=self._config.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            request_timeout_ms=int(self._config.publish_seconds * 1_000),
+        )
+        self._producer = producer
+        await producer.start()
+        return producer
+
+    async def _check_topic(self) -> None:
+        """Raise TopicError unless the topic has the one partition and keeps every record."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._config.kafka)
+        try:
+            await admin.start()
+            (described,) = await admin.describe_topics([self._topic])
+            partitions = len(described["partitions"])
+            if described["error_code"] or partitions != 1:
+                raise TopicError(
+                    "topic", self._topic, f"a topic with exactly 1 partition (it has {partitions})"
+                )
+            settings = await _topic_settings(admin, self._topic)
+            if "compact" in settings["cleanup.policy"]:
+                raise TopicError("cleanup.policy", settings["cleanup.policy"], "delete")
+            if int(settings["max.message.bytes"]) < self._config.frame_bytes_max:
+                raise TopicError(
+                    "max.message.bytes",
+                    settings["max.message.bytes"],
+                    f"at least frame_bytes_max, {self._config.frame_bytes_max}",
+                )
+        finally:
+            with suppress(*_ERRORS):
+                await admin.close()
+
+
+async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
+    """Return the settings of `topic` by name."""
+    (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    for error_code, message, _, _, entries in response.resources:
+        if error_code:
+            raise OrderchainError(f"kafka: settings of topic {topic}: {message}")
+        return {entry[0]: entry[1] for entry in entries}
+    raise OrderchainError(f"kafka: no settings of topic {topic}")

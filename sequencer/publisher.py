@@ -1,0 +1,163 @@
+"""Publishes what was committed, in order, and never makes anybody wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from orderchain.errors import RetryError
+from sequencer.framing import batch_frames, heartbeat_frame
+
+if TYPE_CHECKING:
+    from orderchain.batch import Batch, Term
+    from orderchain.ports import ChainStore, FrameSink
+    from sequencer.config import SequencerConfig
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS: Final = 0.2
+_RETRY_SECONDS_MAX: Final = 5.0
+"""Back-off after a failed send: doubles up to this, so that a broker that returns is found soon."""
+
+_SEND_BYTES_MAX: Final = 2**20
+"""Row bytes encoded and sent at once: encoding holds the event loop for about 2 ms per MiB, and a
+failed send repeats them all."""
+
+
+class Publisher:
+    """A queue of committed batches that empties into a sink.
+
+    It forgets rather than grows: with the broker away for long, the queue is dropped, and when the
+    broker is back the head is published with a heartbeat, the skipped range is recorded, and the
+    receivers, who have followed by the database, go on live.
+    """
+
+    def __init__(
+        self, config: SequencerConfig, store: ChainStore, sink: FrameSink, term: Term
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._sink = sink
+        self._term = term
+        self._queue: deque[Batch] = deque()
+        self._queue_bytes = 0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # Invariant: published_id <= _forgotten_until (if any) <= first pid in the queue <= head_id.
+        self.published_id = term.published_id
+        self._forgotten_until: int | None = None
+        self._head_id, self._head_seal = term.last_id, term.last_seal
+        self.frames_sent = 0
+        self.heartbeats_sent = 0
+        self.send_failures = 0
+
+    @property
+    def queue_bytes(self) -> int:
+        """Row bytes of the batches that wait for the broker."""
+        return self._queue_bytes
+
+    def lead(self, term: Term) -> None:
+        """Publish under a newer term of this same process, from now on."""
+        self._term = term
+
+    def offer(self, batch: Batch) -> None:
+        """Queue a committed batch, which follows the one offered before. Never waits."""
+        self._head_id, self._head_seal = batch.last_id, batch.seal
+        self._queue.append(batch)
+        self._queue_bytes += len(batch.rows)
+        self._idle.clear()
+        if self._queue_bytes > self._config.publish_queue_bytes_max:
+            self.forget(batch.last_id)
+        self._wake.set()
+
+    def forget(self, until_id: int) -> None:
+        """Drop the queue, whose last row is `until_id`: those rows will never be published."""
+        _log.warning(
+            "chain %d: rows up to %d are not published: the queue is full",
+            self._term.chain_id,
+            until_id,
+        )
+        self._queue.clear()
+        self._queue_bytes = 0
+        self._forgotten_until = until_id
+        self._idle.clear()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        pause = _RETRY_SECONDS
+        while True:
+            try:
+                await self._publish_next()
+                pause = _RETRY_SECONDS
+            except RetryError as error:
+                self.send_failures += 1
+                _log.warning("chain %d: %s; trying again", self._term.chain_id, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _RETRY_SECONDS_MAX)
+
+    async def drain(self) -> None:
+        """Return once all that was offered is published. The caller brings the deadline."""
+        await self._idle.wait()
+
+    async def _publish_next(self) -> None:
+        """Send the forgotten range's end, or the next batches, or after an idle time the head."""
+        if self._forgotten_until is not None:
+            await self._skip(self._forgotten_until)
+        elif self._queue:
+            await self._publish(self._next_batches())
+        else:
+            self._idle.set()
+            await self._wait_or_beat()
+
+    def _next_batches(self) -> list[Batch]:
+        """Return the batches at the front of the queue that go out together; they stay in it."""
+        batches: list[Batch] = []
+        bytes_ = 0
+        for batch in self._queue:
+            bytes_ += len(batch.rows)
+            if batches and bytes_ > _SEND_BYTES_MAX:
+                break
+            batches.append(batch)
+        return batches
+
+    async def _publish(self, batches: list[Batch]) -> None:
+        term, frame_bytes_max = self._term, self._config.frame_bytes_max
+        frames = [
+            frame for batch in batches for frame in batch_frames(batch, term, frame_bytes_max)
+        ]
+        await self._sink.send(frames)
+        self.frames_sent += len(frames)
+        self.published_id = batches[-1].last_id
+        # While the send was under way the queue may have been forgotten, these batches with it.
+        for batch in batches:
+            if self._queue and self._queue[0] is batch:
+                self._queue.popleft()
+                self._queue_bytes -= len(batch.rows)
+
+    async def _skip(self, until_id: int) -> None:
+        """Publish the head in place of the forgotten rows, then record the range as skipped."""
+        await self._beat()
+        if until_id > self.published_id:
+            await self._store.skip_published(self.published_id, until_id)
+            self.published_id = until_id
+        if self._forgotten_until == until_id:
+            self._forgotten_until = None
+
+    async def _wait_or_beat(self) -> None:
+        """Wait for work; publish the head when none comes for the time of a heartbeat."""
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.heartbeat_seconds):
+                await self._wake.wait()
+                return
+        await self._beat()
+
+    async def _beat(self) -> None:
+        frame = heartbeat_frame(self._term, last_id=self._head_id, last_seal=self._head_seal)
+        await self._sink.send([frame])
+        self.heartbeats_sent += 1

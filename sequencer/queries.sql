@@ -1,0 +1,94 @@
+-- The statements of the sequencer's store. $1 is always the chain.
+
+-- schema_version: which schema is there
+SELECT version, database_id FROM schema_version
+
+-- durability: the settings that decide whether an acknowledged row survives a crash
+SELECT current_setting('fsync') AS fsync,
+       current_setting('full_page_writes') AS full_page_writes,
+       current_setting('synchronous_commit') AS synchronous_commit
+
+-- head: the head row as it is now
+SELECT epoch, nonce, backend_pid, backend_start, last_id FROM chain_head WHERE chain_id = $1
+
+-- end_backend: end the old leader's backend, which a pause in mid COPY would let block us for ever
+SELECT pg_terminate_backend(pid, $3)
+  FROM pg_stat_activity
+ WHERE pid = $1 AND backend_start = $2 AND pid <> pg_backend_pid()
+
+-- take_over: raise the epoch, by compare-and-set on what was seen
+UPDATE chain_head
+   SET epoch = epoch + 1, nonce = $4, owner = $5, backend_pid = pg_backend_pid(),
+       backend_start = (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
+ WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
+RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids
+
+-- last_committed_at: when the batch that ends at $2 was committed
+SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2
+
+-- extend: make partitions until one holds id $2, and two more
+SELECT chain_event_extend($1, $2)
+
+-- commit_batch: the fence, and behind it the batch row
+WITH fence AS (
+    UPDATE chain_head
+       SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id = $4
+    RETURNING chain_id
+)
+INSERT INTO chain_batch
+    (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
+SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
+RETURNING 1
+
+-- save_intake: move an intake's place, in the transaction of its batch
+INSERT INTO chain_intake (chain_id, source, position, digest) VALUES ($1, $2, $3, $4)
+ON CONFLICT (chain_id, source)
+DO UPDATE SET position = excluded.position, digest = excluded.digest
+
+-- intake: how far an intake was read
+SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
+
+-- batch_after: the one batch whose parent is $2
+SELECT epoch, seal FROM chain_batch WHERE chain_id = $1 AND prev_last_id = $2
+
+-- mark_published: move head_published outside a commit
+UPDATE chain_head SET published_id = greatest(published_id, $4)
+ WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
+RETURNING published_id
+
+-- skip_published: move head_published behind a range that was never published, and record it
+WITH fence AS (
+    UPDATE chain_head SET published_id = greatest(published_id, $5)
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
+    RETURNING chain_id, epoch
+), skip AS (
+    INSERT INTO chain_skip (chain_id, after_id, until_id, epoch)
+    SELECT chain_id, $4, $5, epoch FROM fence
+    ON CONFLICT (chain_id, after_id) DO NOTHING
+)
+SELECT epoch FROM fence
+
+-- rows_after: count the rows behind id $2 by their batches, until there are more than $3
+WITH RECURSIVE tail AS (
+    (SELECT last_id, row_count::bigint AS total FROM chain_batch
+      WHERE chain_id = $1 AND prev_last_id = $2)
+    UNION ALL
+    SELECT batch.last_id, tail.total + batch.row_count
+      FROM tail JOIN chain_batch AS batch
+        ON batch.chain_id = $1 AND batch.prev_last_id = tail.last_id
+     WHERE tail.total <= $3
+)
+SELECT coalesce(max(total), 0) FROM tail
+
+-- next_batch: the batch whose parent is $2, with the seal before it
+SELECT batch.first_id, batch.last_id, batch.prev_last_id, batch.epoch, batch.seal,
+       batch.committed_at, parent.seal AS seal_before
+  FROM chain_batch AS batch
+  JOIN chain_batch AS parent
+    ON parent.chain_id = batch.chain_id AND parent.last_id = batch.prev_last_id
+ WHERE batch.chain_id = $1 AND batch.prev_last_id = $2
+
+-- batch_rows: the rows from id $2 to id $3
+SELECT id, pid, key, event_time_ns, payload
+  FROM chain_event WHERE chain_id = $1 AND id BETWEEN $2 AND $3 ORDER BY id

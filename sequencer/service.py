@@ -1,0 +1,240 @@
+"""The sequencer, as it is embedded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from orderchain.clock import SystemClock
+from orderchain.errors import OrderchainError, OrderError, RetryError, StoppedError
+from sequencer.batcher import Batcher, Entry
+from sequencer.committer import Committer
+from sequencer.kafka_sink import KafkaFrameSink
+from sequencer.order import Ack, Order, check_orders
+from sequencer.publisher import Publisher
+from sequencer.stats import SequencerStats
+from sequencer.store import PostgresChainStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from orderchain.batch import Batch, IntakeMark
+    from orderchain.clock import Clock
+    from orderchain.ports import ChainStore, FrameSink
+    from sequencer.committer import Assembled
+    from sequencer.config import SequencerConfig
+
+_log = logging.getLogger(__name__)
+
+
+def open_sequencer(config: SequencerConfig) -> Sequencer:
+    """Return a sequencer over the PostgreSQL and the Kafka of `config`, to be entered."""
+    return Sequencer(
+        config, store=PostgresChainStore(config), sink=KafkaFrameSink(config), clock=SystemClock()
+    )
+
+
+class Sequencer:
+    """Leads one chain: `async with open_sequencer(config) as sequencer: await sequencer.submit()`.
+
+    Entering takes the chain over, whoever led it, and publishes again what may not have been
+    published. Leaving commits what was accepted, publishes it within a deadline, and closes.
+    """
+
+    def __init__(
+        self, config: SequencerConfig, *, store: ChainStore, sink: FrameSink, clock: Clock
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._sink = sink
+        self._batcher = Batcher(
+            rows_max=config.batch_rows_max,
+            bytes_max=config.batch_bytes_max,
+            queue_bytes_max=config.queue_bytes_max,
+        )
+        self._committer = Committer(config, store, clock)
+        self._publisher: Publisher | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        """Take over and start. Raises as `ChainStore.take_over` and `FrameSink.start`."""
+        try:
+            term = await self._committer.take_over()
+            await self._sink.start(term.topic, term.partition)
+            self._publisher = Publisher(self._config, self._store, self._sink, term)
+            await self._publish_tail(self._publisher, term.published_id, term.last_id)
+        except BaseException:
+            await self._close()
+            raise
+        self._committer.publish_to(self._publisher)
+        self._tasks = [
+            asyncio.create_task(self._commit_all(), name="orderchain commits"),
+            asyncio.create_task(self._publish_all(self._publisher), name="orderchain publisher"),
+        ]
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Commit and publish what was accepted, then close; raises what ended the leadership."""
+        self._is_open = False
+        self._batcher.close()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.stop_seconds):
+                    await self._drain()
+        finally:
+            await self._close()
+        if self._failure is not None and kind is None:
+            raise self._failure
+
+    async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
+        """Return the order's id and pid once it is committed.
+
+        Waits for room while the queue is full. Cancelled after it was queued, the order is
+        committed all the same. Raises OrderError; Fenced, UnknownOutcome or RetryError when the
+        sequencer had to stop; StoppedError when it is not open.
+        """
+        entry = self._entry((Order(key, payload, event_time_ns),), None)
+        await self._batcher.add(entry)
+        batch, index = await entry.done
+        event = batch.events[index]
+        return Ack(event.id, event.pid)
+
+    def submit_nowait(
+        self, key: str, payload: bytes, event_time_ns: int | None = None
+    ) -> asyncio.Future[tuple[Batch, int]]:
+        """Queue the order and return at once, with a future of its batch and its index in it.
+
+        Raises QueueFull instead of waiting for room, else as `submit`.
+        """
+        entry = self._entry((Order(key, payload, event_time_ns),), None)
+        self._batcher.add_nowait(entry)
+        return entry.done
+
+    async def submit_many(
+        self, orders: Sequence[Order], *, intake: IntakeMark | None = None
+    ) -> list[Ack]:
+        """Commit `orders` together, in their order, and return their places; all or nothing.
+
+        `intake` is stored in the same transaction. Raises OrderError when one of them is bad, there
+        is none, or there are more than `batch_rows_max`; else as `submit`.
+        """
+        if not 1 <= len(orders) <= self._config.batch_rows_max:
+            raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
+        entry = self._entry(orders, intake)
+        await self._batcher.add(entry)
+        batch, index = await entry.done
+        return [Ack(event.id, event.pid) for event in batch.events[index : index + len(orders)]]
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far the intake `source` was read, None if never."""
+        return await self._store.intake(source)
+
+    def stats(self) -> SequencerStats:
+        """Return a look at this instant."""
+        committer, publisher, batcher = self._committer, self._publisher, self._batcher
+        return SequencerStats(
+            chain_id=self._config.chain_id,
+            epoch=committer.term.epoch if committer.term else 0,
+            head_persisted=committer.head_persisted,
+            head_published=publisher.published_id if publisher else 0,
+            rows=committer.rows,
+            batches=committer.batches,
+            queue_rows=batcher.rows,
+            queue_bytes=batcher.bytes,
+            publish_queue_bytes=publisher.queue_bytes if publisher else 0,
+            frames=publisher.frames_sent if publisher else 0,
+            heartbeats=publisher.heartbeats_sent if publisher else 0,
+            send_failures=publisher.send_failures if publisher else 0,
+            take_overs=committer.take_overs,
+            unknown_outcomes=committer.unknown_outcomes,
+        )
+
+    def _entry(self, orders: Sequence[Order], intake: IntakeMark | None) -> Entry:
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_open:
+            raise StoppedError("the sequencer is not open")
+        size = check_orders(orders)
+        return Entry(orders, size, intake, asyncio.get_running_loop().create_future())
+
+    async def _publish_tail(self, publisher: Publisher, after_id: int, last_id: int) -> None:
+        """Queue again what may not have been published: repeats are harmless, silence is not."""
+        if after_id == last_id:
+            return
+        tail_rows_max = self._config.tail_rows_max
+        if await self._store.rows_after(after_id, tail_rows_max) > tail_rows_max:
+            publisher.forget(last_id)
+            return
+        async for batch in self._store.batches(after_id):
+            publisher.offer(batch)
+
+    async def _commit_all(self) -> None:
+        """Commit until closed and empty, assembling one batch ahead while another commits."""
+        upcoming: Assembled | None = None
+        try:
+            while True:
+                current = upcoming or await self._next()
+                if current is None:
+                    return
+                upcoming = None
+                commit = asyncio.ensure_future(self._committer.commit(current))
+                # Only a batch that would not grow by waiting is worth assembling early.
+                if self._batcher.has_full_batch():
+                    await asyncio.sleep(0)  # the commit's first statement goes out before
+                    upcoming = self._committer.assemble(self._batcher.take())
+                await commit
+        except BaseException as error:
+            self._fail(error)
+            for entry in upcoming.entries if upcoming else ():
+                if not entry.done.done():
+                    entry.done.set_exception(self._failure or error)
+            raise
+
+    async def _next(self) -> Assembled | None:
+        entries = await self._batcher.next_batch()
+        return self._committer.assemble(entries) if entries else None
+
+    async def _publish_all(self, publisher: Publisher) -> None:
+        try:
+            await publisher.run()
+        except OrderchainError as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop for good: answer whoever waits, and refuse whoever comes."""
+        if self._failure is None:
+            self._failure = (
+                error if isinstance(error, Exception) else RetryError("the sequencer was stopped")
+            )
+            _log.error("chain %d: %s", self._config.chain_id, self._failure)
+        self._batcher.fail(self._failure)
+
+    async def _drain(self) -> None:
+        """Commit what is queued, publish it, and store how far that went."""
+        commits, publishing = self._tasks
+        await asyncio.wait([commits])
+        if self._failure is None and self._publisher is not None:
+            published = asyncio.ensure_future(self._publisher.drain())
+            await asyncio.wait([published, publishing], return_when=asyncio.FIRST_COMPLETED)
+            published.cancel()
+            with suppress(OrderchainError):
+                await self._store.mark_published(self._publisher.published_id)
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sink.close()
+        await self._store.close()

@@ -1,0 +1,35 @@
+"""What a sequencer tells of itself."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class SequencerStats(Struct, frozen=True, kw_only=True):
+    """A look at one instant; every counter counts from the start of this process."""
+
+    chain_id: int
+    epoch: int
+    head_persisted: int
+    """Last committed id."""
+    head_published: int
+    """End of the contiguous run that the broker has acknowledged, or that was skipped on record."""
+    rows: int
+    """Orders committed."""
+    batches: int
+    """Commits."""
+    queue_rows: int
+    """Orders that wait for a commit."""
+    queue_bytes: int
+    """Their keys and payloads."""
+    publish_queue_bytes: int
+    """Committed rows that wait for the broker."""
+    frames: int
+    """Records that the broker acknowledged, without heartbeats."""
+    heartbeats: int
+    send_failures: int
+    """Sends that failed or ran into their deadline; each cost a producer."""
+    take_overs: int
+    """Epochs raised by this process; above 1 each stands for a lost connection."""
+    unknown_outcomes: int
+    """Commits whose answer was lost, and which were read back."""

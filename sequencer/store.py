@@ -1,0 +1,345 @@
+"""The chain in PostgreSQL, as its leader writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from orderchain.batch import Batch, IntakeMark, Term
+from orderchain.errors import (
+    ChainMissing,
+    DurabilityError,
+    Fenced,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+    UnknownOutcome,
+)
+from orderchain.event import Event
+from orderchain.frame import NONCE_BYTES
+from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
+from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER, row_images
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from sequencer.config import SequencerConfig
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_TERMINATE_MS: Final = 5_000
+"""How long the end of the old backend is awaited: a live one ends at once, and one that the kernel
+holds in I/O is waited for by the compare-and-set behind it anyway."""
+
+_SAFE_DURABILITY: Final = {
+    "fsync": {"on"},
+    "full_page_writes": {"on"},
+    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
+}
+
+_GIVEN_UP: Final = "the connection to the database was given up"
+
+_PASSING_SQLSTATE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
+"""Connection, rollback, resources (disk full), object in use, intervention, system error: nothing
+that the batch itself is guilty of, so the same batch may succeed later."""
+
+_CONNECTION_ERRORS: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+class PostgresChainStore:
+    """The primary, for one chain, over one direct connection; see `orderchain.ports.ChainStore`.
+
+    After an error in a commit the connection is gone, and `take_over` makes a new one: only the
+    epoch that it raises tells for sure what became of the old transaction.
+    """
+
+    def __init__(self, config: SequencerConfig) -> None:
+        self._config = config
+        self._connection: asyncpg.Connection | None = None
+        self._term: Term | None = None
+        self._extended_until = -1
+        # The publisher notes what it skips over the same connection, between two commits.
+        self._lock = asyncio.Lock()
+
+    async def take_over(self, owner: str) -> Term:
+        """Raise the epoch on a new connection; see `orderchain.ports.ChainStore.take_over`."""
+        await self.close()
+        connection = await self._connect()
+        try:
+            async with asyncio.timeout(self._config.commit_seconds):
+                self._term = await self._raise_epoch(connection, owner)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, _CONNECTION_ERRORS):
+                raise schema_refusal(error) or RetryError(f"take-over: {error}") from error
+            raise
+        self._connection = connection
+        self._extended_until = -1
+        return self._term
+
+    async def commit(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> None:
+        """Commit `batch` behind the fence; see `orderchain.ports.ChainStore.commit`."""
+        async with self._lock:
+            connection, term = self._leading()
+            sent_commit = False
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    await self._extend(connection, batch)
+                    await connection.execute("BEGIN")
+                    await self._write_batch(connection, term, batch, published_id)
+                    await self._save_intake(connection, batch.chain_id, intake)
+                    sent_commit = True
+                    await connection.execute("COMMIT")
+            except Exception as error:
+                self._abandon()
+                outcome = _commit_failure(batch, error, sent_commit=sent_commit)
+                if outcome is error:
+                    raise
+                raise outcome from error
+            except BaseException:
+                self._abandon()
+                raise
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
+        if self._connection is None:
+            # Another leader was faster than our take-over: what became of our batch is told to
+            # whoever may read.
+            self._connection = await self._connect()
+        row = await self._fetch_row("batch_after", batch.chain_id, batch.pid)
+        return row is not None and (row["epoch"], row["seal"]) == (batch.epoch, batch.seal)
+
+    async def mark_published(self, published_id: int) -> None:
+        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
+        _, term = self._leading()
+        row = await self._fetch_row(
+            "mark_published", term.chain_id, term.epoch, term.nonce, published_id
+        )
+        if row is None:
+            raise Fenced(term.chain_id, term.epoch)
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record a range that is not published; see `orderchain.ports.ChainStore`."""
+        _, term = self._leading()
+        row = await self._fetch_row(
+            "skip_published", term.chain_id, term.epoch, term.nonce, after_id, until_id
+        )
+        if row is None:
+            raise Fenced(term.chain_id, term.epoch)
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count the rows behind `after_id`; see `orderchain.ports.ChainStore.rows_after`."""
+        _, term = self._leading()
+        row = await self._fetch_row("rows_after", term.chain_id, after_id, at_most)
+        return int(row[0]) if row else 0
+
+    async def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the batches behind `after_id`; see `orderchain.ports.ChainStore.batches`."""
+        _, term = self._leading()
+        while row := await self._fetch_row("next_batch", term.chain_id, after_id):
+            yield await self._read_batch(term.chain_id, row)
+            after_id = row["last_id"]
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read; see `orderchain.ports.ChainStore.intake`."""
+        row = await self._fetch_row("intake", self._config.chain_id, source)
+        if row is None:
+            return None
+        return IntakeMark(source=source, position=row["position"], digest=row["digest"])
+
+    async def close(self) -> None:
+        """Close the connection within a second, or drop it."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(*_CONNECTION_ERRORS):
+            await connection.close(timeout=1.0)
+
+    async def _connect(self) -> asyncpg.Connection:
+        try:
+            return await asyncpg.connect(
+                self._config.database,
+                timeout=self._config.connect_seconds,
+                server_settings={
+                    "application_name": f"orderchain sequencer {self._config.chain_id}",
+                    # A leader that stops in mid transaction must not hold the head row for ever.
+                    "idle_in_transaction_session_timeout": "60s",
+                    "jit": "off",
+                },
+            )
+        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise connect_refusal(error, self._config.database) from error
+
+    async def _raise_epoch(self, connection: asyncpg.Connection, owner: str) -> Term:
+        """Check schema and durability, end the old leader, and draw epoch and nonce."""
+        chain_id = self._config.chain_id
+        database_id = await self._check_schema(connection)
+        if not self._config.unsafe_durability:
+            await _check_durability(connection)
+        seen = await connection.fetchrow(_SQL["head"], chain_id)
+        if seen is None:
+            raise ChainMissing(chain_id)
+        if seen["backend_pid"] is not None:
+            await connection.execute(
+                _SQL["end_backend"], seen["backend_pid"], seen["backend_start"], _TERMINATE_MS
+            )
+        nonce = os.urandom(NONCE_BYTES)
+        async with connection.transaction():
+            head = await connection.fetchrow(
+                _SQL["take_over"], chain_id, seen["epoch"], seen["nonce"], nonce, owner
+            )
+            if head is None:
+                raise Fenced(chain_id, seen["epoch"] + 1)
+            committed_at = await connection.fetchval(
+                _SQL["last_committed_at"], chain_id, head["last_id"]
+            )
+        if committed_at is None:
+            raise OrderchainError(
+                f"chain {chain_id}: the head stands at {head['last_id']}, where no batch ends"
+            )
+        return Term(
+            chain_id=chain_id,
+            database_id=database_id,
+            epoch=head["epoch"],
+            nonce=nonce,
+            last_id=head["last_id"],
+            last_seal=head["last_seal"],
+            last_committed_at_us=(committed_at - _EPOCH_START) // _MICROSECOND,
+            published_id=head["published_id"],
+            topic=head["topic"],
+            partition=head["topic_partition"],
+            partition_ids=head["partition_ids"],
+        )
+
+    async def _check_schema(self, connection: asyncpg.Connection) -> Any:  # noqa: ANN401
+        """Return the database id. Raises SchemaError."""
+        row = await connection.fetchrow(_SQL["schema_version"])
+        if row is None or row["version"] != SCHEMA_VERSION:
+            raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
+        return row["database_id"]
+
+    async def _extend(self, connection: asyncpg.Connection, batch: Batch) -> None:
+        """Make room for `batch` and two partitions more, once for each partition reached."""
+        span = self._leading()[1].partition_ids
+        if batch.last_id < self._extended_until:
+            return
+        await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
+        self._extended_until = (batch.last_id // span + 1) * span
+
+    async def _write_batch(
+        self, connection: asyncpg.Connection, term: Term, batch: Batch, published_id: int
+    ) -> None:
+        """Pass the fence, then write: a leader that was replaced must not even copy its rows."""
+        passed = await connection.fetchval(
+            _SQL["commit_batch"],
+            batch.chain_id,
+            term.epoch,
+            term.nonce,
+            batch.pid,
+            batch.first_id,
+            batch.last_id,
+            batch.row_count,
+            batch.seal,
+            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
+            published_id,
+        )
+        if passed is None:
+            raise Fenced(batch.chain_id, batch.epoch)
+        await connection.copy_to_table(
+            "chain_event",
+            # A memoryview: this version of the driver takes plain bytes for the path of a file.
+            source=memoryview(b"".join((COPY_HEADER, batch.rows, COPY_TRAILER))),
+            columns=COLUMNS,
+            format="binary",
+        )
+
+    async def _save_intake(
+        self, connection: asyncpg.Connection, chain_id: int, intake: Sequence[IntakeMark]
+    ) -> None:
+        for mark in intake:
+            await connection.execute(
+                _SQL["save_intake"], chain_id, mark.source, mark.position, mark.digest
+            )
+
+    async def _read_batch(self, chain_id: int, row: asyncpg.Record) -> Batch:
+        records = await self._fetch("batch_rows", chain_id, row["first_id"], row["last_id"])
+        events = [Event(*record) for record in records]
+        return Batch(
+            chain_id=chain_id,
+            epoch=row["epoch"],
+            pid=row["prev_last_id"],
+            first_id=row["first_id"],
+            last_id=row["last_id"],
+            seal_before=row["seal_before"],
+            seal=row["seal"],
+            committed_at_us=(row["committed_at"] - _EPOCH_START) // _MICROSECOND,
+            events=events,
+            rows=row_images(chain_id, events),
+        )
+
+    async def _fetch_row(self, name: str, *values: object) -> asyncpg.Record | None:
+        rows = await self._fetch(name, *values)
+        return rows[0] if rows else None
+
+    async def _fetch(self, name: str, *values: object) -> list[asyncpg.Record]:
+        """Return the rows of one statement. Raises RetryError, and gives the connection up."""
+        async with self._lock:
+            if self._connection is None:
+                raise RetryError(_GIVEN_UP)
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    rows: list[asyncpg.Record] = await self._connection.fetch(_SQL[name], *values)
+                    return rows
+            except _CONNECTION_ERRORS as error:
+                self._abandon()
+                raise RetryError(f"{name}: {error or type(error).__name__}") from error
+
+    def _leading(self) -> tuple[asyncpg.Connection, Term]:
+        """Return connection and term. Raises RetryError when the connection was given up."""
+        if self._connection is None or self._term is None:
+            raise RetryError(_GIVEN_UP)
+        return self._connection, self._term
+
+    def _abandon(self) -> None:
+        """Give the connection up at once, without a word to the server."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+
+def _commit_failure(batch: Batch, error: Exception, *, sent_commit: bool) -> Exception:
+    """Return what to raise for `error` in a commit: which of the three outcomes it is."""
+    state_class = sqlstate_of(error)[:2]
+    # Once COMMIT was sent, only the server's own refusal says that it did not happen; a session
+    # that was ended (57) or a connection that broke (08) says nothing.
+    if sent_commit and state_class in {"", "08", "57"}:
+        return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+    # A parent that is taken asks the same question as the fence: who leads?
+    if isinstance(error, asyncpg.UniqueViolationError):
+        return Fenced(batch.chain_id, batch.epoch)
+    if isinstance(error, OSError | TimeoutError) or state_class in _PASSING_SQLSTATE_CLASSES:
+        return RetryError(f"commit: {error or type(error).__name__}")
+    if isinstance(error, asyncpg.PostgresError):
+        return OrderchainError(f"commit refused: {error}")
+    if isinstance(error, asyncpg.InterfaceError):
+        return RetryError(f"commit: {error}")
+    return error
+
+
+async def _check_durability(connection: asyncpg.Connection) -> None:
+    """Raise DurabilityError when a crash of the server may lose what was acknowledged."""
+    row = await connection.fetchrow(_SQL["durability"])
+    for setting, safe in _SAFE_DURABILITY.items():
+        if row[setting] not in safe:
+            raise DurabilityError(setting, row[setting], "on (or --unsafe-durability)")
