@@ -169,11 +169,12 @@ END
 $$;
 
 -- Makes a chain: its head row, its genesis batch, its partitions. Returns false when it exists.
+-- SECURITY DEFINER, so that the partitions belong to the owner whoever of its members calls.
 CREATE FUNCTION chain_create(
     new_chain integer, genesis_seal bytea, new_topic text, new_topic_partition integer,
     new_partition_ids bigint
 ) RETURNS boolean
-    LANGUAGE plpgsql SET search_path = pg_catalog, public
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public
 AS $$
 DECLARE
     chain_table text := format('chain_event_%s', new_chain);
