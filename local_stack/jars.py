@@ -1,23 +1,21 @@
 """Fetches Apache Kafka from its published jars, once, with the resolver that lies in PySpark's
 wheel.
 
-`python -m local_stack.jars` does it ahead of the first start.
+`python -m local_stack.fetch` does it ahead of the first start.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from local_stack.errors import FetchFailed, SetupNeeded, StackError
-from local_stack.folders import default_cache_directory, make_folder
+from local_stack.errors import FetchFailed, SetupNeeded
+from local_stack.folders import make_folder
 from local_stack.java import find_java
 from local_stack.locking import exclusive
 from local_stack.progress import Progress, silent
@@ -43,11 +41,13 @@ _MODULES: Final = f"""\
 </ivy-module>
 """
 
+_WORK_PREFIX: Final = ".fetching-"
 _TRIES: Final = 3
 """What was fetched before stays in the resolver's cache, so another try goes on where the last one
 broke off."""
 _TRY_DEADLINE_S: Final = 600.0
 _LOCK_DEADLINE_S: Final = _TRIES * _TRY_DEADLINE_S
+_PAUSE_S: Final = 2.0
 _POLL_S: Final = 0.2
 _TELL_EVERY_S: Final = 3.0
 
@@ -82,7 +82,9 @@ def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Prog
     java, resolver = find_java(environ), _find_resolver()
     progress(f"Fetching Apache Kafka {KAFKA_VERSION} (43 MB, once)")
     kept = cache / ".resolver"
-    with tempfile.TemporaryDirectory(prefix=".kafka-", dir=cache) as temporary:
+    for left_over in cache.glob(f"{_WORK_PREFIX}*"):  # of a fetch that was killed; we hold the lock
+        shutil.rmtree(left_over, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=cache) as temporary:
         work = Path(temporary)
         command = _command(java, resolver, kept=kept, work=work)
         for attempt in range(1, _TRIES + 1):
@@ -91,6 +93,7 @@ def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Prog
             if attempt == _TRIES:
                 raise FetchFailed(_reason(work / "resolver.log"))
             progress("The fetch broke off, trying again")
+            time.sleep(_PAUSE_S * attempt)
         staged = work / "libs"
         _open_for_all(staged)
         staged.rename(folder)
@@ -144,20 +147,19 @@ def _follow(resolver: subprocess.Popen[bytes], kept: Path, progress: Progress) -
 
 def _how_far(kept: Path) -> str:
     try:
+        modules = sum(1 for _ in kept.rglob("ivy-*.xml"))
         sizes = [jar.stat().st_size for jar in kept.rglob("*.jar")]
     except OSError:  # the resolver renames what it has fetched
-        sizes = []
-    return f"Fetching Apache Kafka {KAFKA_VERSION}: {len(sizes)} jars, {sum(sizes) // 1_000_000} MB"
+        return f"Fetching Apache Kafka {KAFKA_VERSION}"
+    found = f"{modules} modules looked up, {len(sizes)} jars, {sum(sizes) // 1_000_000} MB"
+    return f"Fetching Apache Kafka {KAFKA_VERSION}: {found}"
 
 
 def _reason(log_path: Path) -> str:
-    lines = [
-        line.strip() for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    telling = [
-        line for line in lines if "Exception" in line or "UNRESOLVED" in line or "ERROR" in line
-    ]
-    said = (telling or lines or ["no word from the resolver"])[-1]
+    text = log_path.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip(" \t:") for line in text.splitlines()]
+    named = [line for line in lines if "#" in line and ("not found" in line or "FAILED" in line)]
+    said = named[0] if named else "the resolver said no more"
     return f"Apache Kafka {KAFKA_VERSION} could not be fetched, is there a network? ({said})"
 
 
@@ -166,26 +168,3 @@ def _open_for_all(folder: Path) -> None:
     folder.chmod(0o755)
     for jar in folder.iterdir():
         jar.chmod(0o644)
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
-
-
-def main() -> int:
-    """Fetch Kafka for later starts. Returns 0, 2 when something must be installed, 3 when it could
-    not be fetched."""
-    try:
-        fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=_tell)
-    except SetupNeeded as error:
-        _tell(str(error))
-        return 2
-    except StackError as error:
-        _tell(str(error))
-        return 3
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,31 @@
+# Everything begins with `make setup`, which is quick and offline once it was done.
+
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv and fetch what is missing (PYTHON=... chooses the interpreter)
+	@tools/setup.sh
+
+demo: setup ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEMO_ARGS="...")
+	@$(BIN)/chainctl demo $(if $(INPUT),--input "$(INPUT)") $(if $(ORDERS),--orders $(ORDERS)) \
+		$(if $(SEED),--seed $(SEED)) $(DEMO_ARGS)
+
+test: setup ## every test (PYTEST_ARGS="..." is passed on)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## format, lint, imports, types and unit tests, in under a minute
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/unit
+
+clean: ## remove .venv and every cache of this checkout; fetched jars are kept
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
