@@ -5,7 +5,7 @@ from __future__ import annotations
 from chainctl.demo.book import AMOUNT_MAX
 
 
-def amount(text: str) -> int:
+def amount_of(text: str) -> int:
     """Return the whole number above 0 that `text` is; 0 when it is none, or too large."""
     try:
         value = int(text)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 BUY: Final = "B"
 SELL: Final = "S"
 
-AMOUNT_MAX: Final = 2**53
-"""The largest price or quantity: far above any real one, and exact in every language that may read
-a state. Without a bound a hostile number would not fit into the stored state."""
+AMOUNT_MAX: Final = 10**12
+"""The largest price or quantity: far above any real one. Without a bound a hostile number, or the
+sum of a few, would not fit into the 64 bits that a stored state has for it."""
 
 
 class RestingOrder(Struct, array_like=True, gc=False):

@@ -12,13 +12,16 @@ from __future__ import annotations
 from random import Random
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
+from chainctl.demo.book import BUY, SELL
+from chainctl.demo.matching import CANCEL, NEW
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 COLUMNS: Final = ("ts_ms", "symbol", "action", "order_no", "side", "price_e4", "qty")
 
 LIVE_ORDERS_MAX: Final = 20_000
-"""Orders that may still be cancelled. When there are so many, the oldest is cancelled next: so the
+"""Orders that were not cancelled yet. When there are so many, one of them is cancelled next: so the
 books, and the memory of whoever keeps them, do not grow with the length of the flow."""
 
 OPENING_MS: Final = 1_767_342_600_000
@@ -27,10 +30,11 @@ OPENING_MS: Final = 1_767_342_600_000
 _TICK_E4: Final = 100
 _LOT: Final = 100
 _CANCEL_SHARE: Final = 0.42
-_CROSSING_SHARE: Final = 0.18
-_DEPTH_TICKS: Final = 40
+_CROSSING_SHARE: Final = 0.1
+_CROSSING_TICKS: Final = 3
+_DEPTH_TICKS: Final = 100
 _LOTS_MAX: Final = 50
-_PULL: Final = 0.002
+_PULL: Final = 0.005
 """How much likelier a step towards the opening price is, per tick of distance from it."""
 _IDLE_MS_MAX: Final = 8
 
@@ -81,13 +85,48 @@ def order_flow(seed: int, orders: int) -> Iterator[FlowOrder]:
     for order_no in range(1, orders + 1):
         ts_ms += int(draw() * _IDLE_MS_MAX)
         if live and (len(live) >= LIVE_ORDERS_MAX or draw() < _CANCEL_SHARE):
-            yield _cancel(live, ts_ms, draw())
+            yield _cancel(live, _cancelled(live, draw), ts_ms)
             continue
         instrument = instruments[int(draw() * len(instruments))]
         instrument.step(draw())
         order = _new(instrument, ts_ms, order_no, draw)
         live.append(order)
         yield order
+
+
+def _new(
+    instrument: _Instrument, ts_ms: int, order_no: int, draw: Callable[[], float]
+) -> FlowOrder:
+    """Return a limit order near the mid price of `instrument`; small ones are the commonest."""
+    side, away = (BUY, -1) if draw() < 0.5 else (SELL, 1)
+    depth, size = draw(), draw()
+    if draw() < _CROSSING_SHARE:
+        ticks = -away * (1 + int(_CROSSING_TICKS * depth))
+    else:
+        ticks = away * (1 + int(_DEPTH_TICKS * depth * depth))
+    return FlowOrder(
+        ts_ms=ts_ms,
+        symbol=instrument.symbol,
+        action=NEW,
+        order_no=order_no,
+        side=side,
+        price_e4=max(instrument.mid + ticks, 1) * _TICK_E4,
+        qty=(1 + int(_LOTS_MAX * size * size * size)) * _LOT,
+    )
+
+
+def _cancelled(live: list[FlowOrder], draw: Callable[[], float]) -> int:
+    """Return the index of the order to cancel: sooner a late one, which may not have traded."""
+    share = draw()
+    return int((len(live) - 1) * (1 - share * share))
+
+
+def _cancel(live: list[FlowOrder], index: int, ts_ms: int) -> FlowOrder:
+    """Take an order off the live ones, and return its cancel."""
+    order = live[index]
+    live[index] = live[-1]
+    live.pop()
+    return order._replace(ts_ms=ts_ms, action=CANCEL)
 
 
 def write_order_flow(file: IO[str], seed: int, orders: int) -> None:
