@@ -21,6 +21,7 @@ from local_stack.jars import fetch_kafka
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES
+from orderchain.schema import schema_sql
 
 RoleDsn = Callable[[str], str]
 
@@ -44,7 +45,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def apply_schema(server: PostgresServer, database: str) -> None:
-    """Bring the schema into a fresh database. (There is none yet.)"""
+    """Bring the schema into a fresh database, in one transaction, as a DBA would."""
+    server.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=database)
 
 
 def make_server_folder() -> Path:
@@ -108,20 +110,32 @@ def kafka_server(session_folder: Path) -> Iterator[KafkaServer]:
 
 
 @pytest.fixture
-def database_name(postgres_server: PostgresServer) -> Iterator[str]:
+def empty_database_name(postgres_server: PostgresServer) -> Iterator[str]:
     """A fresh database of this test alone, dropped afterwards with whoever is still connected."""
     name = f"test_{secrets.token_hex(8)}"
     postgres_server.create_database(name)
     try:
-        apply_schema(postgres_server, name)
         yield name
     finally:
         postgres_server.drop_database(name)
 
 
 @pytest.fixture
+def empty_database(postgres_server: PostgresServer, empty_database_name: str) -> str:
+    """The superuser's DSN of a fresh database without a schema."""
+    return postgres_server.dsn(SUPERUSER, empty_database_name)
+
+
+@pytest.fixture
+def database_name(postgres_server: PostgresServer, empty_database_name: str) -> str:
+    """A fresh database with the engine's schema."""
+    apply_schema(postgres_server, empty_database_name)
+    return empty_database_name
+
+
+@pytest.fixture
 def database(postgres_server: PostgresServer, database_name: str) -> str:
-    """The superuser's DSN of a fresh database."""
+    """The superuser's DSN of a fresh database with the engine's schema."""
     return postgres_server.dsn(SUPERUSER, database_name)
 
 
