@@ -1,0 +1,1 @@
+"""Reads orders from files, as streams. No network, no event loop."""

@@ -1,0 +1,164 @@
+"""A file as an intake: its orders in order, with how far they were read and a digest of it all.
+
+A file that was partly taken before is read again from its start. Its first rows must be what they
+were, which the digest tells; what stands behind them is new.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from chainctl.intake.compressed import FileStream, content_name
+from chainctl.intake.csv_rows import CsvRows
+from chainctl.intake.json_rows import JsonRows
+from chainctl.intake.orders import Columns, Order, OrderEncoder, length_prefixed
+from orderchain.batch import IntakeMark
+from orderchain.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+    from chainctl.intake.rows import RowSource
+
+FileFormat = Literal["csv", "jsonl"]
+
+_SUFFIXES: Final[dict[str, FileFormat]] = {
+    ".csv": "csv",
+    ".json": "jsonl",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+_PASSED_ROWS: Final = 5_000
+"""Rows between two signs of progress while known rows are passed over."""
+
+_DOMAIN: Final = b"orderchain file intake 1\0"
+
+
+class FileOptions(Struct, frozen=True, kw_only=True):
+    """How a file is to be read."""
+
+    key_column: str | None = None
+    time_column: str | None = None
+    format: FileFormat | None = None
+    """None: by the file's name (.csv; .jsonl, .ndjson, .json)."""
+
+
+class Portion(Struct, frozen=True, kw_only=True):
+    """Some orders of a file, and how far the file is read behind them."""
+
+    orders: list[Order]
+    mark: IntakeMark
+
+
+class FileIntake:
+    """The orders of one file. A context manager; raises InputError, which names the line."""
+
+    def __init__(self, path: Path, options: FileOptions) -> None:
+        self._path = path
+        self.source = f"file:{content_name(path)}"
+        file_format = options.format or _format_of(path)
+        self._stream = FileStream(path)
+        try:
+            self._rows: RowSource = _READERS[file_format](self._stream)
+            columns = Columns(
+                names=self._rows.columns, key=options.key_column, time=options.time_column
+            )
+            self._encoder = OrderEncoder(content_name(path), columns)
+        except BaseException:
+            self._stream.close()
+            raise
+        self._digest = sha256(_DOMAIN + msgspec.msgpack.encode(columns))
+        self._failure: InputError | None = None
+        self.position = 0
+        """Data rows read so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file as it lies on the disk."""
+        return self._stream.file_bytes
+
+    @property
+    def file_position(self) -> int:
+        """How much of `file_bytes` was read so far."""
+        return self._stream.file_position
+
+    def read(self, limit: int) -> Portion | None:
+        """Return the next orders, at most `limit`; None at the end of the file.
+
+        A bad row fails the read behind the good rows before it. Raises InputError.
+        """
+        if self._failure is not None:
+            raise self._failure
+        found = self._rows.read(limit)
+        self._failure = found.failure
+        orders = self._encode(found.rows, found.line_of)
+        if orders:
+            self.position += len(orders)
+            self._digest.update(length_prefixed([order.payload for order in orders]))
+            return Portion(orders=orders, mark=self._mark())
+        if self._failure is not None:
+            raise self._failure
+        if self.position == 0:
+            raise InputError("input", str(self._path), "a file with rows (it has none)")
+        return None
+
+    def pass_over(self, taken: IntakeMark) -> Iterator[None]:
+        """Read over the rows that were taken before; yields now and then, to show progress.
+
+        Raises InputError when the file is shorter, or begins otherwise, than what was taken.
+        """
+        while self.position < taken.position:
+            if self.read(min(_PASSED_ROWS, taken.position - self.position)) is None:
+                expected = f"at least the {taken.position} rows that were taken from it before"
+                raise InputError("input", f"{self._path} ({self.position} rows)", expected)
+            yield
+        if self._digest.digest() != taken.digest:
+            expected = (
+                f"the {taken.position} rows at its beginning that were taken before, read with the "
+                "same columns; the beginning of the file has changed"
+            )
+            raise InputError("input", str(self._path), expected)
+
+    def _encode(self, rows: list[list[str]], line_of: Callable[[int], int]) -> list[Order]:
+        """Return the orders of `rows` up to a bad one, which fails the next read."""
+        first_row = self.position + 1
+        try:
+            return self._encoder.encode(rows, first_row)
+        except ValueError:
+            index, fault = self._encoder.first_bad(rows)
+        self._failure = InputError(fault.field, fault.value, fault.expected, line_of(index))
+        return self._encoder.encode(rows[:index], first_row)
+
+    def _mark(self) -> IntakeMark:
+        return IntakeMark(source=self.source, position=self.position, digest=self._digest.digest())
+
+
+_READERS: Final[Mapping[FileFormat, Callable[[FileStream], RowSource]]] = {
+    "csv": CsvRows,
+    "jsonl": JsonRows,
+}
+
+
+def _format_of(path: Path) -> FileFormat:
+    suffix = Path(content_name(path)).suffix.lower()
+    if suffix not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        raise InputError("input", str(path), f"a name ending {known}, or --format")
+    return _SUFFIXES[suffix]
