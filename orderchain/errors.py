@@ -13,7 +13,8 @@ OrderchainError
 │   └── DurabilityError       the database may lose what it has acknowledged
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
-│   └── NotYetReadable        a standby has not replayed the range yet
+│   ├── NotYetReadable        a standby has not replayed the range yet
+│   └── SourceBroken          a source broke off, or changed, while it was being verified
 ├── StoppedError          this object works no more; open a new one
 │   ├── Fenced                another process leads the chain now
 │   └── CheckpointLost        another receiver moved this receiver's checkpoint
@@ -113,6 +114,15 @@ class NotYetReadable(RetryError):
         super().__init__(f"rows after {after_id} up to {until_id} are not readable here yet")
         self.after_id = after_id
         self.until_id = until_id
+
+
+class SourceBroken(RetryError):
+    """A source broke off, or changed, while it was verified: nothing is known of the whole."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source}: could not be read to its end: {reason}")
+        self.source = source
+        self.reason = reason
 
 
 class StoppedError(OrderchainError):
