@@ -7,9 +7,8 @@ manual, "PostgreSQL Error Codes").
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import urlsplit
 
-from orderchain.dsn import mask_dsn
+from orderchain.dsn import hosts_of, mask_dsn
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError, SettingError
 
 _EXPECTED_BY_SQLSTATE: Final = {
@@ -20,6 +19,7 @@ _EXPECTED_BY_SQLSTATE: Final = {
 _SCHEMA_SQLSTATES: Final = frozenset({"42P01", "3F000", "42883", "42703"})
 _SERVER_AWAY_SQLSTATES: Final = frozenset({"57P01", "57P02", "57P03"})
 _TOO_MANY_SQLSTATE: Final = "53300"
+_DEFAULT_PORT: Final = 5432
 
 
 def sqlstate_of(error: BaseException) -> str:
@@ -46,7 +46,7 @@ def connect_refusal(error: BaseException, dsn: str) -> OrderchainError:
     if isinstance(error, TimeoutError):
         return ConnectError("database", mask_dsn(dsn), "a server that answers (it is silent)")
     if isinstance(error, OSError):
-        return ConnectError("database", mask_dsn(dsn), f"a server that listens at {_place(dsn)}")
+        return ConnectError("database", mask_dsn(dsn), _listening(dsn))
     if isinstance(error, ValueError) and not state:
         return SettingError("database", mask_dsn(dsn), "a URL postgresql://user@host:port/name")
     return ConnectError("database", mask_dsn(dsn), f"a connection ({type(error).__name__})")
@@ -59,9 +59,8 @@ def schema_refusal(error: BaseException) -> SchemaError | None:
     return None
 
 
-def _place(dsn: str) -> str:
-    try:
-        parts = urlsplit(dsn)
-        return f"{parts.hostname or 'the local socket'}:{parts.port or 5432}"
-    except ValueError:
-        return "the given address"
+def _listening(dsn: str) -> str:
+    hosts = hosts_of(dsn)
+    if not hosts:
+        return "a server that listens at the given address"
+    return f"a server that listens at {hosts if ':' in hosts else f'{hosts}:{_DEFAULT_PORT}'}"
