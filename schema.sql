@@ -139,7 +139,9 @@ CREATE TABLE receiver_checkpoint (
 -- the strongest lock and stops the writer, ATTACH does not.
 -- SECURITY DEFINER: the sequencer may extend a chain, but owns no table.
 CREATE FUNCTION chain_event_extend(extended_chain integer, until_id bigint) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public SET lock_timeout = '2s'
+    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s'
+    -- pg_temp last: else it is searched first, and a caller's own type `text` would run as the owner.
+    SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     chain_table text := format('chain_event_%s', extended_chain);
@@ -174,7 +176,7 @@ CREATE FUNCTION chain_create(
     new_chain integer, genesis_seal bytea, new_topic text, new_topic_partition integer,
     new_partition_ids bigint
 ) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     chain_table text := format('chain_event_%s', new_chain);
@@ -204,7 +206,7 @@ $$;
 REVOKE ALL ON FUNCTION chain_event_extend(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
 
-GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake
+GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake, chain_skip
     TO sequencer_writer;
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)

@@ -1,0 +1,81 @@
+"""Databases of the schema's own tests: with the schema applied here, and without one."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from local_stack import PostgresConfig, PostgresServer
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.schema import schema_sql
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+
+GENESIS_SEAL = bytes(range(32))
+PARTITION_IDS = 100
+
+
+@pytest.fixture
+def empty_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of a database without our schema."""
+    name = f"schema_{secrets.token_hex(8)}"
+    postgres_server.create_database(name)
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+async def chain_database(postgres_server: PostgresServer, empty_database: str) -> str:
+    """The name of a database with our schema and chain 1, whose partitions span 100 ids."""
+    connection = await asyncpg.connect(postgres_server.dsn(SUPERUSER, empty_database))
+    try:
+        async with connection.transaction():
+            await connection.execute(schema_sql())
+        await connection.execute(
+            "SELECT chain_create($1, $2, $3, $4, $5)", 1, GENESIS_SEAL, "t.1", 0, PARTITION_IDS
+        )
+    finally:
+        await connection.close()
+    return empty_database
+
+
+@pytest.fixture
+async def connect(postgres_server: PostgresServer, chain_database: str) -> AsyncIterator[Connect]:
+    """Opens connections to `chain_database` as a role; they are closed after the test."""
+    opened: list[asyncpg.Connection[Any]] = []
+
+    async def open_as(role: str) -> asyncpg.Connection[Any]:
+        dsn = postgres_server.dsn(role, chain_database)
+        connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+        opened.append(connection)
+        return connection
+
+    yield open_as
+    for connection in opened:
+        connection.terminate()
+
+
+@pytest.fixture
+def bare_server(server_folder: Path) -> Iterator[PostgresServer]:
+    """A server of one test, on which no role of ours exists yet."""
+    config = PostgresConfig(
+        directory=server_folder / "postgres",
+        port=free_port(),
+        passwords={SUPERUSER: secrets.token_hex(16)},
+        shared_buffers_mb=16,
+        max_wal_size_mb=64,
+    )
+    server = PostgresServer(config)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

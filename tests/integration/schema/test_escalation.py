@@ -1,0 +1,33 @@
+"""A writer must not become the owner by way of the owner's functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orderchain.roles import SEQUENCER_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import asyncpg
+
+    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+
+_SHADOW = """
+CREATE TEMP TABLE seen (role name);
+GRANT ALL ON seen TO PUBLIC;
+CREATE FUNCTION pg_temp.trap(pg_catalog.text) RETURNS boolean LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO pg_temp.seen VALUES (current_user); RETURN true; END $$;
+CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (pg_temp.trap(VALUE));
+CREATE DOMAIN pg_temp.int8 AS pg_catalog.int8 CHECK (pg_temp.trap(VALUE::pg_catalog.text));
+GRANT EXECUTE ON FUNCTION pg_temp.trap(pg_catalog.text) TO PUBLIC;
+"""
+
+
+async def test_extend_with_types_shadowed_by_the_caller_runs_none_of_its_code(
+    connect: Connect,
+) -> None:
+    writer = await connect(SEQUENCER_WRITER)
+    await writer.execute(_SHADOW)
+    await writer.execute("SELECT public.chain_event_extend(1, 500)")
+    assert await writer.fetch("SELECT role FROM pg_temp.seen") == []
