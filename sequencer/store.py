@@ -52,7 +52,14 @@ _PASSING_SQLSTATE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"
 """Connection, rollback, resources (disk full), object in use, intervention, system error: nothing
 that the batch itself is guilty of, so the same batch may succeed later."""
 
-_CONNECTION_ERRORS: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_CONNECTION_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
 
 
 class PostgresChainStore:
@@ -178,7 +185,7 @@ class PostgresChainStore:
                     "jit": "off",
                 },
             )
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*_CONNECTION_ERRORS, ValueError) as error:
             raise connect_refusal(error, self._config.database) from error
 
     async def _raise_epoch(self, connection: asyncpg.Connection, owner: str) -> Term:
@@ -303,7 +310,7 @@ class PostgresChainStore:
                     return rows
             except _CONNECTION_ERRORS as error:
                 self._abandon()
-                raise RetryError(f"{name}: {error or type(error).__name__}") from error
+                raise _failure(name, error) from error
 
     def _leading(self) -> tuple[asyncpg.Connection, Term]:
         """Return connection and term. Raises RetryError when the connection was given up."""
@@ -328,13 +335,17 @@ def _commit_failure(batch: Batch, error: Exception, *, sent_commit: bool) -> Exc
     # A parent that is taken asks the same question as the fence: who leads?
     if isinstance(error, asyncpg.UniqueViolationError):
         return Fenced(batch.chain_id, batch.epoch)
-    if isinstance(error, OSError | TimeoutError) or state_class in _PASSING_SQLSTATE_CLASSES:
-        return RetryError(f"commit: {error or type(error).__name__}")
-    if isinstance(error, asyncpg.PostgresError):
-        return OrderchainError(f"commit refused: {error}")
-    if isinstance(error, asyncpg.InterfaceError):
-        return RetryError(f"commit: {error}")
+    if isinstance(error, _CONNECTION_ERRORS):
+        return _failure("commit", error)
     return error
+
+
+def _failure(what: str, error: Exception) -> OrderchainError:
+    """Return RetryError where the same statement may succeed later, else OrderchainError."""
+    state_class = sqlstate_of(error)[:2]
+    if state_class and state_class not in _PASSING_SQLSTATE_CLASSES:
+        return OrderchainError(f"{what} refused: {error}")
+    return RetryError(f"{what}: {error or type(error).__name__}")
 
 
 async def _check_durability(connection: asyncpg.Connection) -> None:

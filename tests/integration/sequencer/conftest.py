@@ -1,0 +1,125 @@
+"""A created chain, and a look at it that does not go through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from orderchain.event import Event
+from orderchain.frame import FrameHeader, decode_body, decode_header
+from orderchain.roles import SEQUENCER_WRITER
+from orderchain.seal import genesis_seal
+from orderchain.topic import default_topic
+from sequencer import SequencerConfig
+
+if TYPE_CHECKING:
+    from local_stack import KafkaServer
+
+PARTITION_IDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One created chain, with what a test needs to look behind the sequencer's back."""
+
+    chain_id: int
+    topic: str
+    database: str
+    admin: asyncpg.Connection
+    config: SequencerConfig
+
+    async def rows(self) -> list[Event]:
+        records = await self.admin.fetch(
+            "SELECT id, pid, key, event_time_ns, payload FROM chain_event "
+            "WHERE chain_id = $1 ORDER BY id",
+            self.chain_id,
+        )
+        return [Event(*record) for record in records]
+
+    async def head(self) -> asyncpg.Record:
+        return await self.admin.fetchrow(
+            "SELECT * FROM chain_head WHERE chain_id = $1", self.chain_id
+        )
+
+    async def batches(self) -> list[asyncpg.Record]:
+        rows: list[asyncpg.Record] = await self.admin.fetch(
+            "SELECT * FROM chain_batch WHERE chain_id = $1 ORDER BY last_id", self.chain_id
+        )
+        return rows
+
+    async def frames(self) -> list[tuple[FrameHeader, list[Event]]]:
+        """Return every record of the topic, heartbeats left out."""
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.config.kafka, enable_auto_commit=False, check_crcs=True
+        )
+        partition = TopicPartition(self.topic, 0)
+        await consumer.start()
+        try:
+            consumer.assign([partition])
+            await consumer.seek_to_beginning(partition)
+            end = (await consumer.end_offsets([partition]))[partition]
+            frames = []
+            while await consumer.position(partition) < end:
+                for records in (await consumer.getmany(timeout_ms=1_000)).values():
+                    for record in records:
+                        header = decode_header(record.value)
+                        if not header.is_heartbeat:
+                            frames.append((header, decode_body(record.value, header)))
+            return frames
+        finally:
+            await consumer.stop()
+
+
+MakeChain = Callable[..., Awaitable[Chain]]
+
+
+async def make_topic(kafka: str, topic: str, **settings: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=settings)])
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+async def make_chain(
+    database: str,
+    database_name: str,
+    kafka_server: KafkaServer,
+    role_dsn: Callable[[str], str],
+) -> AsyncIterator[MakeChain]:
+    """Make chains; every topic gets the database's unique name, since Kafka outlives the test."""
+    admin = await asyncpg.connect(database)
+
+    async def make(
+        chain_id: int = 1,
+        *,
+        with_topic: bool = True,
+        partition_ids: int = PARTITION_IDS,
+        **settings: Any,
+    ) -> Chain:
+        topic = f"{default_topic(chain_id)}.{database_name}"
+        database_id = await admin.fetchval("SELECT database_id FROM schema_version")
+        seal = genesis_seal(database_id, chain_id)
+        await admin.execute(
+            "SELECT chain_create($1, $2, $3, 0, $4)", chain_id, seal, topic, partition_ids
+        )
+        if with_topic:
+            await make_topic(kafka_server.bootstrap, topic)
+        config = SequencerConfig(
+            chain_id=chain_id,
+            database=role_dsn(SEQUENCER_WRITER),
+            kafka=kafka_server.bootstrap,
+            **settings,
+        )
+        return Chain(chain_id, topic, database, admin, config)
+
+    yield make
+    await admin.close()

@@ -1,0 +1,353 @@
+"""A sequencer on the real PostgreSQL and the real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from orderchain.batch import IntakeMark
+from orderchain.errors import (
+    ChainMissing,
+    ConnectError,
+    DurabilityError,
+    Fenced,
+    OrderError,
+    SchemaError,
+    StoppedError,
+    TopicError,
+)
+from orderchain.link import is_linked
+from orderchain.row_image import row_images
+from orderchain.seal import genesis_seal, next_seal
+from sequencer import Order, SequencerConfig, open_sequencer
+
+from .conftest import Chain, MakeChain, make_topic
+
+if TYPE_CHECKING:
+    from orderchain.frame import FrameHeader
+
+
+def orders(count: int, *, start: int = 0, size: int = 20) -> list[Order]:
+    return [Order(f"client#{start + n}", b"%d" % n * size, n) for n in range(count)]
+
+
+def assert_frames_are_the_rows(frames: list[tuple[FrameHeader, list]], rows: list) -> None:
+    published = [event for _, events in frames for event in events]
+    assert published == rows
+
+
+async def test_submit_with_one_order_returns_its_place(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        first = await sequencer.submit("a", b"one")
+        second = await sequencer.submit("b", b"two", 17)
+    assert (first.pid, second.pid) == (0, first.id)
+    rows = await chain.rows()
+    assert [(row.id, row.pid, row.key, row.payload) for row in rows] == [
+        (first.id, 0, "a", b"one"),
+        (second.id, first.id, "b", b"two"),
+    ]
+    assert rows[1].event_time_ns == 17
+    assert_frames_are_the_rows(await chain.frames(), rows)
+
+
+async def test_submits_at_once_keep_the_order_of_the_calls(make_chain: MakeChain) -> None:
+    chain = await make_chain(batch_rows_max=100, queue_bytes_max=256 * 1024)
+    async with open_sequencer(chain.config) as sequencer:
+        acks = await asyncio.gather(
+            *(sequencer.submit(f"k{n}", b"x" * 1_000) for n in range(1_000))
+        )
+    ids = [ack.id for ack in acks]
+    assert ids == sorted(ids)
+    rows = await chain.rows()
+    assert [row.key for row in rows] == [f"k{n}" for n in range(1_000)]
+    assert is_linked(0, rows)
+    assert_frames_are_the_rows(await chain.frames(), rows)
+
+
+async def test_submit_many_is_one_commit_whose_seal_can_be_recomputed(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        acks = await sequencer.submit_many(orders(500))
+    genesis, batch = await chain.batches()
+    assert (batch["first_id"], batch["last_id"]) == (acks[0].id, acks[-1].id)
+    assert (batch["prev_last_id"], batch["row_count"]) == (0, 500)
+    database_id = await chain.admin.fetchval("SELECT database_id FROM schema_version")
+    assert genesis["seal"] == genesis_seal(database_id, chain.chain_id)
+    committed_at_us = await chain.admin.fetchval(
+        "SELECT (extract(epoch FROM committed_at) * 1000000)::bigint FROM chain_batch "
+        "WHERE last_id = $1",
+        batch["last_id"],
+    )
+    assert batch["seal"] == next_seal(
+        genesis["seal"],
+        epoch=batch["epoch"],
+        first_id=batch["first_id"],
+        last_id=batch["last_id"],
+        row_count=500,
+        committed_at_us=committed_at_us,
+        rows=row_images(chain.chain_id, await chain.rows()),
+    )
+    head = await chain.head()
+    assert head["last_seal"] == batch["seal"]
+    assert head["published_id"] == head["last_id"] == batch["last_id"]
+
+
+async def test_large_batch_is_sliced_below_the_frame_limit(make_chain: MakeChain) -> None:
+    chain = await make_chain(frame_bytes_max=300 * 1024)
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(orders(2_000, size=100))
+    frames = await chain.frames()
+    assert len(frames) > 1
+    assert [header.is_batch_end for header, _ in frames] == [False] * (len(frames) - 1) + [True]
+    assert {header.seal_before for header, _ in frames} == {(await chain.batches())[0]["seal"]}
+    assert frames[-1][0].seal_after == (await chain.head())["last_seal"]
+    assert_frames_are_the_rows(frames, await chain.rows())
+
+
+async def test_restart_skips_ids_and_goes_on_with_the_chain(make_chain: MakeChain) -> None:
+    chain = await make_chain(takeover_skip_ids=5_000)
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(orders(10))
+        before = sequencer.stats()
+    async with open_sequencer(chain.config) as sequencer:
+        ack = await sequencer.submit("later", b"x")
+        after = sequencer.stats()
+    assert ack.pid == before.head_persisted
+    assert ack.id > before.head_persisted + 5_000
+    assert after.epoch == before.epoch + 1
+    rows = await chain.rows()
+    assert is_linked(0, rows)
+    assert_frames_are_the_rows(await chain.frames(), rows)
+
+
+async def test_batch_at_the_end_of_a_partition_does_not_straddle_it(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain(partition_ids=1_000)
+    async with open_sequencer(chain.config) as sequencer:
+        for start in range(0, 2_800, 700):
+            await sequencer.submit_many(orders(700, start=start))
+    rows = await chain.rows()
+    assert is_linked(0, rows)
+    for batch in (await chain.batches())[1:]:
+        assert batch["first_id"] // 1_000 == batch["last_id"] // 1_000
+
+
+async def test_restart_with_an_unpublished_tail_publishes_it(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(orders(100))
+        await sequencer.submit_many(orders(100, start=100))
+    first_batch_end = (await chain.batches())[1]["last_id"]
+    await chain.admin.execute("UPDATE chain_head SET published_id = $1", first_batch_end)
+    async with open_sequencer(chain.config) as sequencer:
+        pass
+    rows = await chain.rows()
+    frames = await chain.frames()
+    again = frames[-1]
+    assert again[1] == rows[100:]
+    assert again[0].publisher_epoch == again[0].epoch + 1
+    assert (await chain.head())["published_id"] == rows[-1].id
+
+
+async def test_restart_with_a_long_unpublished_tail_skips_it_on_record(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain(tail_rows_max=50)
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(orders(100))
+    frames_before = len(await chain.frames())
+    await chain.admin.execute("UPDATE chain_head SET published_id = 0")
+    async with open_sequencer(chain.config):
+        pass
+    skip = await chain.admin.fetchrow("SELECT after_id, until_id FROM chain_skip")
+    last_id = (await chain.rows())[-1].id
+    assert tuple(skip) == (0, last_id)
+    assert (await chain.head())["published_id"] == last_id
+    assert len(await chain.frames()) == frames_before
+
+
+async def test_second_leader_fences_the_first(make_chain: MakeChain) -> None:
+    chain = await make_chain(recover_seconds=5)
+    async with open_sequencer(chain.config) as first:
+        await first.submit("a", b"1")
+        # The later one takes the chain over, whoever led it.
+        async with open_sequencer(chain.config) as second:
+            await second.submit("b", b"2")
+            epoch = second.stats().epoch
+    rows = await chain.rows()
+    assert is_linked(0, rows)
+    assert [row.key for row in rows] == ["a", "b"]
+    assert (await chain.head())["epoch"] == epoch
+
+
+async def test_leader_whose_epoch_was_raised_cannot_commit(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    sequencer = await open_sequencer(chain.config).__aenter__()
+    await sequencer.submit("a", b"1")
+    await chain.admin.execute("UPDATE chain_head SET epoch = epoch + 1, nonce = 'other'")
+    with pytest.raises(Fenced):
+        await sequencer.submit("b", b"2")
+    with pytest.raises(Fenced):
+        await sequencer.submit("c", b"3")
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+    assert [row.key for row in await chain.rows()] == ["a"]
+
+
+async def test_backend_ended_between_commits_costs_an_epoch_and_no_order(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit("a", b"1")
+        await chain.admin.execute("SELECT pg_terminate_backend(backend_pid) FROM chain_head")
+        await sequencer.submit("b", b"2")
+        stats = sequencer.stats()
+    assert stats.take_overs == 2
+    rows = await chain.rows()
+    assert [row.key for row in rows] == ["a", "b"]
+    assert is_linked(0, rows)
+    assert_frames_are_the_rows(await chain.frames(), rows)
+
+
+async def test_one_bad_order_among_many_harms_no_other(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        results = await asyncio.gather(
+            sequencer.submit("good", b"1"),
+            sequencer.submit("nul\0", b"2"),
+            sequencer.submit("also good", b"3"),
+            return_exceptions=True,
+        )
+        with pytest.raises(OrderError, match="payload"):
+            await sequencer.submit_many([Order("x", b"1"), Order("y", "text")])  # type: ignore[arg-type]
+    assert isinstance(results[1], OrderError)
+    assert [row.key for row in await chain.rows()] == ["good", "also good"]
+
+
+async def test_cancelled_submit_is_committed_all_the_same(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        waiting = asyncio.create_task(sequencer.submit("a", b"1"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await sequencer.submit("b", b"2")
+    assert [row.key for row in await chain.rows()] == ["a", "b"]
+
+
+async def test_intake_mark_is_stored_with_its_batch(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    mark = IntakeMark(source="file:orders.csv", position=3, digest=b"\x01")
+    async with open_sequencer(chain.config) as sequencer:
+        assert await sequencer.intake(mark.source) is None
+        await sequencer.submit_many(orders(3), intake=mark)
+        assert await sequencer.intake(mark.source) == mark
+
+
+async def test_submit_after_close_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        pass
+    with pytest.raises(StoppedError):
+        await sequencer.submit("a", b"1")
+
+
+async def test_idle_sequencer_publishes_heartbeats_of_its_head(make_chain: MakeChain) -> None:
+    chain = await make_chain(heartbeat_seconds=0.01)
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit("a", b"1")
+        while sequencer.stats().heartbeats < 3:  # noqa: ASYNC110 - only the counter tells
+            await asyncio.sleep(0.005)
+
+
+async def test_start_on_a_chain_that_was_never_created_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    config = SequencerConfig(chain_id=77, database=chain.config.database, kafka=chain.config.kafka)
+    with pytest.raises(ChainMissing, match="chainctl chain create 77"):
+        async with open_sequencer(config):
+            pass
+
+
+async def test_start_on_a_database_without_schema_is_refused(
+    empty_database: str, kafka_server: object
+) -> None:
+    config = SequencerConfig(chain_id=1, database=empty_database, kafka="127.0.0.1:1")
+    with pytest.raises(SchemaError, match="chainctl schema apply"):
+        async with open_sequencer(config):
+            pass
+
+
+async def test_start_on_another_schema_version_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    await chain.admin.execute("UPDATE schema_version SET version = 999")
+    with pytest.raises(SchemaError, match="schema version was 999, expected 1"):
+        async with open_sequencer(chain.config):
+            pass
+
+
+async def test_start_with_a_wrong_password_never_shows_it(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    user, _, rest = chain.config.database.partition("@")
+    dsn = f"{user.rpartition(':')[0]}:not-the-one@{rest}"
+    config = SequencerConfig(chain_id=1, database=dsn, kafka=chain.config.kafka)
+    with pytest.raises(ConnectError) as caught:
+        async with open_sequencer(config):
+            pass
+    assert "not-the-one" not in str(caught.value)
+
+
+async def test_start_without_a_topic_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain(with_topic=False)
+    with pytest.raises(TopicError, match="exactly 1 partition"):
+        async with open_sequencer(chain.config):
+            pass
+
+
+async def test_start_on_a_compacted_topic_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain(with_topic=False)
+    await make_topic(chain.config.kafka, chain.topic, **{"cleanup.policy": "compact"})
+    with pytest.raises(TopicError, match=r"cleanup\.policy"):
+        async with open_sequencer(chain.config):
+            pass
+
+
+async def test_start_on_a_broker_that_is_not_there_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    config = SequencerConfig(chain_id=1, database=chain.config.database, kafka="127.0.0.1:1")
+    with pytest.raises(ConnectError, match="kafka"):
+        async with open_sequencer(config):
+            pass
+
+
+@pytest.mark.parametrize("setting", ["synchronous_commit"])
+async def test_start_with_durability_off_is_refused(make_chain: MakeChain, setting: str) -> None:
+    chain: Chain = await make_chain()
+    name = await chain.admin.fetchval("SELECT current_database()")
+    await chain.admin.execute(f'ALTER DATABASE "{name}" SET {setting} = off')
+    with pytest.raises(DurabilityError, match=f"{setting} was 'off'"):
+        async with open_sequencer(chain.config):
+            pass
+
+
+async def test_writer_role_cannot_change_a_row(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    writer = await asyncpg.connect(chain.config.database)
+    try:
+        for statement in (
+            "UPDATE chain_event SET payload = ''",
+            "DELETE FROM chain_event",
+            "TRUNCATE chain_event",
+            "UPDATE chain_batch SET row_count = 0",
+            "DELETE FROM chain_batch",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await writer.execute(statement)
+    finally:
+        await writer.close()
