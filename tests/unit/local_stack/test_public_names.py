@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import local_stack
+
+
+def test_public_names_are_these() -> None:
+    assert sorted(local_stack.__all__) == [
+        "FetchFailed",
+        "FolderUnusable",
+        "KafkaConfig",
+        "KafkaServer",
+        "LocalStack",
+        "PostgresConfig",
+        "PostgresServer",
+        "Progress",
+        "ProxiedListener",
+        "ServerFailed",
+        "ServerStatus",
+        "SetupNeeded",
+        "StackError",
+        "StackMissing",
+        "StackStatus",
+        "StatementFailed",
+        "default_cache_directory",
+        "default_directory",
+        "silent",
+    ]
+    assert all(hasattr(local_stack, name) for name in local_stack.__all__)

@@ -1,0 +1,164 @@
+"""The common behaviour of servers, shown with a shell script for a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from local_stack import server as server_module
+from local_stack.errors import ServerFailed
+from local_stack.server import Server
+from local_stack.service_user import Account
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from local_stack.process import ProcessIdentity
+
+OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
+SERVES = "touch ready; exec sleep 60"
+
+
+class Script(Server):
+    name: ClassVar[str] = "Script"
+    stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]] = (
+        (signal.SIGTERM, 0.3),
+        (signal.SIGKILL, 10.0),
+    )
+    script = SERVES
+
+    def __init__(
+        self,
+        directory: Path,
+        process: ProcessIdentity | None = None,
+        on_launch: Callable[[ProcessIdentity], None] | None = None,
+    ) -> None:
+        super().__init__(directory, OURSELVES, process=process, on_launch=on_launch)
+
+    def prepare(self) -> None:
+        (self.directory / "ready").unlink(missing_ok=True)
+
+    def command(self) -> list[str]:
+        return ["sh", "-c", f"cd '{self.directory}'; {self.script}"]
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": os.defpath}
+
+    def is_ready(self) -> bool:
+        return self.is_running() and (self.directory / "ready").exists()
+
+    def may_start_again(self, log: str) -> bool:
+        return "try again" in log
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Script]:
+    made = Script(tmp_path)
+    yield made
+    made.kill()
+
+
+def test_start_twice_keeps_the_process(server: Script) -> None:
+    server.start()
+    first = server.process
+    server.start()
+    assert server.process == first
+
+
+def test_start_tells_the_process_before_it_is_ready(tmp_path: Path) -> None:
+    told: list[ProcessIdentity] = []
+    server = Script(tmp_path, on_launch=told.append)
+    server.script = "exec sleep 60"
+    with pytest.raises(ServerFailed, match="was not ready within 0 s"):
+        server.start(deadline_s=0.2)
+    assert told == [server.process]
+    server.kill()
+
+
+def test_start_of_a_server_that_ends_carries_the_end_of_its_log(server: Script) -> None:
+    server.script = "echo first; echo the reason; exit 1"
+    with pytest.raises(ServerFailed, match="ended before it was ready") as caught:
+        server.start()
+    assert caught.value.log_tail == "first\nthe reason"
+    assert caught.value.log_path == server.log_path
+    assert str(caught.value).endswith("its last line: the reason")
+    assert "\n" not in str(caught.value)
+
+
+def test_start_that_may_pass_is_tried_again(server: Script) -> None:
+    server.script = f"[ -e once ] || {{ touch once; echo try again; exit 1; }}; {SERVES}"
+    server.start()
+    assert server.is_ready()
+
+
+def test_start_with_a_program_that_is_missing_says_so(
+    server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "command", lambda: ["/nonexistent/program"])
+    with pytest.raises(ServerFailed, match="cannot be run"):
+        server.start()
+
+
+def test_another_object_with_the_same_process_knows_it_again(
+    server: Script, tmp_path: Path
+) -> None:
+    server.start()
+    again = Script(tmp_path, process=server.process)
+    assert again.is_ready()
+    again.stop()
+    assert not server.is_running()
+
+
+def test_stop_of_a_server_that_ignores_the_first_signal_goes_on_to_the_next(
+    server: Script,
+) -> None:
+    server.script = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
+    server.start()
+    server.stop()
+    assert not server.is_running()
+
+
+def test_stop_without_a_process_and_twice_does_nothing(server: Script) -> None:
+    server.stop()
+    server.start()
+    server.stop()
+    server.stop()
+    assert not server.is_running()
+
+
+def test_stop_of_a_frozen_server_thaws_it_first(server: Script) -> None:
+    server.script = "trap 'echo in order; exit' TERM; touch ready; while :; do sleep 0.05; done"
+    server.start()
+    server.freeze()
+    server.stop()
+    assert server.log_tail() == "in order"
+
+
+def test_freeze_stops_the_children_too(server: Script) -> None:
+    server.script = "(while :; do echo beat; sleep 0.02; done) & touch ready; wait"
+    server.start()
+    server.freeze()
+    time.sleep(0.1)
+    size = server.log_path.stat().st_size
+    time.sleep(0.2)
+    assert server.log_path.stat().st_size == size
+    server.thaw()
+    time.sleep(0.3)
+    assert server.log_path.stat().st_size > size
+    for child in server_module.processes.children_of(server.process):  # type: ignore[arg-type]
+        server_module.processes.send(child, signal.SIGKILL)
+
+
+def test_a_large_log_is_moved_aside_at_the_next_start(
+    server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_LOG_BYTES_MAX", 10)
+    server.log_path.write_text("more than ten bytes\n")
+    server.start()
+    assert server.log_path.with_suffix(".log.1").read_text() == "more than ten bytes\n"
+    assert server.log_tail() == ""
