@@ -1,0 +1,131 @@
+"""What the demo's processes tell each other: one JSON object a line.
+
+The demo writes a job to the standard input of a process it has started, as the first line, and
+commands behind it. (On a command line every user of the machine could read the passwords.) The
+process writes reports to its standard output. When its standard input ends, the demo is gone, and
+the process ends too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from chainctl.demo.lossy_link import LinkCounters, LinkFaults  # noqa: TC001 - msgspec decodes them
+
+LINE_BYTES_MAX: Final = 256 * 1024
+"""The longest line: reports have a few dozen numbers."""
+
+
+class SequencingJob(Struct, frozen=True, kw_only=True):
+    """What the sequencing process is to do."""
+
+    database: str
+    kafka: str
+    chain_id: int
+    input: str
+    """Path of the file whose rows are the orders."""
+    batch_rows: int
+    """Rows of one commit, and of one frame."""
+    pause_at_row: int
+    """It stops behind this row until it is told to go on."""
+
+
+class MatchingJob(Struct, frozen=True, kw_only=True):
+    """What the matching service is to do."""
+
+    database: str
+    gap_database: str
+    kafka: str
+    chain_id: int
+    receiver: str
+    """Name under which the checkpoint stands."""
+    handler: str
+    """One of `chainctl.demo.handler.HANDLERS`."""
+    journal: str
+    """Path of the journal that is written."""
+    faults: LinkFaults
+    last_key: str
+    """Key of the input's last row: the frame that ends with it is lost."""
+    life: int
+    """How often the service was started before, for this chain."""
+
+
+class GoOn(Struct, frozen=True, tag="go on"):
+    """To the sequencing process: sequence the second part."""
+
+
+class FinishAt(Struct, frozen=True, tag="finish at"):
+    """To the matching service: the chain ends here; save, and end once this id is delivered."""
+
+    id: int
+
+
+Command = GoOn | FinishAt
+
+
+class Sequenced(Struct, frozen=True, kw_only=True, tag="sequenced"):
+    """From the sequencing process: how far it is, now and then, when it pauses, and at its end."""
+
+    rows: int
+    first_id: int
+    last_id: int
+    frames: int
+    """Frames with rows that Kafka has acknowledged."""
+    seconds: float
+    """Time spent on sequencing; the pause does not count."""
+    is_paused: bool = False
+    is_done: bool = False
+
+
+class Live(Struct, frozen=True, kw_only=True, tag="live"):
+    """From the matching service: it has caught up and follows the live frames."""
+
+    head: int
+    """head_delivered."""
+
+
+class Resumed(Struct, frozen=True, kw_only=True, tag="resumed"):
+    """From the matching service, once at its start: where it stands before it reads anything."""
+
+    head: int
+    """head_delivered as stored with the state; 0 at the first start."""
+    journal_rows_cut: int
+    """Rows behind the checkpoint that were cut off the journal: delivered again from now on."""
+
+
+class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
+    """From the matching service: how far it is."""
+
+    head: int
+    rows: int
+    """Rows delivered by this process."""
+    receiver: dict[str, int]
+    """The receiver's own counters."""
+    link: LinkCounters
+    saves: int
+    """Times that state and checkpoint were stored, in one transaction each."""
+
+
+class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
+    """From the matching service at its end: everything is delivered, stored and digested."""
+
+    delivered: Delivered
+    events: int
+    """Rows in the state: those of all its lives."""
+    counters: dict[str, int]
+    digest: str
+
+
+Report = Sequenced | Live | Resumed | Delivered | Finished
+
+_encoder: Final = msgspec.json.Encoder()
+command_decoder: Final = msgspec.json.Decoder(Command)
+report_decoder: Final = msgspec.json.Decoder(Report)
+
+
+def line_of(message: Struct) -> bytes:
+    """Return a message as a line."""
+    return _encoder.encode(message) + b"\n"
