@@ -1,1 +1,8 @@
 """Reads the rows that a receiver lacks straight from the database, with a read-only role."""
+
+from __future__ import annotations
+
+from gapfill.config import GapReaderConfig
+from gapfill.reader import GapReader
+
+__all__ = ["GapReader", "GapReaderConfig"]

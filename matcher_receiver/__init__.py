@@ -1,1 +1,23 @@
 """Hands a chain's rows on in order, once each, whatever the broker did to them."""
+
+from __future__ import annotations
+
+from matcher_receiver.checkpoint_store import PostgresCheckpointStore
+from matcher_receiver.config import CheckpointConfig, KafkaSourceConfig, ReceiverConfig
+from matcher_receiver.decisions import State
+from matcher_receiver.gaps import Gap
+from matcher_receiver.kafka_source import KafkaFrameSource
+from matcher_receiver.receiver import Receiver
+from matcher_receiver.stats import ReceiverStats
+
+__all__ = [
+    "CheckpointConfig",
+    "Gap",
+    "KafkaFrameSource",
+    "KafkaSourceConfig",
+    "PostgresCheckpointStore",
+    "Receiver",
+    "ReceiverConfig",
+    "ReceiverStats",
+    "State",
+]

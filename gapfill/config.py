@@ -1,0 +1,38 @@
+"""The settings of the gap reader, as a value."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from orderchain.limits import CHAIN_ID_MAX
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class GapReaderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the missing rows of one chain are read, and how gently."""
+
+    database: Annotated[str, Meta(min_length=1)]
+    """A libpq URL; the role `gap_reader` is enough."""
+    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
+    page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
+    """Rows read at once. Two pages are in memory at most: the caller's and the next."""
+    page_bytes: Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
+    """Payload bytes after which a page ends early; one row more may be in it."""
+    connect_seconds: Seconds = 5.0
+    """Deadline of a connect."""
+    statement_seconds: Seconds = 10.0
+    """Deadline of a statement; a page that takes longer is tried again by whoever fills."""
+    busy_seconds: Seconds = 10.0
+    """How long to wait, trying again, while the role has no connection left."""
+    linger_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.5
+    """How long a connection is kept after the last read. Many receivers share the few connections
+    of the role: a longer time starves them, 0 pays a login for every gap."""
+    close_seconds: Seconds = 2.0
+    """Deadline of closing a connection; after it the socket is cut."""
+
+    def __repr__(self) -> str:
+        return f"GapReaderConfig({mask_dsn(self.database)}, chain {self.chain_id})"

@@ -1,0 +1,135 @@
+"""One connection, held only while something is read."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from orderchain.dsn import mask_dsn
+from orderchain.errors import ConnectError, OrderchainError, RetryError
+from orderchain.refusals import (
+    connect_refusal,
+    is_too_many_connections,
+    schema_refusal,
+    sqlstate_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gapfill.config import GapReaderConfig
+
+BUSY_PAUSE_SECONDS: Final = (0.05, 0.5)
+"""Between two tries for one of the role's few connections: long enough not to storm the server,
+random so that many receivers do not come back together."""
+
+_NOT_ALLOWED: Final = "42501"
+
+
+class ReadConnection:
+    """Runs one statement at a time, and lets go of its connection soon after the last one."""
+
+    def __init__(self, config: GapReaderConfig, random: Random | None = None) -> None:
+        self._config = config
+        self._random = random or Random()  # noqa: S311 - jitter, not a secret
+        self._turn = asyncio.Lock()
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._release: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def fetch(self, statement: str, *values: object) -> Sequence[Any]:
+        """Return the rows of `statement`.
+
+        Raises ConnectError, SchemaError; RetryError where the connection was lost, the deadline
+        passed, or no connection was free for long.
+        """
+        async with self._turn:
+            self._keep()
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                connection = self._connection = await self._connect()
+            try:
+                rows: Sequence[Any] = await connection.fetch(
+                    statement, *values, timeout=self._config.statement_seconds
+                )
+            except BaseException as error:
+                # What a cancelled or failed statement leaves on the wire is not worth knowing.
+                self._abandon()
+                if isinstance(error, Exception):
+                    raise self._read_refusal(error) from error
+                raise
+            self._let_go_soon()
+            return rows
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond `close_seconds`."""
+        self._keep()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._shut(connection)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=self._config.close_seconds)
+
+    async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
+        """Log in, waiting with jitter while the role has no connection left."""
+        until = asyncio.get_running_loop().time() + self._config.busy_seconds
+        while True:
+            try:
+                return await asyncpg.connect(
+                    self._config.database, timeout=self._config.connect_seconds
+                )
+            except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                refusal = connect_refusal(error, self._config.database)
+                pause = self._random.uniform(*BUSY_PAUSE_SECONDS)
+                if not is_too_many_connections(error) or self._is_past(until - pause):
+                    raise refusal from error
+            await asyncio.sleep(pause)
+
+    @staticmethod
+    def _is_past(moment: float) -> bool:
+        return asyncio.get_running_loop().time() > moment
+
+    def _read_refusal(self, error: Exception) -> OrderchainError | Exception:
+        """Return what to raise for a statement that failed."""
+        if refusal := schema_refusal(error):
+            return refusal
+        if sqlstate_of(error) == _NOT_ALLOWED:
+            return ConnectError(
+                "database", mask_dsn(self._config.database), "a role that may read the chain"
+            )
+        if isinstance(error, TimeoutError):
+            return RetryError(f"no answer within {self._config.statement_seconds} s")
+        if isinstance(error, OSError | asyncpg.PostgresError | asyncpg.InterfaceError):
+            return RetryError(f"the read failed: {error}")
+        return error
+
+    # -- letting go ----------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+
+    def _let_go_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._release = loop.call_later(self._config.linger_seconds, self._let_go)
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            task = asyncio.ensure_future(self._shut(connection))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _abandon(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def _shut(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await connection.close(timeout=self._config.close_seconds)

@@ -1,0 +1,45 @@
+-- The statements of a fill. The role `gap_reader` may run all of them, and nothing else.
+
+-- standing: the head of a chain and what stands at one id, in one snapshot
+SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
+       h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
+       h.topic, h.topic_partition,
+       b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
+       -- A genesis or boundary row stands for the last row before it.
+       (b.last_id = $2 OR EXISTS (
+           SELECT FROM chain_event e WHERE e.chain_id = $1 AND e.id = $2
+       )) AS is_there,
+       (SELECT max(a.last_id) FROM chain_batch a
+        WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id
+FROM schema_version v
+LEFT JOIN chain_head h ON h.chain_id = $1
+LEFT JOIN LATERAL (
+    SELECT last_id, seal, epoch FROM chain_batch
+    WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
+) b ON true;
+
+-- page: the next rows of a range, ended early by their bytes; octet_length reads no stored payload
+SELECT id, pid, key, event_time_ns, payload
+FROM (
+    SELECT id, pid, key, event_time_ns, payload,
+           sum(octet_length(payload)) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING)
+               - octet_length(payload) AS bytes_before
+    FROM chain_event
+    WHERE chain_id = $1 AND id > $2 AND id <= $3
+    ORDER BY id
+    LIMIT $4
+) page
+WHERE bytes_before < $5
+ORDER BY id;
+
+-- batch_at: the last whole batch that ends at or before an id
+SELECT last_id, seal, epoch
+FROM chain_batch
+WHERE chain_id = $1 AND last_id <= $2
+ORDER BY last_id DESC
+LIMIT 1;
+
+-- place: whether this is a standby, and up to where rows were archived
+SELECT pg_is_in_recovery() AS is_standby,
+       (SELECT max(last_id) FROM chain_batch
+        WHERE chain_id = $1 AND prev_last_id IS NULL) AS boundary_id;

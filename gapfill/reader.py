@@ -1,0 +1,206 @@
+"""Reads standings and missing rows of one chain: the database's side of a receiver."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gapfill.connection import ReadConnection
+from orderchain.errors import (
+    ChainMissing,
+    ForkFound,
+    NotYetReadable,
+    RowsArchived,
+    RowsMissing,
+    SchemaError,
+    SealMismatch,
+)
+from orderchain.event import Event
+from orderchain.link import first_break, is_linked
+from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.run import Run
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.seal import genesis_seal
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    from gapfill.config import GapReaderConfig
+
+_SQL: Final = load_sql("gapfill", "queries.sql")
+
+
+class GapReader:
+    """Implements `orderchain.ports.GapSource` over PostgreSQL, with the role `gap_reader`.
+
+    One fill at a time; used from one event loop. It connects when something is read, and lets go
+    soon after.
+    """
+
+    def __init__(self, config: GapReaderConfig) -> None:
+        self._config = config
+        self._connection = ReadConnection(config)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond `close_seconds`."""
+        await self._connection.close()
+
+    # -- standing ------------------------------------------------------------------------------
+
+    async def standing(self, at_id: int) -> Standing:
+        """Return the chain's head and the mark behind the row `at_id` (0: before the first row).
+
+        Both are of one snapshot. Raises ChainMissing, SchemaError, ConnectError, RetryError;
+        RowsArchived when the row lies behind the archive's boundary.
+        """
+        chain_id = self._config.chain_id
+        rows = await self._connection.fetch(_SQL["standing"], chain_id, at_id)
+        if not rows:
+            raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
+        row = rows[0]
+        if row["version"] != SCHEMA_VERSION:
+            raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
+        if row["chain_id"] is None:
+            raise ChainMissing(chain_id)
+        mark = _mark_of(row, chain_id, at_id)
+        if mark is None and at_id < (row["boundary_id"] or 0):
+            raise RowsArchived(chain_id, at_id, row["boundary_id"])
+        return Standing(head=_head_of(row), mark=mark, is_primary=not row["is_standby"])
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        """Yield linked runs from behind `after` up to and including the row `until_id`.
+
+        `after` is compared with the database first. While the caller works on a run the next page
+        is read, never more than one ahead. Raises what `orderchain.ports.GapSource` names; what was
+        yielded before that is linked and committed.
+        """
+        await self._check_start(after)
+        page = asyncio.ensure_future(self._run(after, until_id))
+        try:
+            while (run := await page) is not None:
+                if run.last_id < until_id:
+                    page = asyncio.ensure_future(self._run(run.end, until_id))
+                    yield run
+                else:
+                    yield run
+                    return
+        finally:
+            page.cancel()
+            await asyncio.wait([page])
+            if not page.cancelled():
+                page.exception()  # looked at, so that asyncio does not complain of it
+
+    async def _check_start(self, after: Mark) -> None:
+        """Refuse to fill behind a place that the database does not have."""
+        standing = await self.standing(after.id)
+        mark, chain_id = standing.mark, self._config.chain_id
+        if (
+            mark is not None
+            and mark.seal == after.seal
+            and mark.batch_last_id == after.batch_last_id
+        ):
+            return
+        if not standing.is_primary:
+            raise NotYetReadable(after.batch_last_id, after.id)
+        if mark is None:
+            raise ForkFound(chain_id, after.batch_last_id, after.id, None)
+        raise SealMismatch(chain_id, after.id, after.seal, mark.seal)
+
+    async def _run(self, after: Mark, until_id: int) -> Run | None:
+        """Return the next run; None when nothing is left to read."""
+        if after.id >= until_id:
+            return None
+        events = await self._page(after.id, until_id)
+        if not events or not is_linked(after.id, events):
+            events = await self._explain(after.id, until_id)
+        chain_id, last_id = self._config.chain_id, events[-1].id
+        # Rows of a batch become visible together with its row, so what ends at or before the last
+        # row of the page is final, also when it is read a moment later.
+        rows = await self._connection.fetch(_SQL["batch_at"], chain_id, last_id)
+        if not rows:
+            raise RowsMissing(chain_id, after.id, last_id)
+        batch_last_id, seal, epoch = rows[0]
+        end = Mark(id=last_id, batch_last_id=batch_last_id, seal=seal, epoch=epoch)
+        return Run(chain_id=chain_id, events=events, end=end)
+
+    async def _page(self, after_id: int, until_id: int) -> list[Event]:
+        config = self._config
+        rows = await self._connection.fetch(
+            _SQL["page"], config.chain_id, after_id, until_id, config.page_rows, config.page_bytes
+        )
+        return list(starmap(Event, rows))
+
+    async def _explain(self, after_id: int, until_id: int) -> list[Event]:
+        """Return the linked rows behind `after_id`, or raise what is known of those that lack.
+
+        The page is read again once the server has said what it is: it may have been promoted, or
+        have replayed the rows, in between.
+        """
+        place = (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
+        events = await self._page(after_id, until_id)
+        at = first_break(after_id, events)
+        linked = events if at is None else events[:at]
+        if linked:
+            return linked
+        if place["is_standby"]:
+            raise NotYetReadable(after_id, until_id)
+        raise self._missing(after_id, until_id, events, place["boundary_id"])
+
+    def _missing(
+        self, after_id: int, until_id: int, events: list[Event], boundary_id: int | None
+    ) -> Exception:
+        chain_id = self._config.chain_id
+        if boundary_id is not None and boundary_id > after_id:
+            return RowsArchived(chain_id, after_id, boundary_id)
+        if not events:
+            return RowsMissing(chain_id, after_id, until_id)
+        found = events[0]
+        if after_id < found.pid < found.id:
+            return RowsMissing(chain_id, after_id, found.pid)
+        # The next row names an older parent than ours: two rows have one parent.
+        return ForkFound(chain_id, found.pid, after_id, found.id)
+
+
+def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, which is untyped
+    return ChainHead(
+        chain_id=row["chain_id"],
+        database_id=row["database_id"],
+        epoch=row["epoch"],
+        nonce=row["nonce"],
+        last_id=row["last_id"],
+        last_seal=row["last_seal"],
+        published_id=row["published_id"],
+        topic=row["topic"],
+        partition=row["topic_partition"],
+    )
+
+
+def _mark_of(row: Any, chain_id: int, at_id: int) -> Mark | None:  # noqa: ANN401 - as above
+    if row["batch_last_id"] is not None and row["is_there"]:
+        return Mark(
+            id=at_id,
+            batch_last_id=row["batch_last_id"],
+            seal=row["batch_seal"],
+            epoch=row["batch_epoch"],
+        )
+    if at_id == 0:
+        # The genesis row may lie in the archive; what it holds can be computed.
+        seal = genesis_seal(row["database_id"], chain_id)
+        return Mark(id=0, batch_last_id=0, seal=seal, epoch=0)
+    return None

@@ -1,0 +1,94 @@
+"""The settings of a receiver, as values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.mark import Mark  # noqa: TC001 - msgspec reads the field's type
+
+ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one receiver of one chain behaves."""
+
+    chain_id: ChainId
+    name: Annotated[str, Meta(min_length=1, max_length=200)] = "receiver"
+    """Under which the checkpoint stands. Two receivers of one name stop each other."""
+    start: Mark | None = None
+    """Where to begin, for callers that keep their place themselves. None: at the checkpoint, and
+    without one at the beginning of the chain."""
+    until_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
+    """End after the last row whose id is not above this. None: never."""
+    to_head_at_start: bool = False
+    """End at the head that the database had at the start."""
+    idle_seconds: Seconds | None = None
+    """End when nothing was delivered for so long and the database holds nothing more."""
+    poll_after_seconds: Seconds = 1.0
+    """The database's head is read when no frame has been of use for so long. Well above the
+    interval of heartbeats (0.25 s), or every idle chain is polled for nothing."""
+    outage_poll_seconds: Seconds = 0.25
+    """The same while Kafka brings nothing but the database has more: the latency of delivery
+    without Kafka, paid with one small read by each receiver at this pace."""
+    check_seconds: Seconds = 0.1
+    """At most one reading of the head in so long for frames that contradict us or come from an
+    unknown publisher: a flood of forged frames must not become a flood of reads."""
+    retry_seconds_max: Seconds = 2.0
+    """The longest pause between two tries to read from a database that is away."""
+    standby_wait_seconds: Seconds = 30.0
+    """How long a standby may lag behind what is to be filled, before NotYetReadable is raised."""
+    gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
+    """Gaps kept in the ledger in memory, about 300 bytes each."""
+
+
+class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One partition of one topic, and how it is read."""
+
+    bootstrap_servers: Annotated[str, Meta(min_length=1)]
+    """`host:port`, several separated by commas."""
+    topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    partition: Annotated[int, Meta(ge=0)] = 0
+    fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    """Bytes asked for at once, and so what waits in memory while the receiver fills a gap: about
+    twice this. A larger single record still arrives whole, up to what a frame may be."""
+    records_max: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
+    """Records handed to the receiver at once."""
+    connect_seconds: Seconds = 10.0
+    """Deadline of the start, the checks of the topic among it."""
+    request_seconds: Seconds = 5.0
+    """Deadline of a single request to the broker."""
+    close_seconds: Seconds = 3.0
+    """Deadline of the stop; what has not closed by then is left to the garbage collector."""
+    security_protocol: str = "PLAINTEXT"
+    """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`."""
+    sasl_mechanism: str = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: str | None = None
+
+    def __repr__(self) -> str:
+        return f"KafkaSourceConfig({self.bootstrap_servers}, {self.topic}[{self.partition}])"
+
+
+class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the checkpoint of one receiver stands."""
+
+    database: Annotated[str, Meta(min_length=1)]
+    """A libpq URL; the role `receiver_writer` is enough."""
+    chain_id: ChainId
+    receiver: Annotated[str, Meta(min_length=1, max_length=200)] = "receiver"
+    connect_seconds: Seconds = 5.0
+    """Deadline of a connect."""
+    statement_seconds: Seconds = 10.0
+    """Deadline of a statement."""
+    close_seconds: Seconds = 2.0
+
+    def __repr__(self) -> str:
+        return (
+            f"CheckpointConfig({mask_dsn(self.database)}, chain {self.chain_id}, "
+            f"receiver {self.receiver!r})"
+        )

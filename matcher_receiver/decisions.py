@@ -1,0 +1,96 @@
+"""What the core decides. The shell does it; nothing else is ever done with a frame."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from orderchain.errors import HaltError  # noqa: TC001 - the field's type is read at run time
+
+
+class State(Enum):
+    """What a receiver is doing. `docs/protocol.md` has every cell of the table."""
+
+    CATCHING_UP = "catching up"
+    """Reading the database up to the head that was found at the start."""
+    LIVE = "live"
+    """Handing on live frames."""
+    FILLING = "filling"
+    """Reading missing rows from the database; live frames wait."""
+    HALTED = "halted"
+    """The primary contradicts what was delivered. Only a person leads out of this."""
+
+
+Cause = Literal["start", "frame", "heartbeat", "poll"]
+"""What showed that rows are missing."""
+
+
+class Deliver(Struct, frozen=True):
+    """The frame is the next one: hand its rows on."""
+
+
+class DeliverNewPart(Struct, frozen=True):
+    """The first rows of the frame were delivered before: hand on those behind the head."""
+
+
+class Drop(Struct, frozen=True):
+    """The frame is of no use. `reason` is a short, stable word for counting."""
+
+    reason: str
+
+
+class Check(Struct, frozen=True):
+    """Drop the frame, and ask the database about our own head: one of the two is wrong."""
+
+    reason: str
+
+
+class ConfirmNonce(Struct, frozen=True):
+    """The publisher is not known: ask the database about its leader, then judge again."""
+
+
+class Fill(Struct, frozen=True):
+    """Rows behind the head up to and including `until_id` are missing: read them."""
+
+    until_id: int
+    cause: Cause
+
+
+class InStep(Struct, frozen=True):
+    """The other side stands where we stand."""
+
+
+class Wait(Struct, frozen=True):
+    """A standby does not know yet. Ask again later; its word never halts."""
+
+
+class Compare(Struct, frozen=True):
+    """Only the seal contradicts: read the last batch again, and compare its rows."""
+
+
+class Halt(Struct, frozen=True):
+    """The primary contradicts what was delivered."""
+
+    error: HaltError
+
+
+FrameDecision = Deliver | DeliverNewPart | Drop | Check | ConfirmNonce | Fill | InStep
+StandingDecision = InStep | Fill | Wait | Compare | Halt
+GapDecision = Fill | Drop | Wait | Halt
+
+# One instance each: a frame is judged some thousand times a second.
+DELIVER: Final = Deliver()
+DELIVER_NEW_PART: Final = DeliverNewPart()
+CONFIRM_NONCE: Final = ConfirmNonce()
+IN_STEP: Final = InStep()
+WAIT: Final = Wait()
+COMPARE: Final = Compare()
+DROP_CHAIN: Final = Drop("chain")
+DROP_OLD: Final = Drop("old")
+DROP_NONCE: Final = Drop("nonce")
+DROP_PHANTOM: Final = Drop("phantom")
+CHECK_SEAL: Final = Check("seal")
+CHECK_EPOCH: Final = Check("epoch")
+CHECK_LINK: Final = Check("link")

@@ -1,0 +1,206 @@
+"""Frames from one Kafka partition, read without a group and without believing in offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import (
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
+from aiokafka.helpers import create_ssl_context
+
+from orderchain.errors import ConnectError, OrderchainError, RetryError, SettingError, TopicError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from types import TracebackType
+
+    from matcher_receiver.config import KafkaSourceConfig
+
+_log = logging.getLogger(__name__)
+
+_PARTITIONS: Final = 1
+"""One chain, one partition: between partitions Kafka keeps no order."""
+
+
+class KafkaFrameSource:
+    """Implements `orderchain.ports.FrameSource` over aiokafka.
+
+    It starts at the live end and goes back there whenever its offset is no longer in the log: what
+    lies between is read from the database, which the pids show. Values come as raw bytes; their
+    checksum is in the frame, so the broker's is not computed again.
+    """
+
+    def __init__(self, config: KafkaSourceConfig) -> None:
+        self._config = config
+        self._at = TopicPartition(config.topic, config.partition)
+        self._consumer: AIOKafkaConsumer | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Check the topic and stand at the live end. Raises ConnectError, TopicError."""
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await self._check_topic()
+                await self._start_consumer()
+        except OrderchainError:
+            await self.close()
+            raise
+        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+            await self.close()
+            raise self._connect_refusal(error) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the values of the next records, empty when none came within `timeout_seconds`.
+
+        Raises RetryError when the broker does not answer; it is asked when nothing has come.
+        """
+        consumer = self._running()
+        try:
+            found = await consumer.getmany(
+                self._at,
+                timeout_ms=int(timeout_seconds * 1000),
+                max_records=self._config.records_max,
+            )
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            _log.warning("%s: back to the live end: %s", self._config.topic, error)
+            await self._seek_to_live_end(consumer)
+            return []
+        except KafkaError as error:
+            raise RetryError(f"the broker did not answer: {error!r}") from error
+        if found:
+            return [record.value for record in found[self._at]]
+        # aiokafka is silent about a broker that is away: nothing came is all it says.
+        await self._live_end(consumer)
+        return []
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond `close_seconds`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await self._shut(consumer.stop())
+
+    # -- the topic -----------------------------------------------------------------------------
+
+    async def _check_topic(self) -> None:
+        """Refuse a topic that is not there, has other partitions than one, or is compacted."""
+        admin = AIOKafkaAdminClient(
+            request_timeout_ms=self._request_ms(), **self._connection_options()
+        )
+        try:
+            await admin.start()
+            # All topics are asked for: asking for one that is missing could create it.
+            topics = {topic["topic"]: topic for topic in await admin.describe_topics()}
+            self._check_partitions(topics.get(self._config.topic))
+            resource = ConfigResource(
+                ConfigResourceType.TOPIC, self._config.topic, configs={"cleanup.policy": None}
+            )
+            self._check_cleanup(await admin.describe_configs([resource]))
+        finally:
+            await self._shut(admin.close())
+
+    def _check_partitions(self, topic: dict[str, Any] | None) -> None:
+        if topic is None:
+            raise TopicError("topic", self._config.topic, "a topic that exists")
+        count = len(topic["partitions"])
+        if count != _PARTITIONS or self._config.partition >= count:
+            raise TopicError(
+                "topic", f"{self._config.topic} with {count} partitions", "one partition, 0"
+            )
+
+    def _check_cleanup(self, responses: list[Any]) -> None:
+        """Refuse compaction, which removes records that have the same key: the engine's have."""
+        for response in responses:
+            for _error, _message, _kind, _name, entries in response.resources:
+                for name, value, *_ in entries:
+                    if name == "cleanup.policy" and "compact" in (value or ""):
+                        raise TopicError(
+                            "topic", f"{self._config.topic} with {name}={value}", "no compaction"
+                        )
+
+    # -- the consumer --------------------------------------------------------------------------
+
+    async def _start_consumer(self) -> None:
+        config = self._config
+        self._consumer = consumer = AIOKafkaConsumer(
+            enable_auto_commit=False,
+            # "latest" would skip in silence what a truncated log has lost; "none" tells us.
+            auto_offset_reset="none",
+            check_crcs=False,
+            fetch_max_bytes=config.fetch_bytes,
+            max_partition_fetch_bytes=config.fetch_bytes,
+            request_timeout_ms=self._request_ms(),
+            **self._connection_options(),
+        )
+        await consumer.start()
+        consumer.assign([self._at])
+        await self._seek_to_live_end(consumer)
+
+    async def _seek_to_live_end(self, consumer: AIOKafkaConsumer) -> None:
+        consumer.seek(self._at, await self._live_end(consumer))
+
+    async def _live_end(self, consumer: AIOKafkaConsumer) -> int:
+        """Return the offset behind the last record. Raises RetryError."""
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                ends = await consumer.end_offsets([self._at])
+        except (KafkaError, OSError) as error:
+            raise RetryError(f"the broker did not answer: {error!r}") from error
+        return int(ends[self._at])
+
+    def _running(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise SettingError("frame source", "not started", "start() first")
+        return self._consumer
+
+    def _connection_options(self) -> dict[str, Any]:
+        config = self._config
+        is_tls = config.security_protocol in ("SSL", "SASL_SSL")
+        return {
+            "bootstrap_servers": config.bootstrap_servers,
+            "client_id": f"orderchain-receiver-{config.topic}",
+            "security_protocol": config.security_protocol,
+            "ssl_context": create_ssl_context() if is_tls else None,
+            "sasl_mechanism": config.sasl_mechanism,
+            "sasl_plain_username": config.sasl_username,
+            "sasl_plain_password": config.sasl_password,
+        }
+
+    def _request_ms(self) -> int:
+        return int(self._config.request_seconds * 1000)
+
+    def _connect_refusal(self, error: Exception) -> ConnectError:
+        expected = (
+            f"a broker that answers within {self._config.connect_seconds} s"
+            if isinstance(error, TimeoutError)
+            else f"a broker that can be reached ({type(error).__name__})"
+        )
+        return ConnectError("kafka", self._config.bootstrap_servers, expected)
+
+    async def _shut(self, closing: Awaitable[None]) -> None:
+        """Await the close of a client, which may hang or fail when the broker is away."""
+        with suppress(KafkaError, OSError, asyncio.CancelledError):
+            async with asyncio.timeout(self._config.close_seconds):
+                await closing

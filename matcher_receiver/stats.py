@@ -1,0 +1,67 @@
+"""What a receiver has done so far, as a value."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from matcher_receiver.decisions import State  # noqa: TC001 - msgspec reads the field's type
+
+
+class ReceiverStats(Struct, frozen=True, kw_only=True):
+    """Counters since the start of this receiver; they never fall."""
+
+    state: State
+    head_delivered: int
+    """Id of the last row that was handed to the caller."""
+    head_seen: int
+    """The highest committed id that the database has told of."""
+    fill_until: int
+    """Last id of the open fill; not above `head_delivered` when none is open."""
+    records: int
+    """Kafka records looked at, broken ones among them."""
+    heartbeats: int
+    frames_live: int
+    """Frames whose rows were handed on, whole or in part."""
+    duplicates_dropped: int
+    """Frames that held only rows delivered before."""
+    dropped: dict[str, int]
+    """Frames dropped for another reason: `chain`, `nonce`, `phantom`, `seal`, `epoch`, `link`,
+    `unreadable`, or a FrameError's reason."""
+    rows_live: int
+    """Rows handed on from frames."""
+    rows_filled: int
+    """Rows handed on from the database to fill gaps."""
+    rows_caught_up: int
+    """Rows handed on from the database at the start."""
+    gaps: int
+    """Gaps filled."""
+    reads: int
+    """Readings of the database's head."""
+    database_retries: int
+    """Readings and fills that failed and were tried again."""
+    broker_failures: int
+    """Times that the broker could not be reached."""
+
+
+class Counters:
+    """The mutable side of `ReceiverStats`; the receiver's own."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.heartbeats = 0
+        self.frames_live = 0
+        self.duplicates_dropped = 0
+        self.dropped: dict[str, int] = {}
+        self.rows_live = 0
+        self.rows_filled = 0
+        self.rows_caught_up = 0
+        self.reads = 0
+        self.database_retries = 0
+        self.broker_failures = 0
+
+    def drop(self, reason: str) -> None:
+        """Count a frame that was dropped for `reason`."""
+        if reason == "old":
+            self.duplicates_dropped += 1
+        else:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
