@@ -54,6 +54,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
     ] = 5_000
     """Larger batches commit faster and come back later: 5,000 rows take 15 to 30 ms here."""
+    connect_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="how long to wait for a server that does not answer")
+    ] = 10.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="what to tell on stderr; debug adds tracebacks and the libraries' logs"),

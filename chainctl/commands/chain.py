@@ -1,0 +1,181 @@
+"""`chainctl chain`: makes chains, and lists them. Nothing else ever makes one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+
+from chainctl.database import SQL, connected, database_id
+from chainctl.groups import SuggestingGroup
+from chainctl.options import CHAIN_ID, json_option, uses_settings
+from chainctl.output import data_json, table, talk
+from chainctl.running import run_async
+from chainctl.topics import Topics, check_topic_name, connected_topics
+from orderchain.errors import SettingError
+from orderchain.seal import genesis_seal
+from orderchain.topic import default_topic
+
+if TYPE_CHECKING:
+    from chainctl.database import Connection
+    from chainctl.settings import Settings
+
+PARTITION_IDS: Final = 10_000_000
+"""Ids of one partition of the table: about 2 GB at orders of 130 bytes. Small enough to be dropped
+and vacuumed in one go, large enough that a chain has tens of them and not thousands."""
+
+PARTITION_IDS_MAX: Final = 2**40
+
+_PARTITION: Final = 0
+"""A topic of a chain has one partition, so there is only this one."""
+
+
+_LISTED: Final = ["chain", "epoch", "head_persisted", "head_published", "topic", "created"]
+
+
+class ChainPlan(Struct, frozen=True, kw_only=True):
+    """What a chain is to be created as."""
+
+    chain_id: int
+    topic: str | None
+    """None: the default topic, or the one that the chain already has."""
+    partition_ids: int | None
+
+
+class Creation(Struct, frozen=True, kw_only=True):
+    """What `chain create` did."""
+
+    chain: int
+    topic: str
+    chain_created: bool
+    topic_created: bool
+
+
+@click.group(cls=SuggestingGroup)
+def command() -> None:
+    """Chains: each one ordered stream, with a topic of its own."""
+
+
+@command.command()
+@click.argument("chain_id", metavar="N", type=CHAIN_ID)
+@click.option("--topic", metavar="NAME", help="Its topic.  [default: orderchain.N]")
+@click.option(
+    "--partition-ids",
+    type=click.IntRange(1, PARTITION_IDS_MAX),
+    metavar="COUNT",
+    help=f"Ids that one partition of the table spans.  [default: {PARTITION_IDS}]",
+)
+@json_option
+@uses_settings("database", "kafka", "connect_seconds")
+def create(
+    settings: Settings, chain_id: int, topic: str | None, partition_ids: int | None, as_json: bool
+) -> None:
+    """Make the chain N with its topic; what is there already is left as it is."""
+    if topic is not None:
+        check_topic_name(topic)
+    plan = ChainPlan(chain_id=chain_id, topic=topic, partition_ids=partition_ids)
+    done = run_async(_create(settings, plan))
+    chain = "created" if done.chain_created else "is there already"
+    topic_state = "created" if done.topic_created else "is there already"
+    talk(f"chainctl: chain {done.chain} {chain}, topic {done.topic} {topic_state}")
+    if as_json:
+        data_json(done)
+
+
+@command.command("list")
+@click.option("--rows", "with_rows", is_flag=True, help="Count the rows too (reads every batch).")
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_(settings: Settings, with_rows: bool, as_json: bool) -> None:
+    """List the chains and their heads."""
+    found = run_async(_list(settings, with_rows=with_rows))
+    if as_json:
+        data_json(found)
+        return
+    names = [*_LISTED, "rows"] if with_rows else _LISTED
+    table(names, [tuple(row[name] for name in names) for row in found])
+
+
+async def _create(settings: Settings, plan: ChainPlan) -> Creation:
+    """Make the chain's row first, then its topic.
+
+    The row settles whose the topic is, so two creations at once cannot end with one topic for two
+    chains. A crash between the two leaves a chain without a topic, which the next call makes; the
+    sequencer refuses to start meanwhile.
+    """
+    dsn, servers = settings.database_dsn(), settings.kafka_servers()
+    async with (
+        connected(dsn, settings.connect_seconds) as connection,
+        connected_topics(servers, settings.connect_seconds) as topics,
+    ):
+        database = await database_id(connection)
+        topic, partition_ids = await _settled(connection, plan)
+        await _check_free(connection, plan.chain_id, topic)
+        # Before anything is done: a topic that cannot be used leaves no chain behind.
+        topic_is_there = await _is_usable(topics, topic)
+        seal = genesis_seal(database, plan.chain_id)
+        chain_created = await connection.fetchval(
+            SQL["create_chain"], plan.chain_id, seal, topic, _PARTITION, partition_ids
+        )
+        topic_created = not topic_is_there and await topics.create(topic)
+        if not topic_created:
+            await topics.check(topic)
+    return Creation(
+        chain=plan.chain_id,
+        topic=topic,
+        chain_created=chain_created,
+        topic_created=topic_created,
+    )
+
+
+async def _settled(connection: Connection, plan: ChainPlan) -> tuple[str, int]:
+    """Return topic and partition size: as planned, or as the chain was created before."""
+    row = await connection.fetchrow(SQL["chain"], plan.chain_id)
+    if row is None:
+        topic = plan.topic if plan.topic is not None else default_topic(plan.chain_id)
+        return topic, plan.partition_ids or PARTITION_IDS
+    owner = f"what chain {plan.chain_id} was created with"
+    if plan.topic not in (None, row["topic"]):
+        raise SettingError("--topic", plan.topic, f"{row['topic']}, {owner}")
+    if plan.partition_ids not in (None, row["partition_ids"]):
+        raise SettingError(
+            "--partition-ids", plan.partition_ids, f"{row['partition_ids']}, {owner}"
+        )
+    return row["topic"], row["partition_ids"]
+
+
+async def _check_free(connection: Connection, chain_id: int, topic: str) -> None:
+    owner = await connection.fetchval(SQL["topic_owner"], topic)
+    if owner not in (None, chain_id):
+        raise SettingError("--topic", topic, f"a topic of its own (this one is chain {owner}'s)")
+
+
+async def _is_usable(topics: Topics, topic: str) -> bool:
+    """Say whether the topic is there. Raises TopicError when it is, but cannot carry a chain."""
+    if not await topics.is_there(topic):
+        return False
+    await topics.check(topic)
+    return True
+
+
+async def _list(settings: Settings, *, with_rows: bool) -> list[dict[str, object]]:
+    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+        await database_id(connection)
+        chains = await connection.fetch(SQL["chains"])
+        counts = await connection.fetch(SQL["row_counts"]) if with_rows else []
+    rows = {row["chain_id"]: row["rows"] for row in counts}
+    found: list[dict[str, object]] = []
+    for chain in chains:
+        shown: dict[str, object] = {
+            "chain": chain["chain_id"],
+            "epoch": chain["epoch"],
+            "head_persisted": chain["last_id"],
+            "head_published": chain["published_id"],
+            "topic": chain["topic"],
+            "created": f"{chain['created_at']:%Y-%m-%dT%H:%M:%SZ}",
+        }
+        if with_rows:
+            shown["rows"] = rows.get(chain["chain_id"], 0)
+        found.append(shown)
+    return found

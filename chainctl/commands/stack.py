@@ -1,0 +1,99 @@
+"""`chainctl stack`: the local PostgreSQL and Kafka."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.exits import ExitCode
+from chainctl.groups import SuggestingGroup
+from chainctl.options import json_option, uses_settings
+from chainctl.output import data, data_json, table, talk
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+    from local_stack import LocalStack, StackStatus
+
+
+@click.group(cls=SuggestingGroup)
+def command() -> None:
+    """A real PostgreSQL and a real Kafka on this machine, reached on loopback only."""
+
+
+@command.command()
+@json_option
+@uses_settings("stack_dir")
+def up(settings: Settings, as_json: bool) -> None:
+    """Start what is not running; the first start fetches Kafka."""
+    _show(stack_of(settings).up(talk), as_json=as_json)
+
+
+@command.command()
+@uses_settings("stack_dir")
+def down(settings: Settings) -> None:
+    """Stop both servers, keeping their data."""
+    stack_of(settings).down(talk)
+
+
+@command.command()
+@uses_settings("stack_dir")
+def reset(settings: Settings) -> None:
+    """Stop both servers and delete their data, ports and passwords."""
+    stack_of(settings).reset(talk)
+
+
+@command.command()
+@json_option
+@uses_settings("stack_dir")
+def status(settings: Settings, as_json: bool) -> ExitCode:
+    """Show how both servers do. Exit code 1 unless both answer."""
+    found = stack_of(settings).status()
+    _show(found, as_json=as_json)
+    if not found.servers:
+        talk(f"chainctl: there is no stack in {found.directory} yet (chainctl stack up)")
+    return ExitCode.CLEAN if found.up else ExitCode.FINDINGS
+
+
+@command.command()
+@json_option
+@uses_settings("stack_dir")
+def env(settings: Settings, as_json: bool) -> None:
+    """Print the settings that reach the stack: eval "$(chainctl stack env)"."""
+    variables = stack_of(settings).environment()
+    if as_json:
+        data_json(variables)
+        return
+    for name, value in variables.items():
+        data(f"export {name}={_quoted(value)}")
+
+
+def stack_of(settings: Settings) -> LocalStack:
+    """Return the local stack that the settings name."""
+    from local_stack import LocalStack, default_directory
+
+    if settings.stack_dir:
+        return LocalStack(Path(settings.stack_dir).expanduser().absolute())
+    return LocalStack(default_directory(os.environ))
+
+
+def _show(status: StackStatus, *, as_json: bool) -> None:
+    rows = [
+        (server.name, server.port, server.running, server.answering, str(server.log_path))
+        for server in status.servers
+    ]
+    names = ("name", "port", "running", "answering", "log")
+    if as_json:
+        servers = [dict(zip(names, row, strict=True)) for row in rows]
+        data_json({"directory": str(status.directory), "up": status.up, "servers": servers})
+    else:
+        table(names, rows)
+
+
+def _quoted(value: str) -> str:
+    """Return `value` for a shell, always in quotes."""
+    quoted = shlex.quote(value)
+    return quoted if quoted.startswith("'") else f"'{quoted}'"

@@ -1,0 +1,41 @@
+"""`schema.sql` in parts, for DBAs who apply or check some of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from orderchain.roles import LOGIN_ROLES, OWNER
+
+_BANNER: Final = re.compile(r"^-- -{10,} (?P<title>.+)$", re.MULTILINE)
+_TABLE: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
+_FUNCTION: Final = re.compile(r"^CREATE FUNCTION (\w+)", re.MULTILINE)
+_GRANT_SECTIONS: Final = ("roles", "grants")
+
+
+def sections(schema: str) -> dict[str, str]:
+    """Return the parts of `schema` by the titles over them, each with the line of its title."""
+    banners = list(_BANNER.finditer(schema))
+    ends = [banner.start() for banner in banners[1:]] + [len(schema)]
+    return {
+        banner["title"].strip(): schema[banner.start() : end].strip() + "\n"
+        for banner, end in zip(banners, ends, strict=True)
+    }
+
+
+def grants_sql(schema: str) -> str:
+    """Return the part of `schema` that makes roles and says what each may do.
+
+    It may be applied again to tables that are there, in one transaction.
+    """
+    parts = sections(schema)
+    return "\n".join(parts[title] for title in _GRANT_SECTIONS)
+
+
+def expected_objects(schema: str) -> list[tuple[str, str]]:
+    """Return kind and name of everything that `schema` makes."""
+    return [
+        *(("role", name) for name in (OWNER, *LOGIN_ROLES)),
+        *(("table", name) for name in _TABLE.findall(schema)),
+        *(("function", name) for name in _FUNCTION.findall(schema)),
+    ]
