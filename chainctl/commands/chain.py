@@ -75,7 +75,7 @@ def create(
     if topic is not None:
         check_topic_name(topic)
     plan = ChainPlan(chain_id=chain_id, topic=topic, partition_ids=partition_ids)
-    done = run_async(_create(settings, plan))
+    done = run_async(create_chain(settings, plan))
     chain = "created" if done.chain_created else "is there already"
     topic_state = "created" if done.topic_created else "is there already"
     talk(f"chainctl: chain {done.chain} {chain}, topic {done.topic} {topic_state}")
@@ -97,7 +97,7 @@ def list_(settings: Settings, with_rows: bool, as_json: bool) -> None:
     table(names, [tuple(row[name] for name in names) for row in found])
 
 
-async def _create(settings: Settings, plan: ChainPlan) -> Creation:
+async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
     """Make the chain's row first, then its topic.
 
     The row settles whose the topic is, so two creations at once cannot end with one topic for two

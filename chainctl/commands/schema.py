@@ -45,7 +45,7 @@ def apply(settings: Settings) -> None:
 
     Does nothing where it is already there in this version, and refuses another version.
     """
-    if run_async(_apply(settings)):
+    if run_async(apply_schema(settings)):
         talk(f"chainctl: schema version {SCHEMA_VERSION} applied")
     else:
         talk(f"chainctl: schema version {SCHEMA_VERSION} is already there, nothing done")
@@ -71,7 +71,7 @@ def check(settings: Settings, as_json: bool) -> ExitCode:
     return ExitCode.CLEAN
 
 
-async def _apply(settings: Settings) -> bool:
+async def apply_schema(settings: Settings) -> bool:
     """Apply the schema; False when it is already there."""
     async with (
         connected(settings.database_dsn(), settings.connect_seconds) as connection,
