@@ -1,0 +1,202 @@
+"""A database in memory, as far as sequencers know one: fence, epochs, and lost answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from orderchain.batch import Batch, IntakeMark, Term
+from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
+from orderchain.seal import genesis_seal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+
+class CommitFault(Enum):
+    """What happens to one commit."""
+
+    REFUSED = "the server refuses it; nothing is stored"
+    LOST_BEFORE = "the connection dies before the server has it; the answer is unknown"
+    LOST_AFTER = "the server stores it; the answer is lost"
+    LANDS_LATE = "the answer is lost, and the server stores it when the next epoch is about to rise"
+
+
+class MemoryChain:
+    """One chain as it is stored: what outlives every process."""
+
+    def __init__(self, chain_id: int, database_id: UUID, partition_ids: int = 2**23) -> None:
+        self.chain_id = chain_id
+        self.database_id = database_id
+        self.partition_ids = partition_ids
+        self.epoch = 0
+        self.nonce = b""
+        self.batches: list[Batch] = []
+        self.published_id = 0
+        self.intake: dict[str, IntakeMark] = {}
+        self.skips: list[tuple[int, int]] = []
+        # A commit whose client is gone, but whose transaction may still land.
+        self.in_flight: tuple[Batch, int, tuple[IntakeMark, ...]] | None = None
+
+    @property
+    def last_id(self) -> int:
+        """head_persisted."""
+        return self.batches[-1].last_id if self.batches else 0
+
+    @property
+    def last_seal(self) -> bytes:
+        """Seal of the head."""
+        return (
+            self.batches[-1].seal if self.batches else genesis_seal(self.database_id, self.chain_id)
+        )
+
+    def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
+        """Apply a commit whose fence was passed."""
+        self.batches.append(batch)
+        self.published_id = max(self.published_id, published_id)
+        self.intake.update({mark.source: mark for mark in intake})
+
+    def settle(self) -> None:
+        """Let the transaction in flight end: a take-over waits for it, or ends it."""
+        in_flight, self.in_flight = self.in_flight, None
+        if in_flight is not None:
+            self.store(*in_flight)
+
+
+class MemoryDatabase:
+    """Chains by id. `is_away` makes every call fail as if nothing listened."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.database_id = UUID(int=seed)
+        self.chains: dict[int, MemoryChain] = {}
+        self.is_away = False
+        self._nonces = seed
+
+    def create(self, chain_id: int, *, partition_ids: int = 2**23) -> MemoryChain:
+        """Make a chain and return it."""
+        chain = MemoryChain(chain_id, self.database_id, partition_ids)
+        self.chains[chain_id] = chain
+        return chain
+
+    def draw_nonce(self) -> bytes:
+        """Return a nonce that was never drawn before."""
+        self._nonces += 1
+        return self._nonces.to_bytes(16, "big")
+
+
+class MemoryChainStore:
+    """One process's view of a chain; implements `orderchain.ports.ChainStore`.
+
+    `faults` says what happens to the next commits, one each; then they succeed.
+    """
+
+    def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
+        self.database = database
+        self.faults: deque[CommitFault] = deque()
+        self._chain_id = chain_id
+        self._term: Term | None = None
+
+    async def take_over(self, owner: str) -> Term:
+        """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
+        self._term = None
+        chain = self._chain()
+        chain.settle()
+        chain.epoch += 1
+        chain.nonce = self.database.draw_nonce()
+        self._term = Term(
+            chain_id=chain.chain_id,
+            database_id=chain.database_id,
+            epoch=chain.epoch,
+            nonce=chain.nonce,
+            last_id=chain.last_id,
+            last_seal=chain.last_seal,
+            last_committed_at_us=chain.batches[-1].committed_at_us if chain.batches else 0,
+            published_id=chain.published_id,
+            topic=f"{owner}.{chain.chain_id}",
+            partition=0,
+            partition_ids=chain.partition_ids,
+        )
+        return self._term
+
+    async def commit(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> None:
+        """Commit behind the fence, or meet the next fault; see `orderchain.ports.ChainStore`."""
+        chain = self._leading()
+        fault = self.faults.popleft() if self.faults else None
+        if fault is CommitFault.REFUSED:
+            self._term = None
+            raise RetryError("commit: refused")
+        is_ours = chain.epoch == batch.epoch and chain.last_id == batch.pid
+        if fault is not None:
+            self._term = None
+            if is_ours and fault is CommitFault.LOST_AFTER:
+                chain.store(batch, published_id, intake)
+            if is_ours and fault is CommitFault.LANDS_LATE:
+                chain.in_flight = (batch, published_id, tuple(intake))
+            raise UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+        if not is_ours:
+            self._term = None
+            raise Fenced(batch.chain_id, batch.epoch)
+        chain.store(batch, published_id, intake)
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Say whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
+        return any(
+            (stored.pid, stored.epoch, stored.seal) == (batch.pid, batch.epoch, batch.seal)
+            for stored in self._chain().batches
+        )
+
+    async def mark_published(self, published_id: int) -> None:
+        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
+        chain = self._fenced()
+        chain.published_id = max(chain.published_id, published_id)
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record a skipped range; see `orderchain.ports.ChainStore.skip_published`."""
+        chain = self._fenced()
+        chain.skips.append((after_id, until_id))
+        chain.published_id = max(chain.published_id, until_id)
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count rows; see `orderchain.ports.ChainStore.rows_after`."""
+        del at_most  # in memory, counting all of them costs nothing
+        return sum(batch.row_count for batch in self._leading().batches if batch.last_id > after_id)
+
+    async def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the batches behind `after_id`; see `orderchain.ports.ChainStore.batches`."""
+        for batch in list(self._leading().batches):
+            if batch.last_id > after_id:
+                yield batch
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read; see `orderchain.ports.ChainStore.intake`."""
+        return self._leading().intake.get(source)
+
+    async def close(self) -> None:
+        """Forget the term."""
+        self._term = None
+
+    def _chain(self) -> MemoryChain:
+        """Return the chain. Raises RetryError, ChainMissing."""
+        if self.database.is_away:
+            raise RetryError("the database is away")
+        try:
+            return self.database.chains[self._chain_id]
+        except KeyError:
+            raise ChainMissing(self._chain_id) from None
+
+    def _leading(self) -> MemoryChain:
+        """Return the chain while a term is held; like the real one, whoever's term it is now."""
+        if self._term is None:
+            raise RetryError("the connection to the database was given up")
+        return self._chain()
+
+    def _fenced(self) -> MemoryChain:
+        """Return the chain while the term is still ours. Raises Fenced."""
+        chain = self._leading()
+        if self._term is None or chain.nonce != self._term.nonce:
+            raise Fenced(self._chain_id, chain.epoch)
+        return chain

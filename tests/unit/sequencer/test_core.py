@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderchain.errors import OrderchainError
+from orderchain.limits import ID_MAX
+from orderchain.link import is_linked
+from orderchain.row_image import row_images
+from orderchain.seal import genesis_seal, next_seal
+from sequencer.core import SequencerCore
+from sequencer.order import Order
+
+from .builders import DATABASE_ID, WALL_NS, make_orders, make_term
+
+if TYPE_CHECKING:
+    from orderchain.batch import Batch
+
+
+def core_at(last_id: int = 0, *, skip_ids: int = 0, partition_ids: int = 2**23) -> SequencerCore:
+    term = make_term(last_id=last_id, partition_ids=partition_ids)
+    return SequencerCore(term, takeover_skip_ids=skip_ids)
+
+
+def test_first_batch_of_a_chain_starts_at_one_behind_pid_zero() -> None:
+    batch = core_at(skip_ids=1_000).assemble(make_orders(3), WALL_NS)
+    assert [(event.id, event.pid) for event in batch.events] == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_first_batch_after_a_take_over_skips_ids_once() -> None:
+    core = core_at(50, skip_ids=1_000)
+    first, second = core.assemble(make_orders(2), WALL_NS), core.assemble(make_orders(1), WALL_NS)
+    assert (first.pid, first.first_id, first.last_id) == (50, 1_051, 1_052)
+    assert (second.pid, second.first_id) == (1_052, 1_053)
+
+
+def test_batch_that_would_straddle_a_partition_moves_behind_its_bound() -> None:
+    core = core_at(95, partition_ids=100)
+    assert core.assemble(make_orders(4), WALL_NS).last_id == 99
+    assert core.assemble(make_orders(60), WALL_NS).first_id == 100
+    moved = core.assemble(make_orders(60), WALL_NS)
+    assert (moved.pid, moved.first_id) == (159, 200)
+
+
+def test_orders_without_a_time_get_the_wall_clock_and_others_keep_theirs() -> None:
+    batch = core_at().assemble([Order("a", b""), Order("b", b"", 5)], WALL_NS)
+    assert [event.event_time_ns for event in batch.events] == [WALL_NS, 5]
+
+
+def test_committed_at_with_a_clock_that_steps_back_never_falls() -> None:
+    core = core_at()
+    first = core.assemble(make_orders(1), WALL_NS)
+    second = core.assemble(make_orders(1), WALL_NS - 3_600 * 10**9)
+    assert first.committed_at_us == WALL_NS // 1_000
+    assert second.committed_at_us == first.committed_at_us
+
+
+def test_seals_follow_from_what_is_stored() -> None:
+    core = core_at()
+    seal = genesis_seal(DATABASE_ID, 1)
+    for batch in (core.assemble(make_orders(n), WALL_NS) for n in (3, 1, 7)):
+        assert batch.seal_before == seal
+        seal = next_seal(
+            seal,
+            epoch=1,
+            first_id=batch.first_id,
+            last_id=batch.last_id,
+            row_count=batch.row_count,
+            committed_at_us=batch.committed_at_us,
+            rows=row_images(1, batch.events),
+        )
+        assert batch.seal == seal
+
+
+def test_chain_at_its_last_id_takes_no_more() -> None:
+    with pytest.raises(OrderchainError, match="no ids left"):
+        core_at(ID_MAX - 2).assemble(make_orders(5), WALL_NS)
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    last_id=st.integers(0, 10_000),
+    skip_ids=st.integers(0, 500),
+    partition_ids=st.integers(40, 300),
+)
+def test_any_batches_are_linked_and_none_straddles(
+    counts: list[int], last_id: int, skip_ids: int, partition_ids: int
+) -> None:
+    core = core_at(last_id, skip_ids=skip_ids, partition_ids=partition_ids)
+    batches: list[Batch] = [core.assemble(make_orders(count), WALL_NS) for count in counts]
+    assert is_linked(last_id, [event for batch in batches for event in batch.events])
+    for batch in batches:
+        assert batch.first_id // partition_ids == batch.last_id // partition_ids

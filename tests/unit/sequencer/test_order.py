@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orderchain.errors import OrderError
+from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from sequencer.order import Order, check_orders
+
+
+def test_check_with_good_orders_counts_their_bytes() -> None:
+    assert check_orders([Order("ab", b"123"), Order("c", b"")]) == 6
+
+
+def test_check_with_text_beyond_ascii_counts_utf8_bytes() -> None:
+    assert check_orders([Order("é€", b"")]) == 5
+
+
+@pytest.mark.parametrize("time_ns", [-(2**63), 0, 2**63 - 1])
+def test_check_with_any_64_bit_time_accepts_it(time_ns: int) -> None:
+    assert check_orders([Order("a", b"", time_ns)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (Order("", b""), "key was '0 bytes'"),
+        (Order("x" * (KEY_BYTES_MAX + 1), b""), "key was '513 bytes'"),
+        (Order("é" * KEY_BYTES_MAX, b""), "key was '1024 bytes'"),
+        (Order("a\0b", b""), "without NUL"),
+        (Order("\ud800", b""), "UTF-8"),
+        (Order(7, b""), "key was 'int'"),  # type: ignore[arg-type]
+        (Order("a", "text"), "payload was 'str'"),  # type: ignore[arg-type]
+        (Order("a", bytearray(b"x")), "payload was 'bytearray'"),  # type: ignore[arg-type]
+        (Order("a", None), "payload was 'NoneType'"),  # type: ignore[arg-type]
+        (Order("a", bytes(PAYLOAD_BYTES_MAX + 1)), "payload was '262145 bytes'"),
+        (Order("a", b"", 2**63), "event_time_ns"),
+        (Order("a", b"", 1.5), "event_time_ns"),  # type: ignore[arg-type]
+        (Order("a", b"", True), "event_time_ns"),
+        (("a", b"x", None), "an Order"),
+        (None, "an Order"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_check_with_one_bad_order_names_its_field(order: Any, message: str, place: int) -> None:
+    orders = [Order("good", b"1"), Order("good too", b"2")]
+    orders.insert(place, order)
+    with pytest.raises(OrderError, match=message):
+        check_orders(orders)

@@ -1,0 +1,223 @@
+"""The sequencer's shell over a database and a broker in memory, with faults."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orderchain.clock import SystemClock
+from orderchain.errors import ChainMissing, Fenced, OrderError, RetryError, UnknownOutcome
+from orderchain.frame import decode_body, decode_header
+from orderchain.limits import FRAME_BYTES_MAX
+from orderchain.link import is_linked
+from orderchain.simulation.memory_log import MemoryFrameSink, MemoryLog, SendFault
+from orderchain.simulation.memory_store import CommitFault, MemoryChainStore, MemoryDatabase
+from sequencer import Sequencer, SequencerConfig
+
+from .builders import make_orders
+
+if TYPE_CHECKING:
+    from orderchain.event import Event
+
+
+class World:
+    """One chain, one log, and sequencers over them."""
+
+    def __init__(self) -> None:
+        self.database = MemoryDatabase()
+        self.chain = self.database.create(1)
+        self.log = MemoryLog()
+        self.store = MemoryChainStore(self.database, 1)
+        self.sink = MemoryFrameSink(self.log)
+
+    def sequencer(self, **settings: Any) -> Sequencer:
+        config = SequencerConfig(
+            **{
+                "chain_id": 1,
+                "database": "memory",
+                "kafka": "memory",
+                "heartbeat_seconds": 0.01,
+                "recover_seconds": 5,
+                **settings,
+            }
+        )
+        return Sequencer(config, store=self.store, sink=self.sink, clock=SystemClock())
+
+    def rows(self) -> list[Event]:
+        return [event for batch in self.chain.batches for event in batch.events]
+
+    def published(self) -> list[Event]:
+        headers = [(record, decode_header(record)) for record in self.log.records]
+        return [
+            event
+            for record, header in headers
+            if not header.is_heartbeat
+            for event in decode_body(record, header)
+        ]
+
+    def heartbeats(self) -> list[int]:
+        headers = map(decode_header, self.log.records)
+        return [header.last_id for header in headers if header.is_heartbeat]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    "fault", [CommitFault.REFUSED, CommitFault.LOST_BEFORE, CommitFault.LOST_AFTER]
+)
+async def test_commit_with_a_fault_is_answered_once_and_stored_once(
+    world: World, fault: CommitFault
+) -> None:
+    async with world.sequencer() as sequencer:
+        world.store.faults.append(fault)
+        ack = await sequencer.submit("a", b"1")
+        after = await sequencer.submit("b", b"2")
+        stats = sequencer.stats()
+    assert [row.key for row in world.rows()] == ["a", "b"]
+    assert is_linked(0, world.rows())
+    assert [row.id for row in world.rows()] == [ack.id, after.id]
+    assert world.published() == world.rows()
+    assert stats.take_overs == 2
+    assert stats.unknown_outcomes == (fault is not CommitFault.REFUSED)
+
+
+async def test_commit_that_lands_at_the_take_over_is_not_made_again(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        world.store.faults.append(CommitFault.LANDS_LATE)
+        await sequencer.submit("a", b"1")
+    assert [row.key for row in world.rows()] == ["a"]
+
+
+async def test_faults_under_load_lose_repeat_and_reorder_nothing(world: World) -> None:
+    faults = [*CommitFault] * 5
+    async with world.sequencer(batch_rows_max=7) as sequencer:
+        world.store.faults.extend(faults)
+        acks = await asyncio.gather(*(sequencer.submit(f"k{n}", b"") for n in range(500)))
+    assert [row.key for row in world.rows()] == [f"k{n}" for n in range(500)]
+    assert [row.id for row in world.rows()] == [ack.id for ack in acks]
+    assert is_linked(0, world.rows())
+    assert world.published() == world.rows()
+
+
+async def test_database_away_for_a_while_is_waited_for(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        world.store.faults.append(CommitFault.REFUSED)
+        world.database.is_away = True
+        waiting = asyncio.create_task(sequencer.submit("a", b"1"))
+        asyncio.get_running_loop().call_later(0.05, setattr, world.database, "is_away", False)
+        await waiting
+    assert [row.key for row in world.rows()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(CommitFault.REFUSED, RetryError), (CommitFault.LOST_AFTER, UnknownOutcome)],
+)
+async def test_database_away_for_too_long_answers_what_is_known(
+    world: World, fault: CommitFault, error: type[Exception]
+) -> None:
+    sequencer = await world.sequencer(recover_seconds=0.05).__aenter__()
+    world.store.faults.append(fault)
+    first = asyncio.create_task(sequencer.submit("a", b"1"))
+    original = world.store.take_over
+
+    async def away(owner: str) -> Any:
+        world.database.is_away = True
+        return await original(owner)
+
+    world.store.take_over = away  # type: ignore[method-assign]
+    with pytest.raises(error):
+        await first
+    with pytest.raises(error):
+        await sequencer.submit("b", b"2")
+    with pytest.raises(error):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_other_leader_fences_and_every_caller_is_answered(world: World) -> None:
+    sequencer = await world.sequencer(batch_rows_max=1).__aenter__()
+    await sequencer.submit("a", b"1")
+    await MemoryChainStore(world.database, 1).take_over("other")
+    answers = await asyncio.gather(
+        *(sequencer.submit(f"k{n}", b"") for n in range(5)), return_exceptions=True
+    )
+    assert [type(answer) for answer in answers] == [Fenced] * 5
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+    assert [row.key for row in world.rows()] == ["a"]
+
+
+@pytest.mark.parametrize("fault", list(SendFault))
+async def test_send_with_a_fault_is_repeated_until_acknowledged(
+    world: World, fault: SendFault
+) -> None:
+    async with world.sequencer() as sequencer:
+        world.sink.faults.append(fault)
+        await sequencer.submit_many(make_orders(10))
+    ids = [event.id for event in world.published()]
+    assert sorted(set(ids)) == [row.id for row in world.rows()]
+    assert world.chain.published_id == world.rows()[-1].id
+
+
+async def test_broker_away_makes_no_submit_wait_and_is_skipped_on_record(world: World) -> None:
+    async with world.sequencer(publish_queue_bytes_max=FRAME_BYTES_MAX) as sequencer:
+        world.log.is_away = True
+        for n in range(50):
+            await sequencer.submit(f"k{n}", bytes(250_000))
+        world.log.is_away = False
+        world.log.grown.clear()
+        await world.log.grown.wait()
+    assert len(world.rows()) == 50
+    assert is_linked(0, world.rows())
+    # What is not in the log is on record as skipped, and behind it the head was published.
+    published = {event.id for event in world.published()}
+    skipped = {
+        row.id
+        for row in world.rows()
+        for after_id, until_id in world.chain.skips
+        if after_id < row.id <= until_id
+    }
+    assert skipped
+    assert published | skipped == {row.id for row in world.rows()}
+    assert world.heartbeats()
+    assert world.chain.published_id == world.rows()[-1].id
+
+
+async def test_restart_publishes_what_may_not_have_been_published(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        await sequencer.submit("a", b"1")
+        await sequencer.submit("b", b"2")
+    world.log.records.clear()
+    world.chain.published_id = world.rows()[0].id
+    async with world.sequencer():
+        pass
+    assert [event.key for event in world.published()] == ["b"]
+
+
+async def test_entering_an_unknown_chain_closes_and_raises(world: World) -> None:
+    del world.database.chains[1]
+    with pytest.raises(ChainMissing):
+        await world.sequencer().__aenter__()
+
+
+async def test_submit_many_beyond_a_batch_is_refused_whole(world: World) -> None:
+    async with world.sequencer(batch_rows_max=10) as sequencer:
+        with pytest.raises(OrderError, match="orders was 11, expected 1 to 10"):
+            await sequencer.submit_many(make_orders(11))
+        with pytest.raises(OrderError, match="orders was 0"):
+            await sequencer.submit_many([])
+        await sequencer.submit_many(make_orders(10))
+    assert world.chain.batches[0].row_count == 10
+
+
+async def test_stats_tell_what_was_done(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        await sequencer.submit_many(make_orders(10))
+        stats = sequencer.stats()
+    assert (stats.rows, stats.batches, stats.epoch) == (10, 1, 1)
+    assert stats.head_persisted == world.rows()[-1].id
