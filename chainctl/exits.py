@@ -63,10 +63,10 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def error_line(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
-    """Return what to tell of `error`: one line, without any of `secrets`."""
-    text = "".join(
-        character if character.isprintable() else " " for character in _told(_first_of(error))
-    )
+    """Return what to tell of `error` and its notes: one line, without any of `secrets`."""
+    error = _first_of(error)
+    told = "; ".join([_told(error), *getattr(error, "__notes__", [])])
+    text = "".join(character if character.isprintable() else " " for character in told)
     text = hide_secrets(" ".join(text.split()), secrets)
     if len(text) > MESSAGE_CHARACTERS_MAX:
         text = text[:MESSAGE_CHARACTERS_MAX] + "..."

@@ -16,7 +16,7 @@ from msgspec import Struct
 from chainctl.intake.compressed import FileStream, content_name
 from chainctl.intake.csv_rows import CsvRows
 from chainctl.intake.json_rows import JsonRows
-from chainctl.intake.orders import Columns, Order, OrderEncoder, length_prefixed
+from chainctl.intake.orders import Columns, OrderEncoder, length_prefixed
 from orderchain.batch import IntakeMark
 from orderchain.errors import InputError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from chainctl.intake.rows import RowSource
+    from sequencer.order import Order
 
 FileFormat = Literal["csv", "jsonl"]
 

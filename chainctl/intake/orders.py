@@ -17,6 +17,7 @@ from msgspec import Struct
 from chainctl.intake.rows import TEXT, is_text, shortened
 from orderchain.errors import InputError
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from sequencer.order import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,15 +30,6 @@ TIME_MAX: Final = 2**63 - 1
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _LENGTH: Final = Layout(">I")
-
-
-class Order(Struct, array_like=True, frozen=True, gc=False):
-    """What a row of a file asks to be put into the chain."""
-
-    key: str
-    payload: bytes
-    event_time_ns: int | None
-    """None where no column gives it: then the sequencer's clock does."""
 
 
 class Columns(Struct, frozen=True, kw_only=True):
@@ -114,7 +106,7 @@ class OrderEncoder:
             expected = f"a key: 1 to {KEY_BYTES_MAX} bytes of {TEXT}"
             raise _bad(self._names[self._key], row[self._key], expected)
         if self._time is not None and not self._is_time(row[self._time]):
-            expected = "an integer, in nanoseconds within 64 bits"
+            expected = "an integer that fits 64 bits as nanoseconds"
             raise _bad(self._names[self._time], row[self._time], expected)
 
     def _is_time(self, text: str) -> bool:
