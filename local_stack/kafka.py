@@ -171,6 +171,9 @@ class KafkaServer(Server):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
+            # After kill -9 the broker is let in again only once its old session has run out.
+            "broker.session.timeout.ms": "4000",
+            "broker.heartbeat.interval.ms": "1000",
         } | self._listeners(controller)
         lines = ["# Written by the local stack at each start."]
         lines += [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from local_stack.errors import FolderUnusable, StackMissing
-from local_stack.folders import default_cache_directory, make_shared_folder
+from local_stack.folders import default_cache_directory, make_shared_folder, require_reachable
 from local_stack.kafka import KafkaConfig, KafkaServer
 from local_stack.locking import exclusive
 from local_stack.ports import free_port, is_free
@@ -85,6 +85,7 @@ class LocalStack:
         """
         account = service_account()
         make_shared_folder(self.directory, account)
+        require_reachable(self.directory, account)
         with self._locked(progress):
             state = self._state_for_start(progress)
             postgres, kafka = self._servers(state, account, progress)

@@ -1,0 +1,130 @@
+"""Kafka as the stack runs it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.client import AIOKafkaClient
+from aiokafka.structs import TopicPartition
+
+from local_stack import KafkaConfig, KafkaServer, ProxiedListener
+from local_stack.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.kafka
+
+
+def make_server(folder: Path, proxied: ProxiedListener | None = None) -> KafkaServer:
+    port = free_port()
+    config = KafkaConfig(
+        directory=folder, port=port, controller_port=free_port([port]), heap_mb=256, proxied=proxied
+    )
+    return KafkaServer(config)
+
+
+@pytest.fixture
+def server(server_folder: Path) -> Iterator[KafkaServer]:
+    """One of its own for each test that breaks it."""
+    made = make_server(server_folder / "kafka")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+async def make_topic(server: KafkaServer) -> str:
+    topic = f"test-{secrets.token_hex(4)}"
+    admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
+    finally:
+        await admin.close()
+    return topic
+
+
+async def write(server: KafkaServer, topic: str, value: bytes) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap, acks="all")
+    await producer.start()
+    try:
+        await producer.send_and_wait(topic, value)
+    finally:
+        await producer.stop()
+
+
+async def read(server: KafkaServer, topic: str) -> bytes:
+    consumer = AIOKafkaConsumer(bootstrap_servers=server.bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition(topic, 0)])
+        record = await consumer.getone()
+    finally:
+        await consumer.stop()
+    value: bytes = record.value
+    return value
+
+
+async def topics_of(server: KafkaServer) -> list[str]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap)
+    await admin.start()
+    try:
+        topics: list[str] = await admin.list_topics()
+    finally:
+        await admin.close()
+    return topics
+
+
+async def test_a_record_comes_back(kafka_server: KafkaServer) -> None:
+    topic = await make_topic(kafka_server)
+    await write(kafka_server, topic, b"a frame")
+    assert await read(kafka_server, topic) == b"a frame"
+
+
+async def test_asking_for_a_missing_topic_does_not_make_it(kafka_server: KafkaServer) -> None:
+    client = AIOKafkaClient(bootstrap_servers=kafka_server.bootstrap)
+    await client.bootstrap()
+    try:
+        await client.add_topic("test-never-made")  # asks for its metadata, as every client does
+    finally:
+        await client.close()
+    assert "test-never-made" not in await topics_of(kafka_server)
+
+
+async def test_stop_and_kill_keep_the_records(server: KafkaServer) -> None:
+    topic = await make_topic(server)
+    await write(server, topic, b"kept")
+    server.stop()
+    assert not server.is_running()
+    assert not server.is_answering()
+    server.start()
+    assert await read(server, topic) == b"kept"
+    server.kill()
+    server.start()
+    assert await read(server, topic) == b"kept"
+    server.freeze()
+    assert server.is_running()
+    assert not server.is_answering(timeout_s=0.5)
+    server.thaw()
+    assert server.is_answering()
+
+
+async def test_proxied_listener_is_advertised(server_folder: Path) -> None:
+    proxied = ProxiedListener(port=free_port(), advertised_port=free_port())
+    server = make_server(server_folder / "kafka", proxied)
+    try:
+        server.start()
+        client = AIOKafkaClient(bootstrap_servers=f"127.0.0.1:{proxied.port}")
+        await client.bootstrap()
+        ports = [broker.port for broker in client.cluster.brokers()]
+        await client.close()
+    finally:
+        server.stop()
+    assert ports == [proxied.advertised_port]

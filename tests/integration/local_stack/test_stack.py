@@ -1,0 +1,148 @@
+"""The stack as a whole: up, down, status, environment, reset."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from local_stack import FolderUnusable, LocalStack, StackError, StackMissing
+from local_stack.ports import LOOPBACK
+from orderchain.roles import LOGIN_ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from local_stack import StackStatus
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+
+@pytest.fixture
+def stack(server_folder: Path) -> Iterator[LocalStack]:
+    made = LocalStack(server_folder / "stack")
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+def process_ids(status: StackStatus) -> list[int | None]:
+    return [server.process_id for server in status.servers]
+
+
+async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
+    first = stack.up()
+    assert first.up
+    environment = stack.environment()
+    state_path = stack.directory / "state.json"
+    assert stat.S_IMODE(state_path.stat().st_mode) == 0o600
+
+    told: list[str] = []
+    again = LocalStack(stack.directory).up(told.append)
+    assert told == ["PostgreSQL and Kafka are running already"]
+    assert process_ids(again) == process_ids(first)
+
+    for role in LOGIN_ROLES:
+        connection = await asyncpg.connect(stack.dsn(role))
+        assert await connection.fetchval("SELECT current_user") == role
+        await connection.close()
+    stack.postgres().execute("CREATE TABLE kept AS SELECT 42 AS x", database="orderchain")
+
+    stack.down()
+    stack.down()
+    down = stack.status()
+    assert not down.up
+    assert [server.running for server in down.servers] == [False, False]
+    assert process_ids(down) == [None, None]
+    assert stack.environment() == environment
+
+    stack.up()
+    assert stack.environment() == environment
+    assert stack.postgres().execute("SELECT x FROM kept", database="orderchain") == "42"
+
+    stack.reset()
+    assert stack.status().servers == ()
+    assert {path.name for path in stack.directory.iterdir()} == {".lock"}
+    with pytest.raises(StackMissing, match="chainctl stack up"):
+        stack.environment()
+
+
+def test_stack_up_after_a_crash_of_both(stack: LocalStack) -> None:
+    stack.up()
+    stack.postgres().kill()
+    stack.kafka().kill()
+    assert [server.running for server in stack.status().servers] == [False, False]
+    assert stack.up().up
+
+
+def test_stack_up_side_by_side_starts_once(stack: LocalStack) -> None:
+    found: list[StackStatus] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(LocalStack(stack.directory).up()))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert len(found) == 3
+    assert all(status.up for status in found)
+    assert len({tuple(process_ids(status)) for status in found}) == 1
+
+
+def test_stack_up_with_a_port_taken_meanwhile_moves(stack: LocalStack) -> None:
+    stack.up()
+    stack.down()
+    port = stack.postgres().config.port
+    told: list[str] = []
+    with socket.create_server((LOOPBACK, port)):
+        assert stack.up(told.append).up
+    assert stack.postgres().config.port != port
+    assert f"Port {port} is taken by another program" in told[0]
+
+
+def test_stack_that_was_never_up(stack: LocalStack) -> None:
+    stack.down()
+    stack.reset()
+    assert stack.status().servers == ()
+    assert not stack.directory.exists()
+    with pytest.raises(StackMissing):
+        stack.dsn()
+
+
+def test_dsn_for_an_unknown_role_is_refused(stack: LocalStack) -> None:
+    stack.up()
+    with pytest.raises(StackError, match="no role nobody here"):
+        stack.dsn("nobody")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as somebody else")
+def test_stack_of_another_user_is_refused_in_one_line(stack: LocalStack) -> None:
+    stack.up()
+    os.seteuid(65_534)
+    try:
+        for command in (stack.up, stack.down, stack.reset, stack.status):
+            with pytest.raises(FolderUnusable, match="Permission denied") as caught:
+                command()
+            assert "\n" not in str(caught.value)
+    finally:
+        os.seteuid(0)
+    assert stack.status().up
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the servers as somebody else")
+def test_stack_below_a_closed_folder_is_refused_and_the_folder_stays_closed(
+    tmp_path: Path,
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(FolderUnusable, match="cannot pass through"):
+        LocalStack(closed / "stack").up()
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700
