@@ -1,0 +1,127 @@
+"""A stored chain, its topic, a producer, and receivers over all of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+import asyncpg
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from gapfill import GapReader, GapReaderConfig
+from local_stack import KafkaServer
+from matcher_receiver import (
+    CheckpointConfig,
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    PostgresCheckpointStore,
+    Receiver,
+    ReceiverConfig,
+)
+from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+RoleDsn = Callable[[str], str]
+MakeTopic = Callable[..., Awaitable[None]]
+Publish = Callable[[str, Iterable[bytes | None]], Awaitable[None]]
+MakeReceiver = Callable[..., Receiver]
+
+
+@pytest.fixture
+async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database, timeout=10)
+    yield connection
+    await connection.close(timeout=5)
+
+
+@pytest.fixture
+def chain_id(database_name: str) -> int:
+    """A chain, and so a topic, of this test alone: all tests share the broker."""
+    return int(database_name[-7:], 16) + 1
+
+
+@pytest.fixture
+async def stored(admin: asyncpg.Connection, chain_id: int) -> StoredChain:
+    """An empty chain that was created."""
+    return await StoredChain.create(admin, chain_id)
+
+
+async def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: str) -> None:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        topic = NewTopic(name, partitions, 1, topic_configs=configs)
+        await client.create_topics([topic])
+    finally:
+        await client.close()
+
+
+async def publish_frames(bootstrap: str, topic: str, values: Iterable[bytes | None]) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, max_request_size=9_000_000)
+    await producer.start()
+    try:
+        for value in values:
+            await producer.send_and_wait(topic, value, key=b"", partition=0)
+    finally:
+        await producer.stop()
+
+
+@pytest.fixture
+async def topic(kafka_server: KafkaServer, stored: StoredChain) -> str:
+    await create_topic(kafka_server.bootstrap, stored.topic)
+    return stored.topic
+
+
+@pytest.fixture
+def publish(kafka_server: KafkaServer, topic: str) -> Callable[..., Awaitable[None]]:
+    """Publish record values to the chain's topic."""
+
+    async def publish_values(values: Iterable[bytes | None]) -> None:
+        await publish_frames(kafka_server.bootstrap, topic, values)
+
+    return publish_values
+
+
+@pytest.fixture
+def frame_source(kafka_server: KafkaServer, topic: str) -> KafkaFrameSource:
+    config = KafkaSourceConfig(bootstrap_servers=kafka_server.bootstrap, topic=topic)
+    return KafkaFrameSource(config)
+
+
+@pytest.fixture
+def gap_reader(role_dsn: RoleDsn, chain_id: int) -> GapReader:
+    config = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
+    return GapReader(config)
+
+
+@pytest.fixture
+def checkpoint_store(role_dsn: RoleDsn, chain_id: int) -> PostgresCheckpointStore:
+    return PostgresCheckpointStore(
+        CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver="test")
+    )
+
+
+@pytest.fixture
+def make_receiver(
+    kafka_server: KafkaServer, topic: str, role_dsn: RoleDsn, chain_id: int
+) -> MakeReceiver:
+    """Make receivers of the chain; the settings are those of ReceiverConfig."""
+
+    def make(*, bootstrap: str = kafka_server.bootstrap, **settings: Any) -> Receiver:
+        name = settings.setdefault("name", "test")
+        checkpoints = CheckpointConfig(
+            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver=name
+        )
+        gaps = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
+        return Receiver(
+            ReceiverConfig(chain_id=chain_id, **settings),
+            KafkaFrameSource(
+                KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic, request_seconds=1.0)
+            ),
+            GapReader(gaps),
+            PostgresCheckpointStore(checkpoints),
+        )
+
+    return make

@@ -1,0 +1,193 @@
+"""Makes chains for tests: batches with true links and seals, and their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from uuid import UUID
+
+from orderchain.batch import Batch
+from orderchain.event import Event
+from orderchain.frame import FrameHeader, encode_frame
+from orderchain.mark import ChainHead, Mark
+from orderchain.row_image import row_images
+from orderchain.seal import genesis_seal, next_seal
+
+CHAIN_ID = 7
+DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")
+NONCE = b"first leader's n"
+NEXT_NONCE = b"next leader's no"
+FIRST_COMMIT_US = 1_750_000_000_000_000
+
+
+@dataclass
+class Chain:
+    """A growing chain: what a sequencer would have committed."""
+
+    chain_id: int = CHAIN_ID
+    database_id: UUID = DATABASE_ID
+    seed: int = 0
+    epoch: int = 1
+    nonce: bytes = NONCE
+    batches: list[Batch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+
+    # -- growing -------------------------------------------------------------------------------
+
+    def add(self, rows: int, *, payload_bytes: int = 8, skip: int = 0) -> Batch:
+        """Commit a batch of `rows`; ids skip by chance, and by `skip` before the first."""
+        before = self.mark()
+        events = []
+        pid = before.id
+        next_id = pid + 1 + skip
+        for _ in range(rows):
+            payload = self._random.randbytes(payload_bytes)
+            events.append(Event(next_id, pid, f"key-{next_id}", next_id * 1_000, payload))
+            pid = next_id
+            next_id += self._random.choice((1, 1, 1, 3))
+        batch = self._sealed(before, events)
+        self.batches.append(batch)
+        return batch
+
+    def _sealed(self, before: Mark, events: list[Event]) -> Batch:
+        rows = row_images(self.chain_id, events)
+        committed_at_us = FIRST_COMMIT_US + len(self.batches)
+        seal = next_seal(
+            before.seal,
+            epoch=self.epoch,
+            first_id=events[0].id,
+            last_id=events[-1].id,
+            row_count=len(events),
+            committed_at_us=committed_at_us,
+            rows=rows,
+        )
+        return Batch(
+            chain_id=self.chain_id,
+            epoch=self.epoch,
+            pid=before.id,
+            first_id=events[0].id,
+            last_id=events[-1].id,
+            seal_before=before.seal,
+            seal=seal,
+            committed_at_us=committed_at_us,
+            events=events,
+            rows=rows,
+        )
+
+    def take_over(self, nonce: bytes = NEXT_NONCE) -> None:
+        """A new leader: the next epoch, another nonce."""
+        self.epoch += 1
+        self.nonce = nonce
+
+    # -- looking -------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for batch in self.batches for event in batch.events]
+
+    @property
+    def ids(self) -> list[int]:
+        return [event.id for event in self.events]
+
+    def mark(self, at_id: int | None = None) -> Mark:
+        """The mark behind a row; without an id the head's."""
+        if at_id is None:
+            at_id = self.batches[-1].last_id if self.batches else 0
+        last = Mark(id=0, batch_last_id=0, seal=self.genesis, epoch=0)
+        for batch in self.batches:
+            if batch.last_id <= at_id:
+                last = Mark(
+                    id=batch.last_id,
+                    batch_last_id=batch.last_id,
+                    seal=batch.seal,
+                    epoch=batch.epoch,
+                )
+        return Mark(
+            id=at_id, batch_last_id=last.batch_last_id, seal=last.seal, epoch=last.epoch
+        )
+
+    @property
+    def genesis(self) -> bytes:
+        return genesis_seal(self.database_id, self.chain_id)
+
+    def head(self) -> ChainHead:
+        mark = self.mark()
+        return ChainHead(
+            chain_id=self.chain_id,
+            database_id=self.database_id,
+            epoch=self.epoch,
+            nonce=self.nonce,
+            last_id=mark.id,
+            last_seal=mark.seal,
+            published_id=0,
+            topic=f"orderchain.{self.chain_id}",
+            partition=0,
+        )
+
+    # -- frames --------------------------------------------------------------------------------
+
+    def headers(self, batch: Batch, slice_rows: int = 1_000) -> list[tuple[FrameHeader, list[Event]]]:
+        """The slices of a batch, as the leader of now publishes them."""
+        found = []
+        pid = batch.pid
+        for at in range(0, batch.row_count, slice_rows):
+            events = batch.events[at : at + slice_rows]
+            is_batch_end = events[-1].id == batch.last_id
+            header = FrameHeader(
+                chain_id=self.chain_id,
+                epoch=batch.epoch,
+                publisher_epoch=self.epoch,
+                publisher_nonce=self.nonce,
+                first_pid=pid,
+                first_id=events[0].id,
+                last_id=events[-1].id,
+                count=len(events),
+                seal_before=batch.seal_before,
+                seal_after=batch.seal if is_batch_end else bytes(32),
+                is_batch_end=is_batch_end,
+            )
+            found.append((header, events))
+            pid = events[-1].id
+        return found
+
+    def frames(self, batch: Batch, slice_rows: int = 1_000) -> list[bytes]:
+        return [encode_frame(header, rows) for header, rows in self.headers(batch, slice_rows)]
+
+    def all_frames(self, slice_rows: int = 1_000) -> list[bytes]:
+        return [frame for batch in self.batches for frame in self.frames(batch, slice_rows)]
+
+    def heartbeat_header(self) -> FrameHeader:
+        mark = self.mark()
+        return FrameHeader(
+            chain_id=self.chain_id,
+            epoch=mark.epoch,
+            publisher_epoch=self.epoch,
+            publisher_nonce=self.nonce,
+            first_pid=mark.id,
+            first_id=mark.id,
+            last_id=mark.id,
+            count=0,
+            seal_before=mark.seal,
+        )
+
+    def heartbeat(self) -> bytes:
+        return encode_frame(self.heartbeat_header(), [])
+
+
+def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: object) -> Chain:
+    """A chain with batches of `sizes`."""
+    chain = Chain(seed=seed, **settings)  # type: ignore[arg-type]
+    for rows in sizes:
+        chain.add(rows)
+    return chain
+
+
+def ids_of(runs: Iterable[object]) -> list[int]:
+    return [event.id for run in runs for event in run.events]  # type: ignore[attr-defined]
+
+
+def is_prefix(part: Sequence[object], whole: Sequence[object]) -> bool:
+    return list(part) == list(whole[: len(part)])
