@@ -29,12 +29,12 @@ def parse_sql(text: str) -> Mapping[str, str]:
     """Return the named blocks of `text`; see `load_sql`."""
     statements: dict[str, str] = {}
     blocks = list(_BLOCK.finditer(text))
+    if not blocks:
+        raise ValueError("no named SQL block found")
     ends = [block.start() for block in blocks[1:]] + [len(text)]
     for block, end in zip(blocks, ends, strict=True):
         name, statement = block["name"], text[block.end() : end].strip().rstrip(";")
         if name in statements or not statement:
             raise ValueError(f"SQL block {name!r} stands twice or is empty")
         statements[name] = statement
-    if not statements:
-        raise ValueError("no named SQL block found")
     return MappingProxyType(statements)
