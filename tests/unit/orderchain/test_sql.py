@@ -1,0 +1,69 @@
+"""The loader of named SQL blocks."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.sql import load_sql, parse_sql
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = """\
+-- What this file is for; not a block.
+
+-- head: the head of a chain
+SELECT last_id FROM chain_head
+ WHERE chain_id = $1;
+
+-- rows: rows behind an id
+-- (a comment inside the block)
+SELECT id FROM chain_event WHERE id > $1
+"""
+
+
+def test_blocks_are_found_by_name_without_the_semicolon() -> None:
+    statements = parse_sql(TEXT)
+    assert list(statements) == ["head", "rows"]
+    assert statements["head"] == "SELECT last_id FROM chain_head\n WHERE chain_id = $1"
+    assert statements["rows"].endswith("WHERE id > $1")
+
+
+def test_blocks_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        parse_sql(TEXT)["head"] = "DROP TABLE chain_event"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SELECT 1;",
+        "-- a comment\nSELECT 1;",
+        "-- one: purpose\n",
+        "-- one: purpose\n;\n",
+        "-- one: purpose\n-- two: purpose\nSELECT 2;",
+        "-- one: purpose\nSELECT 1;\n-- one: again\nSELECT 2;",
+    ],
+)
+def test_text_without_block_or_with_empty_or_repeated_block_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="block"):
+        parse_sql(text)
+
+
+def test_load_sql_reads_a_file_inside_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sample_statements").mkdir()
+    (tmp_path / "sample_statements" / "queries.sql").write_text(TEXT, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_sql("sample_statements", "queries.sql")["rows"].startswith("-- (a comment")
+    assert (files("sample_statements") / "queries.sql").is_file()
+
+
+def test_load_sql_with_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_sql("orderchain", "no_such.sql")
