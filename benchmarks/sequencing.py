@@ -1,0 +1,82 @@
+"""The sequencer's process of a benchmark: `python -m benchmarks.sequencing JOB`, JOB as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvloop
+
+from benchmarks.workload import order_batches
+from sequencer import Order, SequencerConfig, open_sequencer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_IN_FLIGHT = 3
+
+
+class SequencingJob(msgspec.Struct, frozen=True):
+    """What to sequence."""
+
+    chain_id: int
+    database: str
+    kafka: str
+    orders: int
+    batch_rows: int
+    payload_bytes: int = 100
+    is_lazy: bool = False
+    """Generate while sequencing, for memory; else before, for speed."""
+
+
+class Sequenced(msgspec.Struct, frozen=True):
+    """What became of it. Times are of the monotonic clock, which all processes share."""
+
+    began_ns: int
+    committed_ns: int
+    last_id: int
+    memory_mib: float
+    cpu_seconds: float
+
+
+async def run(job: SequencingJob) -> Sequenced:
+    """Sequence all orders, a batch a commit, and say when."""
+    config = SequencerConfig(
+        chain_id=job.chain_id,
+        database=job.database,
+        kafka=job.kafka,
+        batch_rows_max=job.batch_rows,
+    )
+    batches: Iterable[list[Order]] = order_batches(
+        job.orders, job.batch_rows, payload_bytes=job.payload_bytes
+    )
+    if not job.is_lazy:
+        batches = list(batches)
+    async with open_sequencer(config) as sequencer:
+        began_ns, cpu = time.monotonic_ns(), time.process_time()
+        in_flight: deque[asyncio.Task[object]] = deque()
+        for orders in batches:
+            in_flight.append(asyncio.create_task(sequencer.submit_many(orders)))
+            await asyncio.sleep(0)
+            if len(in_flight) >= _IN_FLIGHT:
+                await in_flight.popleft()
+        await asyncio.gather(*in_flight)
+        committed_ns = time.monotonic_ns()
+        last_id = sequencer.stats().head_persisted
+    return Sequenced(
+        began_ns,
+        committed_ns,
+        last_id,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        time.process_time() - cpu,
+    )
+
+
+if __name__ == "__main__":
+    done = uvloop.run(run(msgspec.json.decode(sys.argv[1], type=SequencingJob)))
+    sys.stdout.buffer.write(msgspec.json.encode(done) + b"\n")
