@@ -1,0 +1,67 @@
+"""Buckets of a chain: what a scan tells of the rows in a range of ids, and how buckets join.
+
+No Spark here: a scan gives one bucket per range, and from then on the driver decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from chain_verifier.horizon import Horizon
+
+
+class Bucket(Struct, frozen=True, kw_only=True):
+    """The rows of one range of ids. Never empty."""
+
+    bits: int
+    number: int
+    """The range holds the ids whose `id >> bits` is this number."""
+    rows: int
+    is_whole: bool
+    """The rows form one path: they enter once, at `pid`, and leave once, at `last_id`."""
+    pid: int
+    """The lowest pid. Of a whole bucket: the pid of its first row."""
+    first_id: int
+    last_id: int
+    nulls: int
+    """Rows with a NULL in a column other than id and pid."""
+    fingerprint: tuple[int, int]
+    """Two sums over the keyed hashes of whole rows; equal for equal multisets of rows."""
+
+    @property
+    def lower_id(self) -> int:
+        """The lowest id that would fall into this bucket."""
+        return self.number << self.bits
+
+    @property
+    def upper_id(self) -> int:
+        """The first id behind this bucket."""
+        return (self.number + 1) << self.bits
+
+    def hides(self, node: int) -> bool:
+        """Whether `node`, if it is a row at all, is an inner row of this bucket."""
+        return self.lower_id <= node < self.upper_id and node != self.last_id
+
+
+def is_one_path(buckets: Sequence[Bucket], horizon: Horizon) -> bool:
+    """Say whether the buckets, sorted by id, form one path from start to head.
+
+    Each whole bucket is a path from its pid to its last id, so the whole is one exactly if each
+    begins where the one before ends.
+    """
+    at_id = horizon.start
+    for bucket in buckets:
+        if not bucket.is_whole or bucket.pid != at_id:
+            return False
+        at_id = bucket.last_id
+    return horizon.head is None or at_id == horizon.head
+
+
+def row_count(buckets: Iterable[Bucket]) -> int:
+    """Return the number of rows; added here, since a sum in Spark could overflow."""
+    return sum(bucket.rows for bucket in buckets)

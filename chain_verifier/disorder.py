@@ -1,0 +1,72 @@
+"""Names the rows of a file that stand behind a row which comes after them in the chain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.config import FINDINGS_MAX
+from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.scan import placed
+from chain_verifier.sources.table import BLOCK, POSITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from chain_verifier.horizon import Horizon
+
+_HIGHEST = "highest_before"
+
+
+def rows_out_of_order(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
+    """Return the rows that stand behind a higher id, gathered by that id.
+
+    A row that stands twice is a duplicate; only where it stands first counts here. This sorts the
+    rows of each block, so it runs only where the scan found something.
+    """
+    firsts = _first_occurrences(placed(rows, horizon))
+    late = _with_highest_before(firsts).where(F.col("id") < F.col(_HIGHEST))
+    groups = late.groupBy(_HIGHEST).agg(
+        F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
+    )
+    found = groups.orderBy("id", _HIGHEST).limit(FINDINGS_MAX).collect()
+    more = groups.count() - len(found) if len(found) == FINDINGS_MAX else 0
+    findings = [
+        Finding(
+            kind=Kind.OUT_OF_ORDER,
+            source=source,
+            id=row["id"],
+            until_id=row["until_id"],
+            after_id=row[_HIGHEST],
+            count=row["count"],
+        )
+        for row in found
+    ]
+    return gathered(findings, {Kind.OUT_OF_ORDER: more})
+
+
+def _first_occurrences(rows: DataFrame) -> DataFrame:
+    nth = F.row_number().over(Window.partitionBy("id").orderBy(BLOCK, POSITION))
+    return rows.select("id", BLOCK, POSITION).withColumn("nth", nth).where(F.col("nth") == 1)
+
+
+def _with_highest_before(firsts: DataFrame) -> DataFrame:
+    """Add the highest id that stands before a row, in its own block or in one before."""
+    window = Window.partitionBy(BLOCK).orderBy(POSITION).rowsBetween(Window.unboundedPreceding, -1)
+    highest = F.greatest(F.max("id").over(window), _highest_of_blocks_before(firsts))
+    return firsts.withColumn(_HIGHEST, highest)
+
+
+def _highest_of_blocks_before(firsts: DataFrame) -> Column:
+    """Return, by block, the highest id of the blocks before; there is one row per block to ask."""
+    blocks = firsts.groupBy(BLOCK).agg(F.max("id").alias("id")).orderBy(BLOCK).collect()
+    before: int | None = None
+    highest = F.lit(None).cast("bigint")
+    for block in blocks:
+        highest = F.when(F.col(BLOCK) == block[BLOCK], F.lit(before).cast("bigint")).otherwise(
+            highest
+        )
+        before = block["id"] if before is None else max(before, block["id"])
+    return highest

@@ -1,0 +1,141 @@
+"""What can be wrong with a chain. One class and a kind: a report is a table, not a tree."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from chain_verifier.config import FINDINGS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class Kind(enum.StrEnum):
+    """The kinds of findings; `docs/verification.md` has what each means and what to do."""
+
+    GAP = "gap"
+    """Rows are missing behind `after_id`, up to and including `until_id`."""
+    FORK = "fork"
+    """The rows `ids` name one and the same `pid`."""
+    SECOND_ROOT = "second_root"
+    """The rows `ids` all claim to be the first of the chain."""
+    ORPHAN = "orphan"
+    """The row `id` names a `pid` that is no row, and stands where nothing is missing."""
+    DUPLICATE = "duplicate"
+    """The id `id` stands `count` times."""
+    PID_NOT_BELOW_ID = "pid_not_below_id"
+    """The row `id` names a `pid` that does not lie before it."""
+    NULL = "null"
+    """A row has no value in a column."""
+    FOREIGN_CHAIN = "foreign_chain"
+    """A row of another chain."""
+    BEYOND_HEAD = "beyond_head"
+    """A row behind the head: it was never committed."""
+    OUT_OF_ORDER = "out_of_order"
+    """`count` rows, from `id` to `until_id`, stand behind the row `after_id`."""
+    ROW_COUNT = "row_count"
+    """The commits counted `expected_count` rows, the table holds `count`."""
+    DAMAGED_RANGE = "damaged_range"
+    """So much is damaged that rows `id` to `until_id` were not looked at one by one."""
+    LACKING = "lacking"
+    """The row `id` stands in `against`, and is lacking here, wholly or once."""
+    SURPLUS = "surplus"
+    """The row `id` stands here, and is lacking in `against`, wholly or once."""
+    DIFFERING = "differing"
+    """The row `id` differs from that in `against`, in `columns`."""
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that is wrong; fields that say nothing about its kind are left out."""
+
+    kind: Kind
+    source: str
+    id: int | None = None
+    pid: int | None = None
+    ids: tuple[int, ...] = ()
+    after_id: int | None = None
+    """Exclusive."""
+    until_id: int | None = None
+    """Inclusive. Of a gap, this very row is missing."""
+    count: int | None = None
+    expected_count: int | None = None
+    columns: tuple[str, ...] = ()
+    against: str = ""
+    chain_id: int | None = None
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return _TEXTS[self.kind].format_map(_Shown(self))
+
+
+class _Shown(dict[str, str]):
+    """The fields of a finding as words, made when a text asks for them."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__()
+        self._finding = finding
+
+    def __missing__(self, name: str) -> str:
+        value = getattr(self._finding, name)
+        if isinstance(value, tuple):
+            return ", ".join(map(str, value))
+        return "NULL" if value is None else str(value)
+
+
+_TEXTS: Mapping[Kind, str] = {
+    Kind.GAP: "missing {until_id}: no row between {after_id} and it either",
+    Kind.FORK: "fork: rows {ids} all name pid {pid}",
+    Kind.SECOND_ROOT: "second root: rows {ids} all name pid {pid}, the start",
+    Kind.ORPHAN: "orphan: row {id} names pid {pid}, which is no row",
+    Kind.DUPLICATE: "duplicate: id {id} stands {count} times",
+    Kind.PID_NOT_BELOW_ID: "row {id} names pid {pid}, which does not lie before it",
+    Kind.NULL: "row {id} (pid {pid}) has NULL in {columns}",
+    Kind.FOREIGN_CHAIN: "row {id} is of chain {chain_id}",
+    Kind.BEYOND_HEAD: "row {id} (pid {pid}) stands behind the head {until_id}",
+    Kind.OUT_OF_ORDER: "{count} rows, ids {id} to {until_id}, stand behind row {after_id}",
+    Kind.ROW_COUNT: "{count} rows, but the commits counted {expected_count}",
+    Kind.DAMAGED_RANGE: "too much is damaged: rows {id} to {until_id} were not looked at singly",
+    Kind.LACKING: "row {id} is lacking, {against} has it",
+    Kind.SURPLUS: "row {id} is too much, {against} lacks it",
+    Kind.DIFFERING: "row {id} differs from {against} in {columns}",
+}
+
+
+class Findings(Struct, frozen=True, kw_only=True):
+    """Findings with their number: all are counted, a bounded sample of each kind is kept."""
+
+    kept: tuple[Finding, ...] = ()
+    counts: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """How many there are, kept or not."""
+        return sum(self.counts.values())
+
+
+def gathered(findings: Iterable[Finding], more: Mapping[Kind, int] | None = None) -> Findings:
+    """Return `findings`, at most `FINDINGS_MAX` of a kind, with the count of each kind.
+
+    `more` counts findings that exist beside those given.
+    """
+    by_kind: dict[Kind, list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    counts = {kind.value: len(found) for kind, found in by_kind.items()}
+    for kind, count in (more or {}).items():
+        counts[kind.value] = counts.get(kind.value, 0) + count
+    kept = [finding for found in by_kind.values() for finding in found[:FINDINGS_MAX]]
+    return Findings(kept=tuple(kept), counts={name: n for name, n in counts.items() if n})
+
+
+def joined(parts: Sequence[Findings]) -> Findings:
+    """Return several findings as one."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        for kind, count in part.counts.items():
+            counts[kind] = counts.get(kind, 0) + count
+    return Findings(kept=tuple(one for part in parts for one in part.kept), counts=counts)

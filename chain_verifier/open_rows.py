@@ -1,0 +1,113 @@
+"""Reads parts of a source again: the rows of buckets, and the rows that no bucket can hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.config import FINDINGS_MAX
+from chain_verifier.faults import Link
+from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.scan import (
+    BEYOND_ROWS,
+    FOREIGN_ROWS,
+    MALFORMED_ROWS,
+    class_of,
+    looked_at,
+    placed,
+    scan,
+)
+from chain_verifier.sources.table import CONTENT, HAS_NULL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame, Row
+
+    from chain_verifier.bucket import Bucket
+    from chain_verifier.horizon import Horizon
+
+_ANY_BITS: Final = 1
+
+
+class RowOpener:
+    """The `Opener` of `chain_verifier.locate` on a Spark frame."""
+
+    def __init__(self, rows: DataFrame, horizon: Horizon, key: int) -> None:
+        self._rows = placed(rows, horizon)
+        self._horizon = horizon
+        self._key = key
+
+    def split(self, buckets: Sequence[Bucket], bits: int) -> list[Bucket]:
+        """Return the rows of `buckets`, all of one width, in buckets of 2^bits ids."""
+        rows = in_buckets(self._rows, buckets)
+        return scan(
+            rows, self._horizon, bits, self._key, positions=False, fingerprints=False
+        ).buckets
+
+    def links(self, buckets: Sequence[Bucket]) -> list[Link]:
+        """Return every row of `buckets`."""
+        rows = in_buckets(self._rows, buckets).select("id", "pid").collect()
+        return [Link(row["pid"], row["id"], row["id"]) for row in rows]
+
+
+def in_buckets(rows: DataFrame, buckets: Sequence[Bucket]) -> DataFrame:
+    """Return the rows whose ids fall into one of `buckets`.
+
+    The range over all of them is what a database can use; which bucket is then Spark's to say.
+    """
+    lower_id = min(bucket.lower_id for bucket in buckets)
+    upper_id = max(bucket.upper_id for bucket in buckets)
+    chosen = rows.where(F.col("id") >= lower_id)
+    if upper_id < 2**63:
+        chosen = chosen.where(F.col("id") < upper_id)
+    return chosen.where(_is_in(buckets))
+
+
+def _is_in(buckets: Sequence[Bucket]) -> Column:
+    widths = sorted({bucket.bits for bucket in buckets})
+    found = F.lit(False)
+    for bits in widths:
+        numbers = [bucket.number for bucket in buckets if bucket.bits == bits]
+        found = found | F.shiftright("id", bits).isin(numbers)
+    return found
+
+
+def rows_with_null(source: str, rows: DataFrame, horizon: Horizon) -> list[Finding]:
+    """Return the rows that have NULL in some column, at most `FINDINGS_MAX`."""
+    counted_elsewhere = class_of(horizon, _ANY_BITS).isin(MALFORMED_ROWS, FOREIGN_ROWS, BEYOND_ROWS)
+    found = looked_at(rows, horizon).where(F.col(HAS_NULL) & ~counted_elsewhere)
+    marks = [F.col(name).isNull().alias(name) for name in CONTENT]
+    taken = found.select("id", "pid", F.struct(*marks).alias("nulls")).orderBy("id", "pid")
+    return [_null_finding(source, row) for row in taken.limit(FINDINGS_MAX).collect()]
+
+
+def _null_finding(source: str, row: Row) -> Finding:
+    columns = tuple(name for name in CONTENT if row["nulls"][name])
+    return Finding(kind=Kind.NULL, source=source, id=row["id"], pid=row["pid"], columns=columns)
+
+
+def foreign_rows(source: str, rows: DataFrame, horizon: Horizon) -> list[Finding]:
+    """Return the rows of other chains, at most `FINDINGS_MAX`."""
+    taken = _of_class(rows, horizon, FOREIGN_ROWS).select("id", "pid", "chain_id")
+    return [
+        Finding(kind=Kind.FOREIGN_CHAIN, source=source, **row.asDict())
+        for row in taken.orderBy("id").limit(FINDINGS_MAX).collect()
+    ]
+
+
+def rows_beyond(source: str, rows: DataFrame, horizon: Horizon, head: int) -> Findings:
+    """Return the rows behind `head`, which may itself lie behind that of `horizon`."""
+    beyond = _of_class(rows, horizon, BEYOND_ROWS).where(F.col("id") > head).select("id", "pid")
+    taken = beyond.orderBy("id", "pid").limit(FINDINGS_MAX).collect()
+    found = [
+        Finding(kind=Kind.BEYOND_HEAD, source=source, until_id=head, **row.asDict())
+        for row in taken
+    ]
+    more = beyond.count() - len(found) if len(found) == FINDINGS_MAX else 0
+    return gathered(found, {Kind.BEYOND_HEAD: more})
+
+
+def _of_class(rows: DataFrame, horizon: Horizon, number: int) -> DataFrame:
+    return looked_at(rows, horizon).where(class_of(horizon, _ANY_BITS) == number)

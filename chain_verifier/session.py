@@ -1,0 +1,101 @@
+"""A Spark session for a verification: quiet, on loopback, with its connectors."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from chain_verifier.connectors import jdbc_packages
+from chain_verifier.java import EXPECTED, require_java
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOCAL_MASTER: Final = "local[*]"
+
+LOG_FILE: Final = "spark.log"
+
+_SHUFFLE_PARTITIONS: Final = 4
+"""A check shuffles one row per bucket, so more partitions would only be more tasks to start."""
+
+_COMMON: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS),
+    # Plans here are small and known; planning them again after each stage costs more than it gains.
+    "spark.sql.adaptive.enabled": "false",
+    # Rows are never cached, so a lost task has to read its part again: the outcome is the same.
+    "spark.sql.catalogImplementation": "in-memory",
+}
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+@contextmanager
+def open_session(master: str | None) -> Iterator[SparkSession]:
+    """Start Spark, give its session, stop it.
+
+    What Java and Spark have to say goes to a file in a temporary folder, which is removed at the
+    end. Raises SettingError when there is no Java, or Spark does not start.
+    """
+    require_java(os.environ)
+    with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
+        session = _start(master, Path(folder))
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def _start(master: str | None, folder: Path) -> SparkSession:
+    builder: Any = SparkSession.builder.appName("chain-verifier")
+    settings = {
+        **_COMMON,
+        **({} if master else _LOCAL),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.jars.packages": ",".join(jdbc_packages()),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    log = folder / LOG_FILE
+    try:
+        with _error_output_to(log):
+            session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
+    except (PySparkRuntimeError, OSError) as error:
+        raise SettingError("java", _last_words(log) or str(error), EXPECTED) from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@contextmanager
+def _error_output_to(path: Path) -> Iterator[None]:
+    """Let the Java process inherit `path` as its stderr.
+
+    Java and Ivy write there before any setting of Spark's is read, and a progress line of the
+    caller's must not be torn apart by them.
+    """
+    with path.open("ab") as file:
+        kept = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _last_words(log: Path) -> str:
+    """Return the last line that Java or Spark wrote, which names why it did not start."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,118 @@
+"""The chain in PostgreSQL, read by JDBC: the head first, then the rows below it, in parallel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
+from chain_verifier.jdbc import JdbcAddress, jdbc_address
+from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
+from chain_verifier.spark_errors import at_connect
+from orderchain.dsn import mask_dsn
+from orderchain.errors import ChainMissing, SchemaError
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+_SQL: Final = load_sql("chain_verifier.sources", "database.sql")
+
+_ROWS_A_CONNECTION: Final = 50_000
+"""A second connection costs more than it saves below this many ids."""
+
+
+class DatabaseHead(Struct, frozen=True, kw_only=True):
+    """Where a chain stood at one instant."""
+
+    last_id: int
+    """head_persisted; 0 for an empty chain."""
+    first_row_id: int | None
+    last_row_id: int | None
+    """The lowest and the highest id in the table; None when it holds no row of the chain."""
+    rows_counted: int
+    """The rows that the commits of the chain counted."""
+
+
+class DatabaseTable:
+    """The rows of one chain up to the last one there was when the head was read.
+
+    Rows committed later are left out: each connection reads a snapshot of its own, and what lies
+    below the head no longer changes.
+    """
+
+    has_positions: Final = False
+
+    def __init__(self, spark: SparkSession, source: DatabaseSource, chain_id: int) -> None:
+        self.name = source.name
+        self._spark = spark
+        self._chain_id = chain_id
+        self._address: JdbcAddress = jdbc_address(source.dsn)
+        self._shown = mask_dsn(source.dsn)
+        self.head = self.read_head()
+
+    def read_head(self) -> DatabaseHead:
+        """Read where the chain stands now.
+
+        Raises ChainMissing, SchemaError, ConnectError.
+        """
+        with at_connect(self._shown):
+            heads = self._query("heads").where(F.col("chain_id") == self._chain_id).collect()
+            versions = [head["version"] for head in heads] or [
+                row["version"] for row in self._query("versions").collect()
+            ]
+        if versions != [SCHEMA_VERSION]:
+            raise SchemaError("schema", f"version {versions}", f"version {SCHEMA_VERSION}")
+        if not heads:
+            raise ChainMissing(self._chain_id)
+        head = heads[0]
+        return DatabaseHead(
+            last_id=head["last_id"],
+            first_row_id=head["first_row_id"],
+            last_row_id=head["last_row_id"],
+            rows_counted=head["rows_counted"],
+        )
+
+    @property
+    def last_row_id(self) -> int:
+        """The last id that is looked at; beyond the head only if the table contradicts it."""
+        return max(self.head.last_id, self.head.last_row_id or 0)
+
+    @property
+    def span(self) -> int:
+        """How many ids lie between the first row and the last."""
+        first = self.head.first_row_id
+        return 0 if first is None else self.last_row_id - first + 1
+
+    @property
+    def rows(self) -> DataFrame:
+        """The rows, with the id range split over several connections."""
+        reader = self._reader().option("dbtable", f"({_SQL['rows']}) AS chain_rows")
+        with at_connect(self._shown):
+            found = self._split(reader).load()
+        return (
+            found.where((F.col("chain_id") == self._chain_id) & (F.col("id") <= self.last_row_id))
+            .select(*CONTENT, HAS_NULL)
+            .withColumn(MALFORMED, F.lit(False))
+        )
+
+    def _split(self, reader: DataFrameReader) -> DataFrameReader:
+        parts = min(
+            CONNECTIONS_MAX,
+            self._spark.sparkContext.defaultParallelism,
+            self.span // _ROWS_A_CONNECTION + 1,
+        )
+        if parts == 1:
+            return reader
+        bounds = {"lowerBound": self.head.first_row_id, "upperBound": self.last_row_id + 1}
+        return reader.options(partitionColumn="id", numPartitions=parts, **bounds)
+
+    def _query(self, name: str) -> DataFrame:
+        return self._reader().option("dbtable", f"({_SQL[name]}) AS {name}").load()
+
+    def _reader(self) -> DataFrameReader:
+        reader = self._spark.read.format("jdbc").option("url", self._address.url)
+        return reader.options(**self._address.properties, fetchsize=FETCH_ROWS)
