@@ -35,6 +35,10 @@ class ProgressBar(Protocol):
         """Set what is done, with a short note to stand behind the bar."""
         ...
 
+    def expect(self, total: float) -> None:
+        """Set the total, now that it is known."""
+        ...
+
 
 def data(text: str) -> None:
     """Write one line to stdout. Raises OSError when it cannot be written."""
@@ -80,15 +84,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         data("  ".join(parts).rstrip())
 
 
-def rate(count: int, seconds: float) -> str:
-    """Return `count` and what it is per second, for talk: `200,000 in 1.5 s (133,333/s)`."""
-    per_second = count / seconds if seconds > 0 else 0.0
-    return f"{count:,} in {seconds:.1f} s ({per_second:,.0f}/s)"
-
-
-def stopwatch() -> Stopwatch:
-    """Return a running stopwatch."""
-    return Stopwatch()
+def rate(count: int, unit: str, seconds: float) -> str:
+    """Return `count` and what it is per second, for talk: `200,000 rows in 1.5 s (133,333/s)`."""
+    if count == 0 or seconds <= 0:
+        return f"{count:,} {unit}"
+    return f"{count:,} {unit} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
 
 
 class Stopwatch:
@@ -146,6 +146,9 @@ class _Silent:
     def move_to(self, done: float, note: str = "") -> None:
         """Draw nothing."""
 
+    def expect(self, total: float) -> None:
+        """Draw nothing."""
+
 
 class _Drawn:
     """A bar of rich."""
@@ -161,6 +164,10 @@ class _Drawn:
     def move_to(self, done: float, note: str = "") -> None:
         """Move the bar."""
         self._bar.update(self._task, completed=done, note=note)
+
+    def expect(self, total: float) -> None:
+        """Set the bar's end."""
+        self._bar.update(self._task, total=total)
 
 
 def _cell(value: object) -> str:

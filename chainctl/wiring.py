@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from chainctl.settings import Settings
+    from gapfill import GapReader
+    from matcher_receiver import KafkaSourceConfig
+    from orderchain.mark import ChainHead, Mark
+    from orderchain.run import Run
     from sequencer import SequencerConfig
 
 
@@ -21,5 +27,35 @@ def sequencer_config(settings: Settings, chain_id: int) -> SequencerConfig:
         kafka=settings.kafka_servers(),
         owner=f"{platform.node() or 'unknown'}:{os.getpid()}",
         batch_rows_max=settings.batch_rows,
+        connect_seconds=settings.connect_seconds,
+    )
+
+
+def gap_reader(settings: Settings, chain_id: int) -> GapReader:
+    """Return a reader of `chain_id` with the read-only role. Raises SettingError."""
+    from gapfill import GapReader, GapReaderConfig
+
+    return GapReader(
+        GapReaderConfig(
+            database=settings.gap_dsn(),
+            chain_id=chain_id,
+            connect_seconds=settings.connect_seconds,
+        )
+    )
+
+
+def runs_of(reader: GapReader, after: Mark, until_id: int) -> AsyncGenerator[Run, None]:
+    """Return the runs of a fill as the generator that they are, so that it can be closed."""
+    return cast("AsyncGenerator[Run, None]", reader.runs(after, until_id))
+
+
+def kafka_source_config(settings: Settings, head: ChainHead) -> KafkaSourceConfig:
+    """Return the config of a consumer of the chain's topic. Raises SettingError."""
+    from matcher_receiver import KafkaSourceConfig
+
+    return KafkaSourceConfig(
+        bootstrap_servers=settings.kafka_servers(),
+        topic=head.topic,
+        partition=head.partition,
         connect_seconds=settings.connect_seconds,
     )

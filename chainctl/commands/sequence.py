@@ -144,7 +144,7 @@ def _tell(done: Sequenced) -> None:
         talk(f"chainctl: {done.rows_before:,} rows of {done.source} were in the chain before")
     if done.orders:
         talk(
-            f"chainctl: {rate(done.orders, done.seconds)} orders added to chain {done.chain}, "
+            f"chainctl: {rate(done.orders, 'orders', done.seconds)} added to chain {done.chain}, "
             f"ids {done.first_id} to {done.last_id}"
         )
     else:

@@ -1,0 +1,266 @@
+"""A receiver's journal: JSON Lines, one row of the chain a line, which is its own checkpoint.
+
+    {"chain_id":1,"id":7,"pid":6,"key":"a","event_time_ns":1689038101570000000,"payload":"gaE="}
+
+`payload` is base64, or the object itself where it was decoded. Lines are only ever appended, in the
+order of the chain. Each run of rows is handed to the system at once, and forced to the disk at the
+latest when the next run comes a second later, and at the end. What a crash tears off is read from
+the database again: a torn last line is cut off, and the rest goes on behind the last whole one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from orderchain.errors import InputError, SettingError
+from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from orderchain.event import Event
+
+PayloadForm = Literal["base64", "msgpack"]
+
+SYNC_SECONDS: Final = 1.0
+"""Rows that a power cut may take from the end of a journal, in time. They are read again; a shorter
+time would make a receiver on a slow disk wait for it at every run."""
+
+LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The longest line: a payload of 256 KiB decoded into escaped JSON stays below it."""
+
+_FIRST_READ_BYTES: Final = LINE_BYTES_MAX
+_LAST_READ_BYTES: Final = 2 * LINE_BYTES_MAX  # a whole line, and a torn one behind it
+
+
+class JournalRow(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One line of a journal."""
+
+    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
+    id: Annotated[int, Meta(ge=1, le=ID_MAX)]
+    pid: Annotated[int, Meta(ge=0, le=ID_MAX)]
+    key: str
+    event_time_ns: int
+    payload: Any
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(JournalRow)
+_decode_payload = msgspec.msgpack.Decoder().decode
+
+
+class Journal:
+    """The journal of one chain in one file. A context manager.
+
+    Opening looks at the file and changes nothing; the first `append` makes it, or cuts off what is
+    torn. Raises InputError for a file that is no journal of this chain, SettingError for one that
+    cannot be written or that another process writes.
+    """
+
+    def __init__(self, path: Path, chain_id: int, form: PayloadForm = "base64") -> None:
+        self._path = path
+        self._chain_id = chain_id
+        self._form = form
+        self._descriptor = -1
+        self._unsynced_since: float | None = None
+        self.last_row: JournalRow | None = None
+        """The last whole line that was found at the opening; None in a new journal."""
+        self._last_line = b""
+        self._end = 0
+        _check_path(path)
+        if path.exists():
+            self._open(os.O_RDWR)
+            try:
+                self._read_ends()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            self._sync()
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def start(self) -> None:
+        """Make the file ready to be appended to: made where it is missing, a torn line cut off."""
+        if self._descriptor < 0:
+            self._open(os.O_RDWR | os.O_CREAT)
+            _sync_folder(self._path)
+        with self._told():
+            os.ftruncate(self._descriptor, self._end)
+            os.lseek(self._descriptor, self._end, os.SEEK_SET)
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Append rows, each linked to the one before. Raises OSError when the disk takes no more.
+
+        Raises InputError when a payload is to be decoded and is no MessagePack.
+        """
+        lines = memoryview(encode_rows(self._chain_id, events, self._form))
+        with self._told():
+            while lines:
+                lines = lines[os.write(self._descriptor, lines) :]
+        now = time.monotonic()
+        if self._unsynced_since is None:
+            self._unsynced_since = now
+        elif now - self._unsynced_since >= SYNC_SECONDS:
+            self._sync()
+
+    def check_last(self, events: Sequence[Event]) -> None:
+        """Raise InputError unless `events` are the row of the last line, and nothing else."""
+        if encode_rows(self._chain_id, events, self._form) != self._last_line:
+            raise self.foreign()
+
+    def foreign(self) -> InputError:
+        """Return what to say when the last line is not what the database has."""
+        last_id = self.last_row.id if self.last_row else 0
+        return InputError(
+            "journal",
+            str(self._path),
+            f"one of this database (id {last_id} is another row there, or none; or it was written "
+            "with another --decode)",
+        )
+
+    def _sync(self) -> None:
+        if self._unsynced_since is not None:
+            with self._told():
+                os.fsync(self._descriptor)
+            self._unsynced_since = None
+
+    def _open(self, flags: int) -> None:
+        try:
+            descriptor = os.open(self._path, flags | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unusable(self._path, error.strerror or "") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise _unusable(self._path, "another process writes it") from None
+        self._descriptor = descriptor
+
+    def _read_ends(self) -> None:
+        """Look at the first and the last line, and find where the last whole line ends."""
+        size = os.fstat(self._descriptor).st_size
+        start = max(0, size - _LAST_READ_BYTES)
+        tail = os.pread(self._descriptor, size - start, start)
+        lines_end = tail.rfind(b"\n") + 1
+        if lines_end == 0:
+            self._check_torn_beginning(tail, is_whole_file=start == 0)
+            return
+        head = os.pread(self._descriptor, _FIRST_READ_BYTES, 0)
+        self._row(head.partition(b"\n")[0], "first")
+        line_start = tail.rfind(b"\n", 0, lines_end - 1) + 1
+        self._last_line = tail[line_start:lines_end]
+        self.last_row = self._row(self._last_line, "last")
+        self._end = start + lines_end
+
+    def _check_torn_beginning(self, content: bytes, *, is_whole_file: bool) -> None:
+        """Refuse a file without a whole line, unless it is the beginning of a first one."""
+        beginning = b'{"chain_id":%d,"id":' % self._chain_id
+        compared = min(len(content), len(beginning))
+        if not is_whole_file or content[:compared] != beginning[:compared]:
+            raise self._no_journal("it holds no row")
+
+    def _row(self, line: bytes, which: str) -> JournalRow:
+        try:
+            row = _decoder.decode(line)
+        except (ValueError, RecursionError):
+            raise self._no_journal(f"its {which} line is no row") from None
+        if row.chain_id != self._chain_id:
+            raise InputError(
+                "journal", str(self._path), f"one of chain {self._chain_id}, not of {row.chain_id}"
+            )
+        return row
+
+    def _no_journal(self, reason: str) -> InputError:
+        return InputError(
+            "journal", str(self._path), f"a journal of chain {self._chain_id} ({reason})"
+        )
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Name the file in an error of the disk."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
+def encode_rows(chain_id: int, events: Sequence[Event], form: PayloadForm) -> bytes:
+    """Return the lines of `events`. Raises InputError for a payload that is not of the `form`."""
+    payloads = [event.payload for event in events] if form == "base64" else _decoded(events)
+    return _encoder.encode_lines(
+        [
+            JournalRow(chain_id, event.id, event.pid, event.key, event.event_time_ns, payload)
+            for event, payload in zip(events, payloads, strict=True)
+        ]
+    )
+
+
+def _decoded(events: Sequence[Event]) -> list[object]:
+    """Return the payloads as objects that JSON can hold."""
+    decoded: list[object] = []
+    for event in events:
+        try:
+            value = _decode_payload(event.payload)
+            _encoder.encode(value)
+        # Hostile nesting ends in RecursionError; what JSON cannot hold in TypeError or ValueError.
+        except (ValueError, TypeError, RecursionError):
+            raise InputError(
+                f"payload of id {event.id}",
+                f"{len(event.payload)} bytes",
+                "MessagePack that JSON can hold (leave --decode out for base64)",
+            ) from None
+        decoded.append(value)
+    return decoded
+
+
+def _check_path(path: Path) -> None:
+    """Refuse what cannot become a journal, before anything is done."""
+    try:
+        if path.exists():
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise _unusable(path, "it is no regular file")
+        elif not path.parent.is_dir():
+            raise _unusable(path, f"there is no folder {path.parent}")
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            raise _unusable(path, f"the folder {path.parent} cannot be written")
+    except OSError as error:
+        raise _unusable(path, error.strerror or "") from None
+    except ValueError:  # a NUL in the name
+        raise _unusable(path, "its name holds a NUL") from None
+
+
+def _unusable(path: Path, reason: str) -> SettingError:
+    return SettingError("--output", str(path), f"a file that can be written ({reason})")
+
+
+def _sync_folder(path: Path) -> None:
+    """Make sure that a new file's name survives a power cut too."""
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
