@@ -17,7 +17,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
-from orderchain.errors import ConnectError, OrderchainError, RetryError, SettingError, TopicError
+from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -29,6 +29,12 @@ _log = logging.getLogger(__name__)
 
 _PARTITIONS: Final = 1
 """One chain, one partition: between partitions Kafka keeps no order."""
+
+PROBE_EVERY_SECONDS: Final = 5.0
+"""Between two questions to a silent broker; a broker that speaks is not asked."""
+
+PROBE_SECONDS: Final = 1.0
+"""Deadline of such a question: for so long the database is not looked at."""
 
 
 class KafkaFrameSource:
@@ -43,6 +49,8 @@ class KafkaFrameSource:
         self._config = config
         self._at = TopicPartition(config.topic, config.partition)
         self._consumer: AIOKafkaConsumer | None = None
+        self._is_away = False
+        self._next_probe = 0.0
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -62,10 +70,7 @@ class KafkaFrameSource:
             async with asyncio.timeout(self._config.connect_seconds):
                 await self._check_topic()
                 await self._start_consumer()
-        except OrderchainError:
-            await self.close()
-            raise
-        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        except (KafkaError, OSError, RetryError) as error:  # TimeoutError is an OSError
             await self.close()
             raise self._connect_refusal(error) from error
         except BaseException:
@@ -91,10 +96,25 @@ class KafkaFrameSource:
         except KafkaError as error:
             raise RetryError(f"the broker did not answer: {error!r}") from error
         if found:
+            self._is_away = False
             return [record.value for record in found[self._at]]
-        # aiokafka is silent about a broker that is away: nothing came is all it says.
-        await self._live_end(consumer)
+        await self._probe(consumer)
         return []
+
+    async def _probe(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask a silent broker whether it is there: aiokafka itself never tells.
+
+        Not at every silence: while the broker is away the receiver lives on the database, and must
+        not wait for a deadline of ours each time.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_EVERY_SECONDS
+            self._is_away = True
+            await self._live_end(consumer, PROBE_SECONDS)
+            self._is_away = False
+        elif self._is_away:
+            raise RetryError("the broker did not answer when last asked")
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""
@@ -159,12 +179,12 @@ class KafkaFrameSource:
         await self._seek_to_live_end(consumer)
 
     async def _seek_to_live_end(self, consumer: AIOKafkaConsumer) -> None:
-        consumer.seek(self._at, await self._live_end(consumer))
+        consumer.seek(self._at, await self._live_end(consumer, self._config.request_seconds))
 
-    async def _live_end(self, consumer: AIOKafkaConsumer) -> int:
+    async def _live_end(self, consumer: AIOKafkaConsumer, seconds: float) -> int:
         """Return the offset behind the last record. Raises RetryError."""
         try:
-            async with asyncio.timeout(self._config.request_seconds):
+            async with asyncio.timeout(seconds):
                 ends = await consumer.end_offsets([self._at])
         except (KafkaError, OSError) as error:
             raise RetryError(f"the broker did not answer: {error!r}") from error
@@ -201,6 +221,6 @@ class KafkaFrameSource:
 
     async def _shut(self, closing: Awaitable[None]) -> None:
         """Await the close of a client, which may hang or fail when the broker is away."""
-        with suppress(KafkaError, OSError, asyncio.CancelledError):
+        with suppress(KafkaError, OSError):
             async with asyncio.timeout(self._config.close_seconds):
                 await closing

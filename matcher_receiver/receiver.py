@@ -44,6 +44,7 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.frame import decode_header
+from orderchain.limits import ID_MAX
 from orderchain.run import Run
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Receiver:
         self._waited_since_ns: int | None = None
 
         self._last_use_ns = 0
-        self._last_check_ns = 0
+        self._last_check_ns: int | None = None
         self._last_run_ns = 0
         self._patience = config.poll_after_seconds
 
@@ -173,7 +174,9 @@ class Receiver:
         self._note_standing(standing)
         self.head_at_start = standing.head.last_id
         if self._config.to_head_at_start:
-            self._until_id = min(self._until_id or self.head_at_start, self.head_at_start)
+            self._until_id = min(
+                ID_MAX if self._until_id is None else self._until_id, self.head_at_start
+            )
         await self._obey_start(core.judge_standing(standing, "start"))
         if is_new and self._checkpoints is not None:
             await self._checkpoints.save(start.id, start)
@@ -192,10 +195,10 @@ class Receiver:
     async def _close(self) -> None:
         self._is_over = True
         await self._drop_fill()
-        await self._frames.close()
-        await self._gap_source.close()
+        closing = [self._frames.close(), self._gap_source.close()]
         if self._checkpoints is not None:
-            await self._checkpoints.close()
+            closing.append(self._checkpoints.close())
+        await asyncio.gather(*closing)  # each has a deadline of its own
 
     def stop(self) -> None:
         """End the iteration: at once when it waits, else after the run that is being worked on."""
@@ -414,8 +417,8 @@ class Receiver:
             case InStep():
                 self._note_use()
             case Check(reason):
-                await self._check("frame")
                 self._counters.drop(reason)
+                self._open_if_behind(await self._check())
             case ConfirmNonce():
                 return not await self._confirm_nonce(core)
             case Fill():
@@ -423,8 +426,11 @@ class Receiver:
         return True
 
     async def _confirm_nonce(self, core: ReceiveCore) -> bool:
-        """Ask the database who leads; say whether the frame in the slot is to be judged again."""
-        await self._check("frame")
+        """Ask the database who leads; say whether the frame in the slot is to be judged again.
+
+        If the database is ahead of us, that is most often by this very frame: no fill is opened.
+        """
+        await self._check()
         slot = self._slot
         if slot is None or core.judge(slot[0]) is CONFIRM_NONCE:
             self._counters.drop(DROP_NONCE.reason)
@@ -484,23 +490,31 @@ class Receiver:
     async def _poll(self) -> None:
         """Look at the database's head, since Kafka says nothing."""
         self._last_use_ns = self._clock.monotonic_ns()
-        decision = await self._ask_standing("poll")
-        if isinstance(decision, Fill):
+        if self._open_if_behind(await self._ask_standing("poll")):
             # Kafka should have brought these rows and did not: ask more often.
             self._patience = self._config.outage_poll_seconds
 
-    async def _check(self, cause: Cause) -> None:
+    def _open_if_behind(self, decision: StandingDecision | None) -> bool:
+        """Open a fill if the database has more than we have delivered, and say so."""
+        if not isinstance(decision, Fill):
+            return False
+        self._open_fill(decision)
+        return True
+
+    async def _check(self) -> StandingDecision | None:
         """Look at the database's head for a frame's sake: not more often than is good."""
         now = self._clock.monotonic_ns()
-        if now - self._last_check_ns < self._config.check_seconds * _SECOND_NS:
-            return
+        last = self._last_check_ns
+        if last is not None and now - last < self._config.check_seconds * _SECOND_NS:
+            return None
         self._last_check_ns = now
-        await self._ask_standing(cause)
+        return await self._ask_standing("frame")
 
     async def _ask_standing(self, cause: Cause) -> StandingDecision | None:
-        """Read the standing of our own head, and do what the core says; None: it is away.
+        """Read the standing of our own head; halt or compare if it asks for that.
 
-        It does not wait for a database that is away: live frames of known publishers go on.
+        Returns None when the database is away. That is not waited for: live frames of known
+        publishers go on.
         """
         core = self._running()
         try:
@@ -510,13 +524,10 @@ class Receiver:
             _log.warning("chain %d: the database is away: %s", self._config.chain_id, error)
             return None
         decision = core.judge_standing(standing, cause)
-        match decision:
-            case Halt(found):
-                raise found
-            case Compare():
-                await self._compare(core)
-            case Fill():
-                self._open_fill(decision)
+        if isinstance(decision, Halt):
+            raise decision.error
+        if isinstance(decision, Compare):
+            await self._compare(core)
         return decision
 
     async def _read_standing(self, at_id: int) -> Standing:
@@ -536,8 +547,9 @@ class Receiver:
         idle_ns = self._clock.monotonic_ns() - self._last_run_ns
         if idle_ns < self._config.idle_seconds * _SECOND_NS:
             return False
-        self._is_over = isinstance(await self._ask_standing("poll"), InStep)
-        return self._is_over or self._running().is_filling
+        decision = await self._ask_standing("poll")
+        self._is_over = isinstance(decision, InStep)
+        return self._is_over or self._open_if_behind(decision)
 
     # -- fills ---------------------------------------------------------------------------------
 
@@ -614,21 +626,23 @@ class Receiver:
 
     async def _drop_fill(self) -> None:
         fill, self._fill = self._fill, None
-        close = getattr(fill, "aclose", None)
-        if close is not None:
-            await close()
+        if fill is not None:
+            await _end(fill)
 
     async def _compare(self, core: ReceiveCore) -> None:
         """Read the last batch again: only rows that differ halt, not a seal alone."""
         rows: list[Event] = []
         end = core.head
+        runs = self._gap_source.runs(core.proven, core.head.id)
         try:
-            async for run in self._gap_source.runs(core.proven, core.head.id):
+            while (run := await self._interruptible(_next(runs))) is not None:
                 rows += run.events
                 end = run.end
         except _AWAY as error:
             await self._pause(error)
             return
+        finally:
+            await _end(runs)
         decision = core.compare(rows, end)
         if isinstance(decision, Halt):
             raise decision.error
@@ -684,6 +698,13 @@ class Receiver:
 
 async def _next(runs: AsyncIterator[Run]) -> Run | None:
     return await anext(runs, None)
+
+
+async def _end(runs: AsyncIterator[Run]) -> None:
+    """Let go of what a source holds for `runs`, where it is a generator."""
+    close: Callable[[], Awaitable[None]] | None = getattr(runs, "aclose", None)
+    if close is not None:
+        await close()
 
 
 def _discard(awaitable: Awaitable[Any]) -> None:

@@ -66,9 +66,7 @@ async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_cha
     assert sum(gap.rows for gap in gaps) == stats.rows_filled
 
 
-async def test_receiver_with_a_lost_tail_finds_it_by_the_heartbeat(
-    stored, make_receiver, publish
-):
+async def test_receiver_with_a_lost_tail_finds_it_by_the_heartbeat(stored, make_receiver, publish):
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         first, _lost = await stored.commit(5), await stored.commit(5)
         await publish([*stored.chain.frames(first), stored.chain.heartbeat()])

@@ -105,9 +105,7 @@ class Chain:
                     seal=batch.seal,
                     epoch=batch.epoch,
                 )
-        return Mark(
-            id=at_id, batch_last_id=last.batch_last_id, seal=last.seal, epoch=last.epoch
-        )
+        return Mark(id=at_id, batch_last_id=last.batch_last_id, seal=last.seal, epoch=last.epoch)
 
     @property
     def genesis(self) -> bytes:
@@ -129,7 +127,9 @@ class Chain:
 
     # -- frames --------------------------------------------------------------------------------
 
-    def headers(self, batch: Batch, slice_rows: int = 1_000) -> list[tuple[FrameHeader, list[Event]]]:
+    def headers(
+        self, batch: Batch, slice_rows: int = 1_000
+    ) -> list[tuple[FrameHeader, list[Event]]]:
         """The slices of a batch, as the leader of now publishes them."""
         found = []
         pid = batch.pid

@@ -1,0 +1,127 @@
+"""The receiver's ports in memory, with dials for what may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from orderchain.errors import CheckpointLost, NotYetReadable, RetryError, RowsMissing, SealMismatch
+from orderchain.mark import Mark, Standing
+from orderchain.run import Run
+
+from .chains import Chain
+
+
+class MemorySource:
+    """GapSource over a `Chain`."""
+
+    def __init__(self, chain: Chain, *, page_rows: int = 5) -> None:
+        self.chain = chain
+        self.page_rows = page_rows
+        self.is_primary = True
+        self.lag_batches = 0
+        self.before_read: Callable[[], None] = lambda: None
+        """Called before each reading; it may raise."""
+        self.read_seconds = 0.0
+        self.reads = 0
+        self.is_closed = False
+
+    def _visible(self) -> Chain:
+        if not self.lag_batches:
+            return self.chain
+        lagging = Chain(self.chain.chain_id, self.chain.database_id)
+        lagging.epoch, lagging.nonce = self.chain.epoch, self.chain.nonce
+        lagging.batches = self.chain.batches[: -self.lag_batches]
+        return lagging
+
+    async def standing(self, at_id: int) -> Standing:
+        self.reads += 1
+        await asyncio.sleep(self.read_seconds)
+        self.before_read()
+        chain = self._visible()
+        mark = chain.mark(at_id) if at_id == 0 or at_id in chain.ids else None
+        return Standing(head=chain.head(), mark=mark, is_primary=self.is_primary)
+
+    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        standing = await self.standing(after.id)
+        if standing.mark != after and not (
+            standing.mark is not None
+            and msgspec.structs.replace(standing.mark, epoch=after.epoch) == after
+        ):
+            found = b"" if standing.mark is None else standing.mark.seal
+            raise SealMismatch(self.chain.chain_id, after.id, after.seal, found)
+        while after.id < until_id:
+            await asyncio.sleep(self.read_seconds)
+            self.before_read()
+            chain = self._visible()
+            events = [event for event in chain.events if after.id < event.id <= until_id]
+            if not events:
+                if not self.is_primary:
+                    raise NotYetReadable(after.id, until_id)
+                raise RowsMissing(chain.chain_id, after.id, until_id)
+            page = events[: self.page_rows]
+            run = Run(chain_id=chain.chain_id, events=page, end=chain.mark(page[-1].id))
+            yield run
+            after = run.end
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class MemoryFrames:
+    """FrameSource fed by hand."""
+
+    def __init__(self) -> None:
+        self._queue: deque[bytes | None] = deque()
+        self._arrived = asyncio.Event()
+        self.is_down = False
+        self.is_started = False
+        self.is_closed = False
+
+    def put(self, *records: bytes | None) -> None:
+        """Records reach the receiver, if it has started and the broker is there."""
+        if self.is_started and not self.is_down:
+            self._queue.extend(records)
+            self._arrived.set()
+
+    async def start(self) -> None:
+        self.is_started = True
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        if not self._queue:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), timeout_seconds)
+            except TimeoutError:
+                if self.is_down:
+                    raise RetryError("the broker is down") from None
+                return []
+        found = list(self._queue)
+        self._queue.clear()
+        return found
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class MemoryCheckpoints:
+    """CheckpointStore that keeps what a database would."""
+
+    def __init__(self, chain_id: int) -> None:
+        self.chain_id = chain_id
+        self.stored: Mark | None = None
+        self.is_closed = False
+
+    async def load(self) -> Mark | None:
+        return self.stored
+
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        if self.stored is not None and self.stored.id != first_pid:
+            raise CheckpointLost(self.chain_id, "memory", first_pid)
+        self.stored = end
+
+    async def close(self) -> None:
+        self.is_closed = True

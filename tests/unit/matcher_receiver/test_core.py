@@ -1,0 +1,473 @@
+"""Every cell of the receive state machine's table (docs/protocol.md, "Receiving")."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from matcher_receiver.core import NONCES_MAX, UNPROVEN_BYTES_MAX, ReceiveCore
+from matcher_receiver.decisions import (
+    CHECK_EPOCH,
+    CHECK_LINK,
+    CHECK_SEAL,
+    COMPARE,
+    CONFIRM_NONCE,
+    DELIVER,
+    DELIVER_NEW_PART,
+    DROP_CHAIN,
+    DROP_OLD,
+    DROP_PHANTOM,
+    IN_STEP,
+    WAIT,
+    Fill,
+    Halt,
+    State,
+)
+from orderchain.errors import (
+    ForeignDatabase,
+    ForkFound,
+    FrameError,
+    HaltError,
+    PrimaryBehind,
+    SealMismatch,
+)
+from orderchain.event import Event
+from orderchain.frame import FrameHeader, encode_frame
+from orderchain.mark import Standing
+from orderchain.run import Run
+from tests.unit.matcher_receiver.chains import CHAIN_ID, NEXT_NONCE, Chain, make_chain
+
+OTHER_DATABASE = UUID("9f2c2a52-7c5e-4e0a-9d53-0d1f2f0a7a11")
+OTHER_SEAL = b"\7" * 32
+
+
+def standing_of(chain: Chain, at_id: int, *, is_primary: bool = True) -> Standing:
+    mark = chain.mark(at_id) if at_id in (0, *chain.ids) else None
+    return Standing(head=chain.head(), mark=mark, is_primary=is_primary)
+
+
+def core_at(chain: Chain, at_id: int) -> ReceiveCore:
+    """A core that stands at a row, lives, and knows the leader."""
+    core = ReceiveCore(chain.chain_id, chain.mark(at_id))
+    core.judge_standing(standing_of(chain, at_id), "start")
+    core.go_live()
+    return core
+
+
+def altered(header: FrameHeader, **fields: object) -> FrameHeader:
+    return msgspec.structs.replace(header, **fields)
+
+
+@pytest.fixture
+def chain() -> Chain:
+    """Batches of 4, 6 and 5 rows."""
+    return make_chain([4, 6, 5])
+
+
+def first_slices(chain: Chain, batch: int, slice_rows: int = 3) -> list[FrameHeader]:
+    return [header for header, _ in chain.headers(chain.batches[batch], slice_rows)]
+
+
+# -- frames, from the header alone ----------------------------------------------------------------
+
+
+def test_judge_with_another_chain_drops(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header = altered(first_slices(chain, 1)[0], chain_id=CHAIN_ID + 1)
+    assert core.judge(header) is DROP_CHAIN
+
+
+def test_judge_with_unknown_nonce_asks_before_the_ids_are_looked_at(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    for header in (
+        first_slices(chain, 0)[0],  # would be old
+        first_slices(chain, 1)[0],  # would be next
+        first_slices(chain, 2)[0],  # would show a gap
+        chain.heartbeat_header(),
+    ):
+        assert core.judge(altered(header, publisher_nonce=b"x" * 16)) is CONFIRM_NONCE
+
+
+def test_judge_with_last_id_at_or_below_the_head_drops_as_old(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[1].last_id)
+    assert core.judge(first_slices(chain, 0)[0]) is DROP_OLD
+    assert core.judge(first_slices(chain, 1)[-1]) is DROP_OLD
+
+
+def test_judge_with_next_frame_delivers(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    assert core.judge(first_slices(chain, 1)[0]) is DELIVER
+
+
+def test_judge_with_next_slice_inside_a_batch_delivers(chain: Chain) -> None:
+    first, second = first_slices(chain, 1)
+    core = core_at(chain, first.last_id)
+    assert core.judge(second) is DELIVER
+
+
+def test_judge_with_next_frame_and_another_seal_checks(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    assert core.judge(altered(first_slices(chain, 1)[0], seal_before=OTHER_SEAL)) is CHECK_SEAL
+
+
+def test_judge_with_next_frame_of_an_older_epoch_checks(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    assert core.judge(altered(first_slices(chain, 1)[0], epoch=0)) is CHECK_EPOCH
+
+
+def test_judge_with_first_pid_above_the_head_fills_up_to_it(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header = first_slices(chain, 2)[0]
+    assert core.judge(header) == Fill(header.first_pid, "frame")
+
+
+def test_judge_with_partly_old_frame_delivers_the_new_part(chain: Chain) -> None:
+    whole = first_slices(chain, 1, slice_rows=6)[0]
+    core = core_at(chain, chain.batches[1].events[2].id)
+    assert core.judge(whole) is DELIVER_NEW_PART
+
+
+def test_judge_with_partly_old_frame_and_another_seal_checks(chain: Chain) -> None:
+    whole = altered(first_slices(chain, 1, slice_rows=6)[0], seal_before=OTHER_SEAL)
+    core = core_at(chain, chain.batches[1].events[2].id)
+    assert core.judge(whole) is CHECK_SEAL
+
+
+def test_judge_with_heartbeat_above_the_head_fills_up_to_it(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    assert core.judge(chain.heartbeat_header()) == Fill(chain.mark().id, "heartbeat")
+
+
+def test_judge_with_heartbeat_at_the_head_is_in_step(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    assert core.judge(chain.heartbeat_header()) is IN_STEP
+
+
+def test_judge_with_heartbeat_at_the_head_and_another_seal_checks(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    assert core.judge(altered(chain.heartbeat_header(), seal_before=OTHER_SEAL)) is CHECK_SEAL
+
+
+def test_judge_with_heartbeat_at_a_head_inside_a_batch_checks(chain: Chain) -> None:
+    inside = chain.batches[1].events[2].id
+    core = core_at(chain, inside)
+    heartbeat = altered(
+        chain.heartbeat_header(),
+        first_pid=inside,
+        first_id=inside,
+        last_id=inside,
+        seal_before=core.head.seal,
+    )
+    assert core.judge(heartbeat) is CHECK_SEAL
+
+
+def test_judge_with_heartbeat_below_the_head_drops_as_old(chain: Chain) -> None:
+    heartbeat = chain.heartbeat_header()
+    chain.add(3)
+    core = core_at(chain, chain.mark().id)
+    assert core.judge(heartbeat) is DROP_OLD
+
+
+# -- rows of frames -------------------------------------------------------------------------------
+
+
+def test_deliver_with_slices_moves_the_seal_only_at_the_end_of_the_batch(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    for header, events in chain.headers(chain.batches[1], 3):
+        run = core.deliver(header, encode_frame(header, events))
+        assert isinstance(run, Run)
+        assert run.events == events
+        assert run.end == core.head == chain.mark(events[-1].id)
+
+
+def test_deliver_with_broken_link_inside_moves_nothing(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    events = [*events[:2], Event(*(events[2].id, 1, "k", 0, b"")), *events[3:]]
+    before = core.head
+    assert core.deliver(header, encode_frame(header, events)) is CHECK_LINK
+    assert core.head is before
+
+
+def test_deliver_with_unreadable_body_moves_nothing(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    lying = altered(header, count=header.count - 1)
+    before = core.head
+    with pytest.raises(FrameError):
+        core.deliver(lying, encode_frame(lying, events))
+    assert core.head is before
+
+
+def test_deliver_new_part_with_head_row_in_the_frame_gives_the_rows_behind(chain: Chain) -> None:
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core = core_at(chain, events[2].id)
+    run = core.deliver_new_part(header, encode_frame(header, events))
+    assert isinstance(run, Run)
+    assert run.events == events[3:]
+    assert run.end == chain.mark(events[-1].id)
+
+
+def test_deliver_new_part_without_the_head_row_checks(chain: Chain) -> None:
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core = core_at(chain, events[2].id)
+    other = [*events[:2], Event(events[3].id, events[1].id, "k", 0, b""), *events[4:]]
+    lying = altered(header, count=len(other))
+    assert core.deliver_new_part(lying, encode_frame(lying, other)) is CHECK_LINK
+    assert core.head.id == events[2].id
+
+
+def test_deliver_new_part_with_broken_link_checks(chain: Chain) -> None:
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core = core_at(chain, events[2].id)
+    broken = [*events[:4], Event(events[4].id, 1, "k", 0, b""), events[5]]
+    assert core.deliver_new_part(header, encode_frame(header, broken)) is CHECK_LINK
+
+
+# -- the database's word about our head -----------------------------------------------------------
+
+
+def test_standing_with_the_same_head_is_in_step_and_makes_the_nonce_known(chain: Chain) -> None:
+    core = ReceiveCore(CHAIN_ID, chain.mark())
+    assert core.judge(chain.heartbeat_header()) is CONFIRM_NONCE
+    assert core.judge_standing(standing_of(chain, chain.mark().id), "start") is IN_STEP
+    assert core.state is State.LIVE
+    assert core.judge(chain.heartbeat_header()) is IN_STEP
+
+
+def test_standing_with_a_later_head_fills_up_to_it(chain: Chain) -> None:
+    core = ReceiveCore(CHAIN_ID, chain.mark(0))
+    decision = core.judge_standing(standing_of(chain, 0), "start")
+    assert decision == Fill(chain.mark().id, "start")
+
+
+@pytest.mark.parametrize("is_primary", [True, False])
+def test_standing_from_a_standby_never_makes_a_nonce_known(
+    chain: Chain, *, is_primary: bool
+) -> None:
+    core = ReceiveCore(CHAIN_ID, chain.mark())
+    core.judge_standing(standing_of(chain, chain.mark().id, is_primary=is_primary), "start")
+    known = core.judge(chain.heartbeat_header()) is not CONFIRM_NONCE
+    assert known is is_primary
+
+
+def test_standing_of_another_database_halts(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    standing = standing_of(chain, chain.mark().id)
+    foreign = msgspec.structs.replace(
+        standing, head=msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
+    )
+    assert error_of(core.judge_standing(foreign, "poll"), ForeignDatabase)
+
+
+def test_standing_with_a_head_below_ours_halts(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    chain.batches.pop()
+    assert error_of(core.judge_standing(standing_of(chain, core.head.id), "poll"), PrimaryBehind)
+
+
+def test_standing_without_our_row_halts_as_fork(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[1].last_id)
+    del chain.batches[1:]
+    chain.add(1, skip=100)  # other rows after the same parent, above our head
+    assert error_of(core.judge_standing(standing_of(chain, core.head.id), "poll"), ForkFound)
+
+
+def test_standing_with_another_seal_and_nothing_to_compare_halts(chain: Chain) -> None:
+    start = msgspec.structs.replace(chain.mark(), seal=OTHER_SEAL)
+    core = ReceiveCore(CHAIN_ID, start)
+    decision = core.judge_standing(standing_of(chain, start.id), "start")
+    assert error_of(decision, SealMismatch)
+
+
+@pytest.mark.parametrize("fault", ["foreign", "behind", "fork", "seal"])
+def test_standing_from_a_standby_never_halts(chain: Chain, fault: str) -> None:
+    core = core_at(chain, chain.mark().id)
+    standing = standing_of(chain, chain.mark().id, is_primary=False)
+    head, mark = standing.head, standing.mark
+    replace = msgspec.structs.replace
+    faulty = {
+        "foreign": replace(standing, head=replace(head, database_id=OTHER_DATABASE)),
+        "behind": replace(standing, head=replace(head, last_id=1), mark=None),
+        "fork": replace(standing, mark=None),
+        "seal": replace(standing, mark=replace(mark, seal=OTHER_SEAL)),
+    }[fault]
+    assert core.judge_standing(faulty, "poll") is WAIT
+
+
+def test_standing_from_a_standby_that_is_ahead_fills(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    standing = standing_of(chain, core.head.id, is_primary=False)
+    assert core.judge_standing(standing, "poll") == Fill(chain.mark().id, "poll")
+
+
+def test_nonces_are_forgotten_oldest_first_beyond_the_bound(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    first = chain.heartbeat_header()
+    for term in range(NONCES_MAX):
+        chain.take_over(b"nonce of term %02d" % term)
+        core.judge_standing(standing_of(chain, core.head.id), "poll")
+        assert core.judge(chain.heartbeat_header()) is IN_STEP
+    assert core.judge(first) is CONFIRM_NONCE
+
+
+def test_nonce_of_a_leader_that_is_not_there_stays_unknown(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    chain.nonce = b""
+    core.judge_standing(standing_of(chain, core.head.id), "poll")
+    chain.nonce = NEXT_NONCE
+    assert core.judge(chain.heartbeat_header()) is CONFIRM_NONCE
+
+
+# -- gaps -----------------------------------------------------------------------------------------
+
+
+def test_gap_with_the_row_in_the_database_is_filled(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    fill = Fill(chain.batches[1].last_id, "frame")
+    assert core.judge_gap(standing_of(chain, fill.until_id), fill) == fill
+
+
+def test_gap_with_a_row_that_the_primary_lacks_is_a_phantom(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    fill = Fill(chain.mark().id + 50, "frame")
+    assert core.judge_gap(standing_of(chain, fill.until_id), fill) is DROP_PHANTOM
+
+
+def test_gap_with_a_row_that_a_standby_lacks_waits(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    fill = Fill(chain.mark().id + 50, "frame")
+    standing = standing_of(chain, fill.until_id, is_primary=False)
+    assert core.judge_gap(standing, fill) is WAIT
+
+
+def test_gap_with_a_row_on_a_standby_is_filled(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    fill = Fill(chain.mark().id, "heartbeat")
+    assert core.judge_gap(standing_of(chain, fill.until_id, is_primary=False), fill) == fill
+
+
+def test_gap_with_a_primary_behind_us_halts(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    fill = Fill(chain.mark().id + 50, "frame")
+    chain.batches.pop()
+    assert error_of(core.judge_gap(standing_of(chain, fill.until_id), fill), PrimaryBehind)
+
+
+def test_gap_with_another_database_halts(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    standing = standing_of(chain, chain.mark().id)
+    foreign = msgspec.structs.replace(
+        standing, head=msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
+    )
+    assert error_of(core.judge_gap(foreign, Fill(99, "frame")), ForeignDatabase)
+
+
+# -- fills and states -----------------------------------------------------------------------------
+
+
+def run_of(chain: Chain, after_id: int, until_id: int) -> Run:
+    events = [event for event in chain.events if after_id < event.id <= until_id]
+    return Run(chain_id=chain.chain_id, events=events, end=chain.mark(until_id))
+
+
+def test_state_goes_from_catching_up_through_filling_to_live(chain: Chain) -> None:
+    core = ReceiveCore(CHAIN_ID, chain.mark(0))
+    until_id = chain.batches[0].last_id
+    core.open_fill(Fill(until_id, "start"))
+    assert core.state is State.CATCHING_UP
+    core.accept_filled(run_of(chain, 0, until_id))
+    assert core.state is State.LIVE
+    core.open_fill(Fill(chain.mark().id, "frame"))
+    assert core.state is State.FILLING
+    middle = chain.batches[1].events[2].id
+    core.accept_filled(run_of(chain, until_id, middle))
+    assert core.state is State.FILLING
+    assert core.is_filling
+    core.accept_filled(run_of(chain, middle, chain.mark().id))
+    assert core.state is State.LIVE
+    assert core.head == chain.mark()
+
+
+def test_filled_run_with_another_parent_halts_as_fork(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    decision = core.accept_filled(run_of(chain, chain.batches[1].last_id, chain.mark().id))
+    assert error_of(decision, ForkFound)
+    assert core.head.id == chain.batches[0].last_id
+
+
+def test_halt_keeps_its_error_and_its_place(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    error = ForkFound(CHAIN_ID, 1, 2, None)
+    core.halt(error)
+    assert core.state is State.HALTED
+    assert core.halted_by is error
+
+
+# -- a seal that contradicts ----------------------------------------------------------------------
+
+
+def deliver_with_seal(core: ReceiveCore, chain: Chain, batch: int, seal: bytes) -> None:
+    for header, events in chain.headers(chain.batches[batch], 3):
+        lying = altered(header, seal_after=seal) if header.is_batch_end else header
+        assert isinstance(core.deliver(lying, encode_frame(lying, events)), Run)
+
+
+def test_seal_alone_wrong_is_replaced_by_the_databases(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    deliver_with_seal(core, chain, 1, OTHER_SEAL)
+    assert core.judge(first_slices(chain, 2)[0]) is CHECK_SEAL
+    assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
+    run = run_of(chain, core.proven.id, core.head.id)
+    assert core.compare(run.events, run.end) is IN_STEP
+    assert core.head == chain.mark(core.head.id)
+    assert core.judge(first_slices(chain, 2)[0]) is DELIVER
+
+
+def test_batch_end_that_was_not_marked_is_replaced_by_the_databases(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    unmarked = altered(header, is_batch_end=False, seal_after=bytes(32))
+    core.deliver(unmarked, encode_frame(unmarked, events))
+    assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
+    run = run_of(chain, core.proven.id, core.head.id)
+    assert core.compare(run.events, run.end) is IN_STEP
+    assert core.head == chain.mark(core.head.id)
+
+
+def test_seal_wrong_with_other_rows_halts(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    deliver_with_seal(core, chain, 1, OTHER_SEAL)
+    run = run_of(chain, core.proven.id, core.head.id)
+    forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
+    assert error_of(core.compare(forged, run.end), SealMismatch)
+
+
+def test_seal_wrong_after_a_fill_has_nothing_to_compare_and_halts(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    core.open_fill(Fill(chain.batches[1].last_id, "frame"))
+    core.accept_filled(run_of(chain, chain.batches[0].last_id, chain.batches[1].last_id))
+    standing = standing_of(chain, core.head.id)
+    other = msgspec.structs.replace(
+        standing, mark=msgspec.structs.replace(standing.mark, seal=OTHER_SEAL)
+    )
+    assert error_of(core.judge_standing(other, "poll"), SealMismatch)
+
+
+def test_records_kept_to_compare_stay_within_the_bound() -> None:
+    chain = Chain()
+    chain.add(200, payload_bytes=UNPROVEN_BYTES_MAX // 100)
+    core = core_at(chain, 0)
+    for header, events in chain.headers(chain.batches[0], 10):
+        core.deliver(header, encode_frame(header, events))
+    standing = standing_of(chain, core.head.id)
+    other = msgspec.structs.replace(
+        standing, mark=msgspec.structs.replace(standing.mark, seal=OTHER_SEAL)
+    )
+    assert error_of(core.judge_standing(other, "poll"), SealMismatch)
+
+
+def error_of(decision: object, kind: type[HaltError]) -> bool:
+    return isinstance(decision, Halt) and type(decision.error) is kind
