@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
+from chainctl.demo.counters import Counters
 from orderchain.errors import FrameError
 from orderchain.frame import decode_body, decode_header
 
@@ -46,7 +47,7 @@ class LinkFaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int
 
 
-class LinkCounters(Struct, kw_only=True):
+class LinkCounters(Counters, kw_only=True):
     """What became of the frames so far. Frames carry rows, heartbeats do not; both are counted."""
 
     frames: int = 0
@@ -59,12 +60,6 @@ class LinkCounters(Struct, kw_only=True):
     """How often the frame with the input's last row was dropped; part of `dropped`."""
     heartbeats: int = 0
     heartbeats_dropped: int = 0
-
-    def __add__(self, other: LinkCounters) -> LinkCounters:
-        """Return the sums of both, field by field."""
-        return LinkCounters(
-            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        )
 
 
 class _Held(Struct):

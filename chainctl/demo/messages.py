@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from chainctl.demo.counters import Counters
 from chainctl.demo.lossy_link import LinkCounters, LinkFaults  # noqa: TC001 - msgspec decodes them
 
 LINE_BYTES_MAX: Final = 256 * 1024
@@ -42,6 +43,7 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     chain_id: int
     receiver: str
     """Name under which the checkpoint stands."""
+    topic: str
     handler: str
     """One of `chainctl.demo.handler.HANDLERS`."""
     journal: str
@@ -51,6 +53,8 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     """Key of the input's last row: the frame that ends with it is lost."""
     life: int
     """How often the service was started before, for this chain."""
+    save_rows: int
+    """State and checkpoint are stored after so many rows, and when there is nothing else to do."""
 
 
 class GoOn(Struct, frozen=True, tag="go on"):
@@ -80,6 +84,25 @@ class Sequenced(Struct, frozen=True, kw_only=True, tag="sequenced"):
     is_done: bool = False
 
 
+class ReceiverCounters(Counters, kw_only=True):
+    """What the receiver did with what the link let through."""
+
+    frames_live: int = 0
+    """Frames whose rows were handed on, whole or in part."""
+    frames_duplicate: int = 0
+    """Frames dropped because all their rows had been delivered."""
+    frames_refused: int = 0
+    """Frames dropped for any other reason: broken, of an unknown publisher, without a link."""
+    rows_live: int = 0
+    """Rows that came by frames."""
+    rows_filled: int = 0
+    """Rows that were read from the database, to fill gaps."""
+    rows_caught_up: int = 0
+    """Rows that were read from the database at the start."""
+    gaps: int = 0
+    """Gaps filled."""
+
+
 class Live(Struct, frozen=True, kw_only=True, tag="live"):
     """From the matching service: it has caught up and follows the live frames."""
 
@@ -102,8 +125,11 @@ class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
     head: int
     rows: int
     """Rows delivered by this process."""
-    receiver: dict[str, int]
-    """The receiver's own counters."""
+    events: int
+    """Rows in the state: those of all its lives, each once."""
+    seconds: float
+    """From its first row to its last."""
+    receiver: ReceiverCounters
     link: LinkCounters
     saves: int
     """Times that state and checkpoint were stored, in one transaction each."""
@@ -113,8 +139,6 @@ class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     """From the matching service at its end: everything is delivered, stored and digested."""
 
     delivered: Delivered
-    events: int
-    """Rows in the state: those of all its lives."""
     counters: dict[str, int]
     digest: str
 

@@ -9,6 +9,7 @@ integers and single products.
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
@@ -37,6 +38,7 @@ _LOTS_MAX: Final = 50
 _PULL: Final = 0.005
 """How much likelier a step towards the opening price is, per tick of distance from it."""
 _IDLE_MS_MAX: Final = 8
+_PIECE_ROWS: Final = 5_000
 
 
 class FlowOrder(NamedTuple):
@@ -129,7 +131,18 @@ def _cancel(live: list[FlowOrder], index: int, ts_ms: int) -> FlowOrder:
     return order._replace(ts_ms=ts_ms, action=CANCEL)
 
 
-def write_order_flow(file: IO[str], seed: int, orders: int) -> None:
-    """Write the flow as CSV with a header, row by row: memory does not grow with `orders`."""
+def write_order_flow(
+    file: IO[str], seed: int, orders: int, on_rows: Callable[[int], None] | None = None
+) -> None:
+    """Write the flow as CSV with a header, in pieces: memory does not grow with `orders`.
+
+    `on_rows` is told how many rows are written, after each piece; what it raises ends the work.
+    """
     file.write(",".join(COLUMNS) + "\n")
-    file.writelines(",".join(map(str, order)) + "\n" for order in order_flow(seed, orders))
+    flow = order_flow(seed, orders)
+    written = 0
+    while piece := list(islice(flow, _PIECE_ROWS)):
+        file.writelines(",".join(map(str, order)) + "\n" for order in piece)
+        written += len(piece)
+        if on_rows is not None:
+            on_rows(written)

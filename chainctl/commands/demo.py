@@ -1,0 +1,122 @@
+"""`chainctl demo`: the whole path on one machine, with faults, and a verdict."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
+from chainctl.exits import ExitCode
+from chainctl.options import json_option, uses_settings
+from chainctl.output import data, data_json, table
+
+if TYPE_CHECKING:
+    from chainctl.demo.summary import Summary
+    from chainctl.settings import Settings
+
+
+def _share(_: click.Context, __: click.Parameter, value: float) -> float:
+    """Return a share of the frames. NaN is none: it compares with nothing."""
+    if not 0 <= value <= 1:
+        raise click.BadParameter(f"{value} is not a share from 0 to 1.")
+    return value
+
+
+@click.command()
+@click.option(
+    "--input",
+    "input_",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Orders: CSV or JSON Lines, plain or .gz .xz .zst.  [default: generated]",
+)
+@click.option(
+    "--orders",
+    type=click.IntRange(1, ORDERS_MAX),
+    metavar="COUNT",
+    help=f"Orders to generate.  [default: {ORDERS}]",
+)
+@click.option(
+    "--loss",
+    type=float,
+    callback=_share,
+    metavar="SHARE",
+    default=LOSS,
+    show_default=True,
+    help="Share of the frames that is lost; above 0 the last one is always lost.",
+)
+@click.option(
+    "--duplicate",
+    type=float,
+    callback=_share,
+    metavar="SHARE",
+    default=DUPLICATE,
+    show_default=True,
+    help="Share of the frames that comes twice.",
+)
+@click.option(
+    "--reorder",
+    type=float,
+    callback=_share,
+    metavar="SHARE",
+    default=REORDER,
+    show_default=True,
+    help="Share of the frames that is overtaken by a few others, and half as many by many.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    metavar="NUMBER",
+    help="Of the generated orders and the faults.  [default: drawn, and printed]",
+)
+@json_option
+@uses_settings("stack_dir")
+def command(
+    settings: Settings,
+    input_: Path | None,
+    orders: int | None,
+    loss: float,
+    duplicate: float,
+    reorder: float,
+    seed: int | None,
+    as_json: bool,
+) -> ExitCode:
+    """Sequence, lose, kill, fill and verify, on a local PostgreSQL and Kafka.
+
+    Starts the stack and leaves it up. Sequences orders into a new chain; drops, repeats, reorders
+    and delays frames between Kafka and the matching service, the last frame among the dropped;
+    kills the service once; compares its state with the same orders applied straight; and has Spark
+    verify database and journal. Exit code 0 only if all is whole.
+    """  # fmt: skip
+    if input_ is not None and orders is not None:
+        raise click.UsageError("--orders is for generated orders, --input brings its own.")
+    from chainctl.commands.stack import stack_of
+    from chainctl.demo.run import run_demo
+
+    options = DemoOptions(
+        input=input_,
+        orders=ORDERS if orders is None else orders,
+        loss=loss,
+        duplicate=duplicate,
+        reorder=reorder,
+        seed=random.SystemRandom().getrandbits(32) if seed is None else seed,
+    )
+    summary = run_demo(stack_of(settings), options)
+    if as_json:
+        data_json(summary)
+    else:
+        _show(summary)
+    return ExitCode.CLEAN if summary.whole else ExitCode.FINDINGS
+
+
+def _show(summary: Summary) -> None:
+    from chainctl.demo.summary import summary_rows
+
+    table(("what", "result"), summary_rows(summary))
+    data("")
+    data("The stack stays up (chainctl stack down stops it). To look at what is left:")
+    for line in summary.commands.values():
+        data(f"  {line}")

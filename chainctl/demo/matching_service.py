@@ -1,0 +1,225 @@
+"""The demo's matching service: a process that works off a chain behind a bad link.
+
+It keeps books (or what takes their place), writes a journal, and stores its state together with the
+receiver's checkpoint in one transaction. So it may be killed at any instant: the next start takes
+up the stored state, cuts the journal back to it, and is handed the rows behind it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chainctl.demo.handler import HANDLERS
+from chainctl.demo.journal_end import cut_back, synced_length
+from chainctl.demo.lossy_link import LossyLink
+from chainctl.demo.messages import (
+    Delivered,
+    FinishAt,
+    Finished,
+    Live,
+    MatchingJob,
+    ReceiverCounters,
+    Resumed,
+)
+from chainctl.demo.pipe import Pipe, run_process
+from chainctl.demo.state_store import StateStore, StoredState, open_state_store
+from chainctl.journal import Journal
+from orderchain.errors import CheckpointLost, OrderchainError
+
+if TYPE_CHECKING:
+    from chainctl.demo.handler import Handler
+    from chainctl.demo.messages import Command
+    from matcher_receiver import Receiver
+    from orderchain.run import Run
+
+IDLE_SECONDS: Final = 0.1
+"""When no row came for so long, what is not stored yet is stored, and commands are looked at."""
+
+REPORT_SECONDS: Final = 0.05
+"""Pace of the reports. The demo decides by them when to kill this process: while it works."""
+
+_payload_of = attrgetter("payload")
+
+
+async def match(pipe: Pipe) -> None:
+    """Do the job that the demo gives."""
+    job = await pipe.job(MatchingJob)
+    async with open_state_store(job.database, job.chain_id, job.receiver) as store:
+        handler = HANDLERS[job.handler]()
+        stored = await store.load()
+        if stored is not None:
+            handler.load(stored.state)
+        cut = cut_back(Path(job.journal), stored.journal_bytes if stored else 0)
+        pipe.report(Resumed(head=stored.head if stored else 0, journal_rows_cut=cut))
+        with Journal(Path(job.journal), job.chain_id) as journal:
+            journal.start()
+            await _Service(job, pipe, store, handler, journal).run(stored)
+
+
+class _Service:
+    """One life of the service."""
+
+    def __init__(
+        self, job: MatchingJob, pipe: Pipe, store: StateStore, handler: Handler, journal: Journal
+    ) -> None:
+        self._job = job
+        self._pipe = pipe
+        self._store = store
+        self._handler = handler
+        self._journal = journal
+        self._link = _lossy_link(job)
+        self._events = 0
+        self._rows = 0
+        self._saves = 0
+        self._unsaved: Run | None = None
+        self._unsaved_rows = 0
+        self._is_live = False
+        self._first_at = self._last_at = self._reported_at = 0.0
+
+    async def run(self, stored: StoredState | None) -> None:
+        """Work until the demo says where the chain ends, and that row is delivered."""
+        self._events = stored.events if stored else 0
+        head = stored.head if stored else 0
+        command = asyncio.create_task(self._pipe.command(), name="command of the demo")
+        try:
+            async with _receiver(self._job, self._link) as receiver:
+                if receiver.head_delivered != head:
+                    raise CheckpointLost(self._job.chain_id, self._job.receiver, head)
+                await self._work(receiver, command)
+        finally:
+            command.cancel()
+
+    async def _work(self, receiver: Receiver, command: asyncio.Task[Command]) -> None:
+        while not _is_over(receiver, command):
+            run = await _next_run(receiver)
+            if run is not None:
+                self._work_off(run)
+            if run is None or self._unsaved_rows >= self._job.save_rows:
+                await self._save(receiver)
+            self._report(receiver)
+        await self._save(receiver)
+        self._pipe.report(
+            Finished(
+                delivered=self._delivered(receiver),
+                counters=self._handler.counters(),
+                digest=self._handler.digest(),
+            )
+        )
+
+    def _work_off(self, run: Run) -> None:
+        """Write a run to the journal and apply it."""
+        self._first_at = self._first_at or time.monotonic()
+        self._journal.append(run.events)
+        self._handler.apply(map(_payload_of, run.events))
+        rows = len(run.events)
+        self._rows += rows
+        self._events += rows
+        self._unsaved = run
+        self._unsaved_rows += rows
+        self._last_at = time.monotonic()
+
+    async def _save(self, receiver: Receiver) -> None:
+        """Store state and checkpoint, if there is something new.
+
+        The journal goes first: cut back, it may be too long, but could not be mended if too short.
+        """
+        run = self._unsaved
+        if run is None:
+            return
+        state = StoredState(
+            head=run.last_id,
+            events=self._events,
+            journal_bytes=synced_length(Path(self._job.journal)),
+            state=self._handler.dump(),
+        )
+        await self._store.save(receiver, run, state)
+        self._unsaved, self._unsaved_rows = None, 0
+        self._saves += 1
+
+    def _report(self, receiver: Receiver) -> None:
+        """Report how far this is, now and then, and once that it is live."""
+        now = time.monotonic()
+        if now - self._reported_at > REPORT_SECONDS:
+            self._reported_at = now
+            self._pipe.report(self._delivered(receiver))
+        if not self._is_live and receiver.live.is_set():
+            self._is_live = True
+            self._pipe.report(Live(head=receiver.head_delivered))
+
+    def _delivered(self, receiver: Receiver) -> Delivered:
+        stats = receiver.stats()
+        return Delivered(
+            head=receiver.head_delivered,
+            rows=self._rows,
+            events=self._events,
+            seconds=self._last_at - self._first_at,
+            saves=self._saves,
+            link=self._link.counters,
+            receiver=ReceiverCounters(
+                frames_live=stats.frames_live,
+                frames_duplicate=stats.duplicates_dropped,
+                frames_refused=sum(stats.dropped.values()),
+                rows_live=stats.rows_live,
+                rows_filled=stats.rows_filled,
+                rows_caught_up=stats.rows_caught_up,
+                gaps=stats.gaps,
+            ),
+        )
+
+
+def _lossy_link(job: MatchingJob) -> LossyLink:
+    from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
+
+    source = KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=job.kafka, topic=job.topic))
+    return LossyLink(source, job.faults, last_key=job.last_key, life=job.life)
+
+
+def _receiver(job: MatchingJob, link: LossyLink) -> Receiver:
+    from gapfill import GapReader, GapReaderConfig
+    from matcher_receiver import (
+        CheckpointConfig,
+        PostgresCheckpointStore,
+        Receiver,
+        ReceiverConfig,
+    )
+
+    checkpoint = CheckpointConfig(
+        database=job.database, chain_id=job.chain_id, receiver=job.receiver
+    )
+    return Receiver(
+        ReceiverConfig(chain_id=job.chain_id, name=job.receiver),
+        link,
+        GapReader(GapReaderConfig(database=job.gap_database, chain_id=job.chain_id)),
+        PostgresCheckpointStore(checkpoint),
+    )
+
+
+async def _next_run(receiver: Receiver) -> Run | None:
+    """Return the next run; None when none came in a while."""
+    waiting = asyncio.timeout(IDLE_SECONDS)
+    try:
+        async with waiting:
+            return await anext(receiver)
+    except TimeoutError:
+        if not waiting.expired():
+            raise
+        return None
+
+
+def _is_over(receiver: Receiver, command: asyncio.Task[Command]) -> bool:
+    """Say whether the demo has said where the chain ends, and that row is delivered."""
+    if not command.done():
+        return False
+    told = command.result()
+    if not isinstance(told, FinishAt):
+        raise OrderchainError(f"was told {told}, expected where the chain ends")
+    return receiver.head_delivered >= told.id
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(match))

@@ -1,0 +1,233 @@
+"""The demo's plot: sequence, lose, kill, restart, deliver.
+
+Nothing in it is left to chance. The matching service is killed while the first part is sequenced,
+because the second part is sequenced only when the service is live again; and the last frame of the
+chain is lost live, because it belongs to the second part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
+
+from chainctl.demo.messages import (
+    Delivered,
+    FinishAt,
+    Finished,
+    GoOn,
+    Live,
+    MatchingJob,
+    Resumed,
+    Sequenced,
+    SequencingJob,
+)
+from chainctl.demo.player import Player
+from chainctl.output import talk
+from orderchain.errors import OrderchainError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from chainctl.demo.lossy_link import LinkFaults
+    from chainctl.demo.preparation import Prepared
+    from chainctl.demo.stage import Stage
+    from chainctl.output import ProgressBar
+
+_T = TypeVar("_T")
+
+STALL_SECONDS: Final = 60.0
+"""How long nothing may move before the demo gives up: far longer than a process takes to start, or
+a server to answer, on a slow machine."""
+
+RECEIVER: Final = "demo-matching"
+
+FRAMES_WANTED: Final = 800
+BATCH_ROWS_MAX: Final = 1_000
+"""Small inputs are cut into small frames, so that shares of a few per cent hit some of them."""
+
+SAVES_WANTED: Final = 20
+SAVE_ROWS_MIN: Final = 100
+SAVE_ROWS_MAX: Final = 20_000
+"""Rows that a killed service has to work off again, at most."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What is to be played, and where."""
+
+    stage: Stage
+    prepared: Prepared
+    faults: LinkFaults
+    journal: Path
+
+    @property
+    def rows(self) -> int:
+        """Rows of the input; at least 1."""
+        return self.prepared.straight.rows
+
+    @property
+    def pause_at_row(self) -> int:
+        """Last row of the first part."""
+        return max(1, self.rows // 2)
+
+    @property
+    def kill_at_row(self) -> int:
+        """Once so many rows are delivered, the matching service is killed."""
+        return max(1, self.rows // 4)
+
+
+class Life(Struct, frozen=True, kw_only=True):
+    """What one process of the matching service did."""
+
+    resumed: Resumed
+    delivered: Delivered
+    """Its last word; of a killed process, the last one before."""
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """How the play ended: everything is delivered."""
+
+    sequenced: Sequenced
+    lives: list[Life]
+    finished: Finished
+
+
+async def play(plan: Plan, bar: ProgressBar) -> Outcome:
+    """Play to the end. Every process it starts has ended when this returns or raises.
+
+    Raises ChildDied when one ends early, OrderchainError when nothing moves any more.
+    """
+    async with AsyncExitStack() as exits, asyncio.TaskGroup() as listeners:
+        return await _Play(plan, bar, exits, listeners).run()
+
+
+class _Play:
+    """The processes on the way, and what they have told."""
+
+    def __init__(
+        self, plan: Plan, bar: ProgressBar, exits: AsyncExitStack, listeners: asyncio.TaskGroup
+    ) -> None:
+        self._plan = plan
+        self._bar = bar
+        self._exits = exits
+        self._listeners = listeners
+        self._changed = asyncio.Event()
+        self._lives: list[Player] = []
+        self._sequencing: Player | None = None
+
+    async def run(self) -> Outcome:
+        first = await self._start_matching()
+        await self._until(lambda: first.last(Live), "the matching service to be live")
+        sequencing = self._sequencing = await self._start_sequencing()
+        await self._kill(first)
+        second = await self._start_matching()
+        await self._until(lambda: second.last(Live), "the matching service to be live again")
+        await self._until(lambda: _paused(sequencing), "the first part to be sequenced")
+        await sequencing.tell(GoOn())
+        sequenced = await self._until(lambda: _done(sequencing), "the second part to be sequenced")
+        await second.tell(FinishAt(sequenced.last_id))
+        awaited = f"the delivery of id {sequenced.last_id}"
+        finished = await self._until(lambda: second.last(Finished), awaited)
+        lives = [_life(first, first.last(Delivered)), _life(second, finished.delivered)]
+        return Outcome(sequenced=sequenced, lives=lives, finished=finished)
+
+    async def _kill(self, matching: Player) -> None:
+        """Kill the matching service once it has stored something, and works on more."""
+        reached = await self._until(
+            lambda: _reached(matching, self._plan.kill_at_row), "the first rows to be delivered"
+        )
+        await matching.kill()
+        talk(f"Killed the matching service (SIGKILL) at {reached.events:,} rows")
+
+    async def _start_matching(self) -> Player:
+        plan, stage = self._plan, self._plan.stage
+        job = MatchingJob(
+            database=stage.receiver_database,
+            gap_database=stage.gap_database,
+            kafka=stage.kafka,
+            chain_id=stage.chain_id,
+            topic=stage.topic,
+            receiver=RECEIVER,
+            handler=plan.prepared.straight.handler,
+            journal=str(plan.journal),
+            faults=plan.faults,
+            last_key=plan.prepared.straight.last_key,
+            life=len(self._lives),
+            save_rows=min(max(plan.rows // SAVES_WANTED, SAVE_ROWS_MIN), SAVE_ROWS_MAX),
+        )
+        player = await self._start("matching service", "chainctl.demo.matching_service", job)
+        self._lives.append(player)
+        return player
+
+    async def _start_sequencing(self) -> Player:
+        plan, stage = self._plan, self._plan.stage
+        job = SequencingJob(
+            database=stage.sequencer_database,
+            kafka=stage.kafka,
+            chain_id=stage.chain_id,
+            input=str(plan.prepared.path),
+            batch_rows=min(max(plan.rows // FRAMES_WANTED, 1), BATCH_ROWS_MAX),
+            pause_at_row=plan.pause_at_row,
+        )
+        return await self._start("sequencing service", "chainctl.demo.sequencing_service", job)
+
+    async def _start(self, name: str, module: str, job: Struct) -> Player:
+        player = await Player.start(name, module, job, self._changed)
+        self._exits.push_async_callback(player.stop)
+        self._listeners.create_task(player.listen(), name=f"reports of the {name}")
+        return player
+
+    async def _until(self, find: Callable[[], _T | None], awaited: str) -> _T:
+        """Return what `find` finds once it finds something.
+
+        Raises OrderchainError when no row moves for STALL_SECONDS before.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STALL_SECONDS) as deadline:
+                while (found := find()) is None:
+                    before = self._rows_moved()
+                    self._changed.clear()
+                    await self._changed.wait()
+                    if self._rows_moved() != before:
+                        deadline.reschedule(loop.time() + STALL_SECONDS)
+        except TimeoutError:
+            message = f"nothing moved for {STALL_SECONDS:.0f} s, awaiting {awaited}"
+            raise OrderchainError(message) from None
+        return found
+
+    def _rows_moved(self) -> tuple[int, int]:
+        """Return rows sequenced and delivered, and show them."""
+        sequenced = self._sequencing.last(Sequenced) if self._sequencing else None
+        delivered = self._lives[-1].last(Delivered) if self._lives else None
+        rows = sequenced.rows if sequenced else 0, delivered.events if delivered else 0
+        self._bar.move_to(rows[1], f"delivered, {rows[0]:,} sequenced")
+        return rows
+
+
+def _reached(matching: Player, row: int) -> Delivered | None:
+    """Return the service's report once it is so far, and has stored its state before."""
+    delivered = matching.last(Delivered)
+    if delivered is None or delivered.events < row or not delivered.saves:
+        return None
+    return delivered
+
+
+def _paused(sequencing: Player) -> Sequenced | None:
+    sequenced = sequencing.last(Sequenced)
+    return sequenced if sequenced is not None and sequenced.is_paused else None
+
+
+def _done(sequencing: Player) -> Sequenced | None:
+    sequenced = sequencing.last(Sequenced)
+    return sequenced if sequenced is not None and sequenced.is_done else None
+
+
+def _life(player: Player, delivered: Delivered | None) -> Life:
+    resumed = player.last(Resumed)
+    if resumed is None or delivered is None:
+        raise OrderchainError("a matching service worked without a word")
+    return Life(resumed=resumed, delivered=delivered)

@@ -1,0 +1,40 @@
+-- The demo's own table: what its matching service knows, beside the checkpoint of its receiver.
+
+-- lock_table: let one demo after the other make the table, until the transaction ends
+SELECT pg_advisory_xact_lock(hashtextextended('orderchain demo table', 0));
+
+-- create_table: the table, once; the matching service logs in as receiver_writer
+CREATE TABLE IF NOT EXISTS public.demo_matching_state (
+    chain_id       integer     NOT NULL,
+    receiver       text        NOT NULL,
+    -- The id behind which the state stands: that of the checkpoint, always.
+    head_delivered bigint      NOT NULL,
+    events         bigint      NOT NULL,
+    -- Length of the journal behind the same row: what is longer was written and not yet stored.
+    journal_bytes  bigint      NOT NULL,
+    state          bytea       NOT NULL,
+    saved_at       timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, receiver)
+);
+
+-- grant_table: what the matching service may do
+GRANT SELECT, INSERT, UPDATE ON public.demo_matching_state TO receiver_writer;
+
+-- load_state: what was stored last
+SELECT head_delivered, events, journal_bytes, state
+  FROM public.demo_matching_state
+ WHERE chain_id = $1 AND receiver = $2;
+
+-- save_state: store the state; in one transaction with the checkpoint
+INSERT INTO public.demo_matching_state
+    (chain_id, receiver, head_delivered, events, journal_bytes, state)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (chain_id, receiver) DO UPDATE
+SET head_delivered = excluded.head_delivered,
+    events = excluded.events,
+    journal_bytes = excluded.journal_bytes,
+    state = excluded.state,
+    saved_at = now();
+
+-- next_chain: the next free number
+SELECT coalesce(max(chain_id), 0) + 1 FROM chain_head;

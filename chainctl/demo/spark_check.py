@@ -1,0 +1,89 @@
+"""Spark's verdict on what a demo has left behind, by `chainctl verify` in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from chainctl.demo.child import STOP_SECONDS, ChildDied
+from chainctl.exits import ExitCode
+from orderchain.errors import OrderchainError
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from pathlib import Path
+
+    from chainctl.demo.stage import Stage
+
+VERIFY_SECONDS: Final = 300.0
+"""Spark's start and its smallest jobs take 10 to 20 s on 2 cores, on a slow machine a few times
+that."""
+
+VERIFY_ROWS_PER_SECOND: Final = 20_000
+"""A pace that every machine keeps, for the deadline of a large input."""
+
+
+class SparkVerdict(Struct, frozen=True, kw_only=True):
+    """What `chainctl verify` said."""
+
+    is_clean: bool
+    report: dict[str, Any]
+    """Its JSON, as it was printed."""
+
+
+def verify_arguments(stage: Stage, journal: Path) -> list[str]:
+    """Return the arguments of `chainctl` that verify the demo's chain, its journal, and both."""
+    return [
+        "verify", "--chain", str(stage.chain_id),
+        "--source", "database", "--source", f"journal:{journal}",
+    ]  # fmt: skip
+
+
+async def verify(stage: Stage, journal: Path, rows: int) -> SparkVerdict:
+    """Let Spark verify database and journal, and compare them.
+
+    Raises ChildDied when the check did not complete.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "chainctl", *verify_arguments(stage, journal), "--json",
+        stdout=PIPE, stderr=PIPE, start_new_session=True, env=os.environ | _settings(stage),
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(VERIFY_SECONDS + rows / VERIFY_ROWS_PER_SECOND):
+            stdout, stderr = await process.communicate()
+    except TimeoutError:
+        raise OrderchainError("Spark did not answer in time") from None
+    finally:
+        await _end(process)
+    if process.returncode not in (ExitCode.CLEAN, ExitCode.FINDINGS):
+        lines = stderr.decode(errors="replace").split("\n")
+        last_line = next((line for line in reversed(lines) if line.strip()), "")
+        raise ChildDied("verifier", process.returncode, last_line.strip())
+    return SparkVerdict(
+        is_clean=process.returncode == ExitCode.CLEAN, report=msgspec.json.decode(stdout)
+    )
+
+
+def _settings(stage: Stage) -> dict[str, str]:
+    return {"CHAINCTL_DATABASE": stage.audit_database, "CHAINCTL_KAFKA": stage.kafka}
+
+
+async def _end(process: Process) -> None:
+    """End the verifier and its Java, which share a session of their own, if they still run."""
+    if process.returncode is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
+                return

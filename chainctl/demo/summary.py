@@ -1,0 +1,152 @@
+"""What a demo came to: for people as a table, for machines as JSON."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from chainctl.demo.handler import HANDLERS
+from chainctl.demo.lossy_link import LinkCounters
+from chainctl.demo.messages import ReceiverCounters
+
+if TYPE_CHECKING:
+    from chainctl.demo.options import DemoOptions
+    from chainctl.demo.play import Life, Outcome, Plan
+    from chainctl.demo.spark_check import SparkVerdict
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """All that a demo has to tell. Of a killed process the counters are those of its last word."""
+
+    whole: bool
+    """Every order was delivered once, in order, and everybody came to the same."""
+    chain: int
+    input: str
+    seed: int
+    handler: str
+    """What worked the orders off; chosen by the input's columns."""
+    orders: int
+    first_id: int
+    last_id: int
+    frames_sent: int
+    """Frames with orders that Kafka has acknowledged."""
+    link: LinkCounters
+    receiver: ReceiverCounters
+    rows_delivered: int
+    """Rows handed to the service in all its lives; more than `orders` after a kill."""
+    restarts: int
+    journal_rows_cut: int
+    """Journal rows behind the stored state, cut off at the restart and written again."""
+    saves: int
+    sequenced_per_second: float
+    delivered_per_second: float
+    book: dict[str, int]
+    digest: str
+    """Of the matching service's state."""
+    digest_straight: str
+    """Of the same orders applied straight from the input."""
+    spark_clean: bool
+    spark: dict[str, Any]
+    """The report of `chainctl verify`."""
+    journal: str
+    commands: dict[str, str]
+    """Shell lines for what the demo has left behind."""
+    seconds: float
+
+
+def summarize(
+    plan: Plan,
+    options: DemoOptions,
+    outcome: Outcome,
+    verdict: SparkVerdict,
+    *,
+    commands: dict[str, str],
+    seconds: float,
+) -> Summary:
+    """Return the summary, the judgement among it."""
+    straight, finished, lives = plan.prepared.straight, outcome.finished, outcome.lives
+    is_whole = (
+        finished.digest == straight.digest
+        and finished.counters == straight.counters
+        and finished.delivered.events == outcome.sequenced.rows == straight.rows
+        and verdict.is_clean
+    )
+    return Summary(
+        whole=is_whole,
+        chain=plan.stage.chain_id,
+        input=str(plan.prepared.path),
+        seed=options.seed,
+        handler=HANDLERS[straight.handler].name,
+        orders=straight.rows,
+        first_id=outcome.sequenced.first_id,
+        last_id=outcome.sequenced.last_id,
+        frames_sent=outcome.sequenced.frames,
+        link=reduce(add, (life.delivered.link for life in lives), LinkCounters()),
+        receiver=reduce(add, (life.delivered.receiver for life in lives), ReceiverCounters()),
+        rows_delivered=sum(life.delivered.rows for life in lives),
+        restarts=len(lives) - 1,
+        journal_rows_cut=sum(life.resumed.journal_rows_cut for life in lives),
+        saves=sum(life.delivered.saves for life in lives),
+        sequenced_per_second=_rate(outcome.sequenced.rows, outcome.sequenced.seconds),
+        delivered_per_second=_delivery_rate(lives),
+        book=finished.counters,
+        digest=finished.digest,
+        digest_straight=straight.digest,
+        spark_clean=verdict.is_clean,
+        spark=verdict.report,
+        journal=str(plan.journal),
+        commands=commands,
+        seconds=seconds,
+    )
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return the summary as lines of a table."""
+    link, receiver = summary.link, summary.receiver
+    is_same = summary.digest == summary.digest_straight
+    digests = "equal" if is_same else "DIFFERENT"
+    return [
+        ("orders sequenced", f"{summary.orders:,} (chain {summary.chain}, seed {summary.seed})"),
+        ("worked off by", summary.handler),
+        ("frames sent", f"{summary.frames_sent:,}"),
+        (
+            "frames dropped",
+            f"{link.dropped:,} of {link.frames:,}, the last one {_times(link.last_dropped)}; "
+            f"heartbeats {link.heartbeats_dropped:,} of {link.heartbeats:,}",
+        ),
+        ("frames repeated", f"{link.repeated:,}"),
+        ("frames reordered", f"{link.reordered:,}, delayed {link.delayed:,}"),
+        ("gaps found and filled", f"{receiver.gaps:,}"),
+        ("rows filled", f"{receiver.rows_filled:,}"),
+        ("duplicates dropped", f"{receiver.frames_duplicate:,} frames"),
+        (
+            "restarts",
+            f"{summary.restarts}, after SIGKILL: {receiver.rows_caught_up:,} rows caught up, "
+            f"{summary.journal_rows_cut:,} journal rows cut back",
+        ),
+        ("rate of sequencing", f"{summary.sequenced_per_second:,.0f} orders/s"),
+        ("rate of delivery", f"{summary.delivered_per_second:,.0f} orders/s"),
+        ("book", ", ".join(f"{name} {count:,}" for name, count in summary.book.items())),
+        ("state and straight input", f"{digests} ({summary.digest[:16]}...)"),
+        ("Spark", "database and journal whole and equal" if summary.spark_clean else "FINDINGS"),
+        ("in all", f"{summary.seconds:.1f} s"),
+        ("verdict", "WHOLE" if summary.whole else "NOT WHOLE"),
+    ]
+
+
+def _times(count: int) -> str:
+    return "among them" if count else "not among them"
+
+
+def _rate(rows: int, seconds: float) -> float:
+    return rows / seconds if seconds > 0 else 0.0
+
+
+def _delivery_rate(lives: list[Life]) -> float:
+    """Return rows a second from the first row to the last of each life."""
+    return _rate(
+        sum(life.delivered.rows for life in lives), sum(life.delivered.seconds for life in lives)
+    )
