@@ -85,16 +85,18 @@ install_packages() {
 
 # watched LABEL LOG COMMAND...: runs it with its output in LOG, tells how long it takes, and shows LOG's end if it fails.
 watched() {
-  local label=$1 output=$2 seconds=0 every=10 status=0
+  local label=$1 output=$2 begin=$SECONDS every=10 status=0 next
   shift 2
   [ -t 2 ] && every=1
+  next=$((begin + every))
   say "$label ..."
   "$@" >>"$output" 2>&1 </dev/null &
   child=$!
   while kill -0 "$child" 2>/dev/null; do
-    sleep 1
-    seconds=$((seconds + 1))
-    if [ $((seconds % every)) = 0 ]; then report "$label ... $seconds s$(doing "$output")"; fi
+    sleep 0.2
+    [ "$SECONDS" -ge "$next" ] || continue
+    report "$label ... $((SECONDS - begin)) s$(doing "$output")"
+    next=$((SECONDS + every))
   done
   wait "$child" || status=$?
   child=

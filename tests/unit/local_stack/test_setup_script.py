@@ -1,0 +1,145 @@
+"""The set-up script, run against stand-ins for the system's programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "tools/setup.sh"
+
+PYTHON = """\
+case "$*" in
+  *version_info*) if [ -e "$CALLS.venv" ]; then exit 0; fi; printf 'python3.11-venv\\n' ;;
+  *ensurepip*) [ -e "$CALLS.venv" ] ;;
+  *"-m venv"*)
+    mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo "$PWD/.venv/" >.venv/bin/pip
+    chmod +x .venv/bin/pip && echo venv >>"$CALLS" ;;
+  *"-m pip"*) echo pip >>"$CALLS" ;;
+  *) echo "$2" >>"$CALLS" ;;
+esac
+"""
+
+
+class Machine:
+    """A project folder, and a PATH whose first programs are ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = folder / "project"
+        self.programs = folder / "bin"
+        self.calls_path = folder / "calls"
+        self.programs.mkdir()
+        (self.project / "tools").mkdir(parents=True)
+        shutil.copy(SCRIPT, self.project / "tools/setup.sh")
+        (self.project / "pyproject.toml").write_text("[project]\n")
+        (self.project / "constraints.txt").write_text("# none\n")
+        self.has_program("python3.13", "exit 1")
+        self.has_program("python3.12", "exit 1")
+        self.has_program("python3.11", PYTHON)
+        self.has_program("java", "echo 'openjdk version \"17.0.1\"' >&2")
+        self.has_program("sudo", "exit 1")
+        self.has_program("apt-cache", "exit 1")
+        self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
+        self.has_program("id", "echo 1000")
+        self.has_venv_module()
+
+    def has_program(self, name: str, script: str) -> None:
+        (self.programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.programs / name).chmod(0o755)
+
+    def has_venv_module(self, *, there: bool = True) -> None:
+        marker = Path(f"{self.calls_path}.venv")
+        marker.touch() if there else marker.unlink()
+
+    def set_up(self) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": f"{self.programs}:{os.defpath}",
+            "CALLS": str(self.calls_path),
+            "TMPDIR": str(self.project.parent),
+        }
+        return subprocess.run(
+            [self.project / "tools/setup.sh"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+        )
+
+    def calls(self) -> list[str]:
+        calls = self.calls_path.read_text().splitlines() if self.calls_path.exists() else []
+        self.calls_path.unlink(missing_ok=True)
+        return calls
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> None:
+    first = machine.set_up()
+    assert first.returncode == 0, first.stderr
+    assert machine.calls() == ["venv", "pip", "local_stack.fetch", "chain_verifier.connectors"]
+    second = machine.set_up()
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_setup_after_a_change_installs_again_into_the_same_venv(
+    machine: Machine, changed: str
+) -> None:
+    machine.set_up()
+    machine.calls()
+    with (machine.project / changed).open("a") as file:
+        file.write("# changed\n")
+    assert machine.set_up().returncode == 0
+    assert machine.calls() == ["pip", "local_stack.fetch", "chain_verifier.connectors"]
+
+
+def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:
+    machine.set_up()
+    machine.calls()
+    machine.project = machine.project.rename(machine.project.with_name("elsewhere"))
+    assert machine.set_up().returncode == 0
+    assert machine.calls()[0] == "venv"
+
+
+def test_setup_without_root_says_in_one_line_what_to_install(machine: Machine) -> None:
+    machine.has_venv_module(there=False)
+    machine.has_program("java", "echo 'openjdk version \"11.0.2\"' >&2")
+    done = machine.set_up()
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "python3.11-venv default-jre-headless" in done.stderr
+    assert machine.calls() == []
+
+
+def test_setup_as_root_installs_what_is_missing(machine: Machine) -> None:
+    machine.has_program("id", "echo 0")
+    machine.has_program("java", 'grep -qs jre "$CALLS" && echo \'version "21.0.1"\' >&2')
+    done = machine.set_up()
+    assert done.returncode == 0, done.stderr
+    installs = [call for call in machine.calls() if call.startswith("apt-get")]
+    assert installs[0].endswith(" update")
+    assert installs[1].endswith(" install -y --no-install-recommends default-jre-headless")
+
+
+def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:
+    machine.has_program("python3.11", "exit 1")
+    machine.has_program("python3", "exit 1")
+    done = machine.set_up()
+    assert done.returncode == 2
+    assert done.stderr == "setup: Python 3.11, 3.12 or 3.13 is needed\n"
+
+
+def test_setup_with_a_failed_installation_shows_why_and_is_tried_again(machine: Machine) -> None:
+    machine.has_program("python3.11", PYTHON.replace("echo pip", "echo no network; false"))
+    done = machine.set_up()
+    assert done.returncode == 3
+    assert "no network" in done.stderr
+    assert not (machine.project / ".venv/.setup").exists()
