@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from local_stack.errors import FolderUnusable, StackMissing
+from local_stack.errors import FolderUnusable, ServerFailed, StackMissing
 from local_stack.folders import default_cache_directory, make_shared_folder, require_reachable
 from local_stack.kafka import KafkaConfig, KafkaServer
 from local_stack.locking import exclusive
@@ -263,11 +263,18 @@ class LocalStack:
         if state is None:
             return
         postgres, kafka = self._servers(state, service_account(), silent)
+        failures: list[ServerFailed] = []
         for server, field in ((kafka, "kafka"), (postgres, "postgres")):
             if server.is_running():
                 progress(f"Stopping {server.name}")
+            try:
                 server.stop()
-            self._remember(field, None)
+            except ServerFailed as failure:  # the other one is to be stopped all the same
+                failures.append(failure)
+            else:
+                self._remember(field, None)
+        if failures:
+            raise failures[0]
 
 
 def _start_both(postgres: PostgresServer, kafka: KafkaServer, progress: Progress) -> None:
