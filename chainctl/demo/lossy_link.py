@@ -6,6 +6,7 @@ Nothing is invented and nothing is changed: whatever comes out has come in.
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -95,11 +96,17 @@ class LossyLink:
         await self._source.start()
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return what comes out next; all that is held once nothing more comes in."""
-        arrived = await self._source.records(timeout_seconds)
-        if not arrived:
-            return self._released_all()
-        return [out for record in arrived for out in self._passed(record)]
+        """Return what comes out next; all that is held once nothing more comes in.
+
+        Where all that came in is lost, it waits on: a receiver must not see by an early answer that
+        something was there.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while arrived := await self._source.records(max(0.0, deadline - time.monotonic())):
+            passed = [out for record in arrived for out in self._passed(record)]
+            if passed:
+                return passed
+        return self._released_all()
 
     async def close(self) -> None:
         """Close the source."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import deque
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -95,8 +96,17 @@ class _Service:
             command.cancel()
 
     async def _work(self, receiver: Receiver, command: asyncio.Task[Command]) -> None:
+        upcoming = _Upcoming(receiver)
+        try:
+            await self._work_until_over(receiver, upcoming, command)
+        finally:
+            await upcoming.cancel()
+
+    async def _work_until_over(
+        self, receiver: Receiver, upcoming: _Upcoming, command: asyncio.Task[Command]
+    ) -> None:
         while not _is_over(receiver, command):
-            run = await _next_run(receiver)
+            run = await upcoming.within(IDLE_SECONDS)
             if run is not None:
                 self._work_off(run)
             if run is None or self._unsaved_rows >= self._job.save_rows:
@@ -106,6 +116,7 @@ class _Service:
         self._pipe.report(
             Finished(
                 delivered=self._delivered(receiver),
+                last_gap_shown_by=_last_cause(receiver),
                 counters=self._handler.counters(),
                 digest=self._handler.digest(),
             )
@@ -172,6 +183,33 @@ class _Service:
         )
 
 
+class _Upcoming:
+    """The next run of a receiver, waited for in pieces: the receiver itself is not disturbed."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._task: asyncio.Task[Run] | None = None
+
+    async def within(self, seconds: float) -> Run | None:
+        """Return the next run; None when none came within `seconds`."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._next(), name="next run")
+        done, _ = await asyncio.wait([self._task], timeout=seconds)
+        if not done:
+            return None
+        task, self._task = self._task, None
+        return task.result()
+
+    async def cancel(self) -> None:
+        """Wait no longer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _next(self) -> Run:
+        return await anext(self._receiver)
+
+
 def _lossy_link(job: MatchingJob) -> LossyLink:
     from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 
@@ -199,16 +237,9 @@ def _receiver(job: MatchingJob, link: LossyLink) -> Receiver:
     )
 
 
-async def _next_run(receiver: Receiver) -> Run | None:
-    """Return the next run; None when none came in a while."""
-    waiting = asyncio.timeout(IDLE_SECONDS)
-    try:
-        async with waiting:
-            return await anext(receiver)
-    except TimeoutError:
-        if not waiting.expired():
-            raise
-        return None
+def _last_cause(receiver: Receiver) -> str:
+    gaps = deque(receiver.gaps, maxlen=1)
+    return gaps[0].cause if gaps else ""
 
 
 def _is_over(receiver: Receiver, command: asyncio.Task[Command]) -> bool:

@@ -8,7 +8,7 @@ the process ends too.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -58,11 +58,11 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
 
 
 class GoOn(Struct, frozen=True, tag="go on"):
-    """To the sequencing process: sequence the second part."""
+    """To the sequencing service, which waits behind each part: sequence the second, then close."""
 
 
 class FinishAt(Struct, frozen=True, tag="finish at"):
-    """To the matching service: the chain ends here; save, and end once this id is delivered."""
+    """To the matching service: here the chain ends. Save, and end once this id is delivered."""
 
     id: int
 
@@ -70,8 +70,15 @@ class FinishAt(Struct, frozen=True, tag="finish at"):
 Command = GoOn | FinishAt
 
 
+Stage = Literal["under way", "first part", "all", "closed"]
+
+
 class Sequenced(Struct, frozen=True, kw_only=True, tag="sequenced"):
-    """From the sequencing process: how far it is, now and then, when it pauses, and at its end."""
+    """From the sequencing service: how far it is, now and then, and when it waits or has ended."""
+
+    stage: Stage
+    """What is done: behind `first part` and `all` it waits to be told to go on, and sends
+    heartbeats meanwhile."""
 
     rows: int
     first_id: int
@@ -79,9 +86,7 @@ class Sequenced(Struct, frozen=True, kw_only=True, tag="sequenced"):
     frames: int
     """Frames with rows that Kafka has acknowledged."""
     seconds: float
-    """Time spent on sequencing; the pause does not count."""
-    is_paused: bool = False
-    is_done: bool = False
+    """Time spent on sequencing; what it waited does not count."""
 
 
 class ReceiverCounters(Counters, kw_only=True):
@@ -139,6 +144,8 @@ class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     """From the matching service at its end: everything is delivered, stored and digested."""
 
     delivered: Delivered
+    last_gap_shown_by: str
+    """What showed the last gap: `frame`, `heartbeat`, `poll`; empty without one."""
     counters: dict[str, int]
     digest: str
 

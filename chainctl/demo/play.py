@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chainctl.demo.lossy_link import LinkFaults
+    from chainctl.demo.messages import Stage as SequencingStage
     from chainctl.demo.preparation import Prepared
     from chainctl.demo.stage import Stage
     from chainctl.output import ProgressBar
@@ -125,12 +126,14 @@ class _Play:
         await self._kill(first)
         second = await self._start_matching()
         await self._until(lambda: second.last(Live), "the matching service to be live again")
-        await self._until(lambda: _paused(sequencing), "the first part to be sequenced")
+        await self._until(lambda: _at(sequencing, "first part"), "the first part to be sequenced")
         await sequencing.tell(GoOn())
-        sequenced = await self._until(lambda: _done(sequencing), "the second part to be sequenced")
-        await second.tell(FinishAt(sequenced.last_id))
-        awaited = f"the delivery of id {sequenced.last_id}"
+        head = await self._until(lambda: _at(sequencing, "all"), "the second part to be sequenced")
+        await second.tell(FinishAt(head.last_id))
+        awaited = f"the delivery of id {head.last_id}"
         finished = await self._until(lambda: second.last(Finished), awaited)
+        await sequencing.tell(GoOn())
+        sequenced = await self._until(lambda: _at(sequencing, "closed"), "the sequencer to close")
         lives = [_life(first, first.last(Delivered)), _life(second, finished.delivered)]
         return Outcome(sequenced=sequenced, lives=lives, finished=finished)
 
@@ -216,14 +219,10 @@ def _reached(matching: Player, row: int) -> Delivered | None:
     return delivered
 
 
-def _paused(sequencing: Player) -> Sequenced | None:
+def _at(sequencing: Player, stage: SequencingStage) -> Sequenced | None:
+    """Return the report of the sequencing service once it has reached `stage`."""
     sequenced = sequencing.last(Sequenced)
-    return sequenced if sequenced is not None and sequenced.is_paused else None
-
-
-def _done(sequencing: Player) -> Sequenced | None:
-    sequenced = sequencing.last(Sequenced)
-    return sequenced if sequenced is not None and sequenced.is_done else None
+    return sequenced if sequenced is not None and sequenced.stage == stage else None
 
 
 def _life(player: Player, delivered: Delivered | None) -> Life:

@@ -65,5 +65,7 @@ class Player:
         await self._child.stop()
 
     def _is_over(self) -> bool:
+        if self.last(Finished) is not None:
+            return True
         sequenced = self.last(Sequenced)
-        return self.last(Finished) is not None or (sequenced is not None and sequenced.is_done)
+        return sequenced is not None and sequenced.stage == "closed"

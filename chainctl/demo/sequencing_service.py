@@ -1,7 +1,7 @@
 """The demo's sequencing service: a process that puts the rows of a file into a chain, in two parts.
 
-Between the parts it waits for the demo, so that whatever has to happen before the last rows are
-sequenced has happened, and no race decides what the demo shows.
+Behind each part it waits for the demo: so that whatever has to happen before the last rows are
+sequenced has happened, no race decides what the demo shows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from chainctl.intake.file import FileIntake, FileOptions
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
+    from chainctl.demo.messages import Stage
     from chainctl.intake.file import Portion
     from sequencer import Ack, Sequencer
 
@@ -48,10 +49,13 @@ async def sequence(pipe: Pipe) -> None:
         async with open_sequencer(config) as sequencer:
             work = _Work(job, pipe, intake, sequencer)
             await work.part(until_row=job.pause_at_row)
-            work.report(is_paused=True)
+            work.report("first part")
             await _told_to_go_on(pipe)
             await work.part(until_row=None)
-        work.report(is_done=True)
+            work.report("all")
+            # Open, it sends heartbeats, by which a receiver finds that the last frame was lost.
+            await _told_to_go_on(pipe)
+        work.report("closed")
 
 
 class _Work:
@@ -87,17 +91,16 @@ class _Work:
             for commit in self._commits:
                 commit.cancel()
 
-    def report(self, *, is_paused: bool = False, is_done: bool = False, extra: float = 0.0) -> None:
+    def report(self, stage: Stage, extra_seconds: float = 0.0) -> None:
         """Tell the demo how far this is."""
         self._pipe.report(
             Sequenced(
+                stage=stage,
                 rows=self._rows,
                 first_id=self._first_id,
                 last_id=self._last_id,
                 frames=self._sequencer.stats().frames,
-                seconds=self._seconds + extra,
-                is_paused=is_paused,
-                is_done=is_done,
+                seconds=self._seconds + extra_seconds,
             )
         )
 
@@ -125,7 +128,7 @@ class _Work:
         now = time.monotonic()
         if now - self._reported_at > REPORT_SECONDS:
             self._reported_at = now
-            self.report(extra=now - started)
+            self.report("under way", now - started)
 
 
 async def _told_to_go_on(pipe: Pipe) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from chainctl.demo.stage import Stage
 
+SOURCES: Final = ("database", "journal:{journal}")
+
 VERIFY_SECONDS: Final = 300.0
 """Spark's start and its smallest jobs take 10 to 20 s on 2 cores, on a slow machine a few times
 that."""
@@ -31,20 +33,49 @@ VERIFY_ROWS_PER_SECOND: Final = 20_000
 """A pace that every machine keeps, for the deadline of a large input."""
 
 
+class VerifiedSource(Struct, frozen=True):
+    """What `chainctl verify` says of one source."""
+
+    verdict: str
+    rows: int
+
+
+class VerifiedComparison(Struct, frozen=True):
+    """What `chainctl verify` says of two sources."""
+
+    is_equal: bool
+
+
+class VerifyReport(Struct, frozen=True):
+    """The part of what `chainctl verify` prints that the demo judges by."""
+
+    sources: list[VerifiedSource]
+    comparisons: list[VerifiedComparison]
+
+
 class SparkVerdict(Struct, frozen=True, kw_only=True):
     """What `chainctl verify` said."""
 
-    is_clean: bool
+    exit_code: int
     report: dict[str, Any]
     """Its JSON, as it was printed."""
+
+    def is_clean(self, rows: int) -> bool:
+        """Say whether every source was found complete, with so many rows, and all were equal."""
+        report = msgspec.convert(self.report, VerifyReport)
+        return (
+            self.exit_code == ExitCode.CLEAN
+            and report.sources == [VerifiedSource("complete", rows)] * len(SOURCES)
+            and report.comparisons == [VerifiedComparison(True)] * (len(SOURCES) - 1)
+        )
 
 
 def verify_arguments(stage: Stage, journal: Path) -> list[str]:
     """Return the arguments of `chainctl` that verify the demo's chain, its journal, and both."""
-    return [
-        "verify", "--chain", str(stage.chain_id),
-        "--source", "database", "--source", f"journal:{journal}",
-    ]  # fmt: skip
+    arguments = ["verify", "--chain", str(stage.chain_id)]
+    for source in SOURCES:
+        arguments += ["--source", source.format(journal=journal)]
+    return arguments
 
 
 async def verify(stage: Stage, journal: Path, rows: int) -> SparkVerdict:
@@ -67,13 +98,13 @@ async def verify(stage: Stage, journal: Path, rows: int) -> SparkVerdict:
         lines = stderr.decode(errors="replace").split("\n")
         last_line = next((line for line in reversed(lines) if line.strip()), "")
         raise ChildDied("verifier", process.returncode, last_line.strip())
-    return SparkVerdict(
-        is_clean=process.returncode == ExitCode.CLEAN, report=msgspec.json.decode(stdout)
-    )
+    return SparkVerdict(exit_code=process.returncode, report=msgspec.json.decode(stdout))
 
 
 def _settings(stage: Stage) -> dict[str, str]:
-    return {"CHAINCTL_DATABASE": stage.audit_database, "CHAINCTL_KAFKA": stage.kafka}
+    """Return what must win over whatever the caller's environment says of another database."""
+    dsn = stage.audit_database
+    return {"CHAINCTL_DATABASE": dsn, "CHAINCTL_AUDIT_DATABASE": dsn, "CHAINCTL_KAFKA": stage.kafka}
 
 
 async def _end(process: Process) -> None:

@@ -35,6 +35,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Frames with orders that Kafka has acknowledged."""
     link: LinkCounters
     receiver: ReceiverCounters
+    last_gap_shown_by: str
     rows_delivered: int
     """Rows handed to the service in all its lives; more than `orders` after a kill."""
     restarts: int
@@ -72,7 +73,7 @@ def summarize(
         finished.digest == straight.digest
         and finished.counters == straight.counters
         and finished.delivered.events == outcome.sequenced.rows == straight.rows
-        and verdict.is_clean
+        and verdict.is_clean(straight.rows)
     )
     return Summary(
         whole=is_whole,
@@ -86,6 +87,7 @@ def summarize(
         frames_sent=outcome.sequenced.frames,
         link=reduce(add, (life.delivered.link for life in lives), LinkCounters()),
         receiver=reduce(add, (life.delivered.receiver for life in lives), ReceiverCounters()),
+        last_gap_shown_by=finished.last_gap_shown_by,
         rows_delivered=sum(life.delivered.rows for life in lives),
         restarts=len(lives) - 1,
         journal_rows_cut=sum(life.resumed.journal_rows_cut for life in lives),
@@ -95,7 +97,7 @@ def summarize(
         book=finished.counters,
         digest=finished.digest,
         digest_straight=straight.digest,
-        spark_clean=verdict.is_clean,
+        spark_clean=verdict.is_clean(straight.rows),
         spark=verdict.report,
         journal=str(plan.journal),
         commands=commands,
@@ -112,11 +114,9 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("orders sequenced", f"{summary.orders:,} (chain {summary.chain}, seed {summary.seed})"),
         ("worked off by", summary.handler),
         ("frames sent", f"{summary.frames_sent:,}"),
-        (
-            "frames dropped",
-            f"{link.dropped:,} of {link.frames:,}, the last one {_times(link.last_dropped)}; "
-            f"heartbeats {link.heartbeats_dropped:,} of {link.heartbeats:,}",
-        ),
+        ("frames dropped", f"{link.dropped:,} of {link.frames:,} that came while it was alive"),
+        ("the last frame", _last_frame(summary)),
+        ("heartbeats dropped", f"{link.heartbeats_dropped:,} of {link.heartbeats:,}"),
         ("frames repeated", f"{link.repeated:,}"),
         ("frames reordered", f"{link.reordered:,}, delayed {link.delayed:,}"),
         ("gaps found and filled", f"{receiver.gaps:,}"),
@@ -137,8 +137,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _times(count: int) -> str:
-    return "among them" if count else "not among them"
+def _last_frame(summary: Summary) -> str:
+    if not summary.link.last_dropped:
+        return "came"
+    return f"dropped; that it was lacking showed by {summary.last_gap_shown_by or 'nothing'}"
 
 
 def _rate(rows: int, seconds: float) -> float:
