@@ -11,7 +11,11 @@ from gapfill import GapReader, GapReaderConfig
 from orderchain.roles import GAP_READER
 from tests.unit.matcher_receiver.stored_chain import StoredChain
 
-MakeChain = Callable[..., Awaitable[StoredChain]]
+MakeStored = Callable[..., Awaitable[StoredChain]]
+RoleDsn = Callable[[str], str]
+
+CHAIN_ID = 7
+PAGE_ROWS = 10
 
 
 @pytest.fixture
@@ -23,11 +27,11 @@ async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-def make_stored(admin: asyncpg.Connection) -> MakeChain:
+def make_stored(admin: asyncpg.Connection) -> MakeStored:
     """Make a chain with batches of the given sizes and store it."""
 
-    async def make(sizes: Iterable[int], chain_id: int = 7, **settings: int) -> StoredChain:
-        stored = await StoredChain.create(admin, chain_id, **settings)
+    async def make(sizes: Iterable[int], chain_id: int = CHAIN_ID) -> StoredChain:
+        stored = await StoredChain.create(admin, chain_id)
         for rows in sizes:
             await stored.commit(rows)
         return stored
@@ -36,8 +40,13 @@ def make_stored(admin: asyncpg.Connection) -> MakeChain:
 
 
 @pytest.fixture
-async def reader(role_dsn: Callable[[str], str]) -> AsyncIterator[GapReader]:
+def gap_dsn(role_dsn: RoleDsn) -> str:
+    return role_dsn(GAP_READER)
+
+
+@pytest.fixture
+async def reader(gap_dsn: str) -> AsyncIterator[GapReader]:
     """The reader of chain 7 with its own role, and pages small enough to have many."""
-    config = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=7, page_rows=10)
+    config = GapReaderConfig(database=gap_dsn, chain_id=CHAIN_ID, page_rows=PAGE_ROWS)
     async with GapReader(config) as made:
         yield made

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import pytest
 
 from gapfill import GapReader, GapReaderConfig
+from local_stack.ports import free_port
 from orderchain.errors import (
     ChainMissing,
     ConnectError,
     ForkFound,
+    RetryError,
     RowsArchived,
     RowsMissing,
     SchemaError,
     SealMismatch,
+    SettingError,
 )
 from orderchain.mark import Mark
-from orderchain.run import Run
-from orderchain.roles import GAP_READER
 from tests.unit.matcher_receiver.chains import ids_of
+
+if TYPE_CHECKING:
+    from orderchain.run import Run
+
+    from .conftest import MakeStored
+
+PASSWORD = "a-password-nobody-may-see"
 
 
 async def fill(reader: GapReader, after: Mark, until_id: int) -> list[Run]:
@@ -27,16 +39,45 @@ async def fill(reader: GapReader, after: Mark, until_id: int) -> list[Run]:
         return [run async for run in runs]
 
 
-async def test_standing_with_head_id_names_the_head_and_its_mark(make_stored, reader):
+async def fill_and_fail(
+    reader: GapReader, after: Mark, until_id: int, error: type[Exception]
+) -> tuple[list[int], Any]:
+    """The ids that were yielded before the error, and the error."""
+    ids: list[int] = []
+    async with aclosing(reader.runs(after, until_id)) as runs:
+        try:
+            async for run in runs:
+                ids += ids_of([run])
+        except error as caught:
+            return ids, caught
+    pytest.fail(f"no {error.__name__} was raised")
+
+
+def with_parts(dsn: str, **parts: str) -> str:
+    return urlunsplit(urlsplit(dsn)._replace(**parts))
+
+
+async def standing_with(dsn: str, chain_id: int = 7) -> Any:
+    async with GapReader(GapReaderConfig(database=dsn, chain_id=chain_id)) as reader:
+        return await reader.standing(0)
+
+
+# -- standing -------------------------------------------------------------------------------------
+
+
+async def test_standing_with_head_id_names_the_head_and_its_mark(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
     stored = await make_stored([5, 12, 3])
     standing = await reader.standing(stored.chain.mark().id)
-    head = stored.chain.head()
     assert standing.is_primary
     assert standing.mark == stored.chain.mark()
-    assert standing.head == head
+    assert standing.head == stored.chain.head()
 
 
-async def test_standing_with_row_inside_a_batch_names_the_batch_before(make_stored, reader):
+async def test_standing_with_row_inside_a_batch_names_the_batch_before(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
     stored = await make_stored([5, 12])
     inside = stored.chain.batches[1].events[3].id
     standing = await reader.standing(inside)
@@ -44,19 +85,41 @@ async def test_standing_with_row_inside_a_batch_names_the_batch_before(make_stor
     assert standing.mark.batch_last_id == stored.chain.batches[0].last_id
 
 
-async def test_standing_with_zero_gives_the_genesis_seal(make_stored, reader):
+async def test_standing_with_zero_gives_the_genesis_seal(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
     stored = await make_stored([2])
     standing = await reader.standing(0)
     assert standing.mark == Mark(id=0, batch_last_id=0, seal=stored.chain.genesis, epoch=0)
 
 
-async def test_standing_with_unused_id_has_no_mark(make_stored, reader):
+async def test_standing_with_unused_id_has_no_mark(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
     stored = await make_stored([2])
-    standing = await reader.standing(stored.chain.mark().id + 1_000)
-    assert standing.mark is None
+    assert (await reader.standing(stored.chain.mark().id + 1_000)).mark is None
 
 
-async def test_runs_with_many_pages_give_every_row_byte_for_byte(make_stored, reader):
+async def test_standing_behind_the_archives_boundary_says_so(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([5, 5, 5])
+    boundary = stored.chain.batches[1]
+    await stored.archive_up_to(boundary)
+    with pytest.raises(RowsArchived) as caught:
+        await reader.standing(stored.chain.ids[2])
+    assert caught.value.until_id == boundary.last_id
+    at_boundary = await reader.standing(boundary.last_id)
+    assert at_boundary.mark == stored.chain.mark(boundary.last_id)
+    assert (await reader.standing(0)).mark.seal == stored.chain.genesis
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+async def test_runs_with_many_pages_give_every_row_byte_for_byte(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
     stored = await make_stored([5, 37, 1, 20])
     runs = await fill(reader, stored.chain.mark(0), stored.chain.mark().id)
     assert [event for run in runs for event in run.events] == stored.chain.events
@@ -64,9 +127,295 @@ async def test_runs_with_many_pages_give_every_row_byte_for_byte(make_stored, re
     assert [run.end for run in runs] == [stored.chain.mark(run.last_id) for run in runs]
 
 
-async def test_runs_with_start_and_end_inside_batches_give_just_the_range(make_stored, reader):
+async def test_runs_with_start_and_end_inside_batches_give_just_the_range(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
     stored = await make_stored([30, 30])
     ids = stored.chain.ids
     runs = await fill(reader, stored.chain.mark(ids[3]), ids[40])
     assert ids_of(runs) == ids[4:41]
     assert runs[-1].end == stored.chain.mark(ids[40])
+
+
+async def test_runs_with_an_empty_range_give_nothing(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([3])
+    assert await fill(reader, stored.chain.mark(), stored.chain.mark().id) == []
+
+
+async def test_runs_with_large_payloads_end_their_pages_by_bytes(
+    make_stored: MakeStored, gap_dsn: str
+) -> None:
+    stored = await make_stored([])
+    await stored.commit(40, payload_bytes=50_000)
+    await stored.commit(40, payload_bytes=10)
+    config = GapReaderConfig(database=gap_dsn, chain_id=7, page_bytes=200_000)
+    async with GapReader(config) as reader:
+        runs = await fill(reader, stored.chain.mark(0), stored.chain.mark().id)
+    assert [event for run in runs for event in run.events] == stored.chain.events
+    assert max(sum(len(e.payload) for e in run.events) for run in runs) <= 200_000 + 50_000
+    assert len(runs[-1].events) == 40
+
+
+async def test_runs_with_one_row_larger_than_a_page_still_give_it(
+    make_stored: MakeStored, gap_dsn: str
+) -> None:
+    stored = await make_stored([])
+    await stored.commit(3, payload_bytes=5_000)
+    config = GapReaderConfig(database=gap_dsn, chain_id=7, page_bytes=1)
+    async with GapReader(config) as reader:
+        runs = await fill(reader, stored.chain.mark(0), stored.chain.mark().id)
+    assert ids_of(runs) == stored.chain.ids
+    assert len(runs) == 3
+
+
+async def test_runs_read_at_most_one_page_ahead_of_the_caller(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([100])
+    chain = stored.chain
+    async with aclosing(reader.runs(chain.mark(0), chain.mark().id)) as runs:
+        first = await anext(runs)
+        # Its connection is let go of when the page ahead has been read.
+        while reader._connection._release is None:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0)
+        second_last = chain.ids[2 * len(first.events) - 1]
+        await stored.delete_rows(*[row_id for row_id in chain.ids if row_id > second_last])
+        assert (await anext(runs)).last_id == second_last
+        with pytest.raises(RowsMissing):
+            await anext(runs)
+
+
+async def test_runs_broken_off_leave_nothing_behind(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([100])
+    async with aclosing(reader.runs(stored.chain.mark(0), stored.chain.mark().id)) as runs:
+        await anext(runs)
+    again = await fill(reader, stored.chain.mark(0), stored.chain.mark().id)
+    assert ids_of(again) == stored.chain.ids
+
+
+# -- rows that are not there ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 3, 9, 10, 17, 29])
+async def test_runs_with_a_deleted_row_name_exactly_its_range(
+    make_stored: MakeStored, reader: GapReader, at: int
+) -> None:
+    stored = await make_stored([12, 18])
+    ids = stored.chain.ids
+    await stored.delete_rows(ids[at])
+    given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], RowsMissing)
+    assert given == ids[:at]
+    assert (error.after_id, error.until_id) == (ids[at - 1] if at else 0, ids[at])
+
+
+async def test_runs_with_several_rows_deleted_name_the_first_hole(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([30])
+    ids = stored.chain.ids
+    await stored.delete_rows(*ids[4:8], ids[20])
+    given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], RowsMissing)
+    assert given == ids[:4]
+    assert (error.after_id, error.until_id) == (ids[3], ids[7])
+
+
+async def test_runs_beyond_the_head_of_the_primary_are_missing(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([5])
+    head = stored.chain.mark().id
+    given, error = await fill_and_fail(reader, stored.chain.mark(0), head + 10, RowsMissing)
+    assert given == stored.chain.ids
+    assert (error.after_id, error.until_id) == (head, head + 10)
+
+
+async def test_runs_from_behind_the_archives_boundary_say_so(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([5, 5, 5])
+    boundary = stored.chain.batches[1]
+    await stored.archive_up_to(boundary)
+    head = stored.chain.mark().id
+    given, error = await fill_and_fail(reader, stored.chain.mark(0), head, RowsArchived)
+    assert given == []
+    assert (error.after_id, error.until_id) == (0, boundary.last_id)
+    runs = await fill(reader, stored.chain.mark(boundary.last_id), head)
+    assert ids_of(runs) == stored.chain.ids[10:]
+
+
+async def test_runs_with_two_rows_of_one_parent_are_a_fork(
+    make_stored: MakeStored, reader: GapReader, admin: asyncpg.Connection
+) -> None:
+    stored = await make_stored([6])
+    ids = stored.chain.ids
+    await admin.execute(
+        "UPDATE chain_event SET pid = $2 WHERE chain_id = 7 AND id = $1", ids[4], ids[2]
+    )
+    given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], ForkFound)
+    assert given == ids[:4]
+    assert (error.pid, error.delivered_id, error.found_id) == (ids[2], ids[3], ids[4])
+
+
+async def test_runs_behind_a_place_that_the_database_has_not_are_a_fork(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([6])
+    after = stored.chain.mark(stored.chain.ids[2])
+    await stored.delete_rows(stored.chain.ids[2])
+    await fill_and_fail(reader, after, stored.chain.mark().id, ForkFound)
+
+
+async def test_runs_behind_a_place_with_another_seal_are_refused(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([6, 6])
+    mark = stored.chain.mark(stored.chain.batches[0].last_id)
+    forged = Mark(id=mark.id, batch_last_id=mark.batch_last_id, seal=b"\1" * 32, epoch=mark.epoch)
+    given, error = await fill_and_fail(reader, forged, stored.chain.mark().id, SealMismatch)
+    assert given == []
+    assert (error.expected, error.found) == (forged.seal, mark.seal)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+async def test_chain_that_was_never_created_is_named(gap_dsn: str) -> None:
+    with pytest.raises(ChainMissing, match="12345"):
+        await standing_with(gap_dsn, chain_id=12345)
+
+
+async def test_database_without_a_schema_is_told(empty_database: str) -> None:
+    with pytest.raises(SchemaError, match="chainctl schema apply"):
+        await standing_with(empty_database)
+
+
+async def test_schema_of_another_version_is_told(gap_dsn: str, admin: asyncpg.Connection) -> None:
+    await admin.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(SchemaError, match="99"):
+        await standing_with(gap_dsn)
+
+
+async def test_wrong_password_is_told_and_never_shown(gap_dsn: str) -> None:
+    parts = urlsplit(gap_dsn)
+    dsn = with_parts(gap_dsn, netloc=f"gap_reader:{PASSWORD}@{parts.hostname}:{parts.port}")
+    with pytest.raises(ConnectError, match="password") as caught:
+        await standing_with(dsn)
+    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in repr(GapReaderConfig(database=dsn, chain_id=7))
+
+
+async def test_closed_port_is_told(gap_dsn: str) -> None:
+    parts = urlsplit(gap_dsn)
+    port = free_port()
+    dsn = with_parts(gap_dsn, netloc=f"gap_reader:{PASSWORD}@{parts.hostname}:{port}")
+    with pytest.raises(ConnectError, match=str(port)) as caught:
+        await standing_with(dsn)
+    assert PASSWORD not in str(caught.value)
+
+
+async def test_silent_server_ends_by_the_deadline() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = GapReaderConfig(
+        database=f"postgresql://x@127.0.0.1:{port}/x", chain_id=7, connect_seconds=0.3
+    )
+    async with server, GapReader(config) as reader:
+        with pytest.raises(ConnectError, match="silent"):
+            await asyncio.wait_for(reader.standing(0), 5)
+
+
+async def test_dsn_that_is_none_is_told() -> None:
+    with pytest.raises(SettingError):
+        await standing_with("postgresql://[half")
+
+
+# -- connections ----------------------------------------------------------------------------------
+
+
+async def connections(admin: asyncpg.Connection) -> list[int]:
+    rows = await admin.fetch(
+        "SELECT pid FROM pg_stat_activity WHERE usename = 'gap_reader' "
+        "AND datname = current_database()"
+    )
+    return [pid for (pid,) in rows]
+
+
+async def test_connection_is_let_go_after_the_last_read(
+    make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
+) -> None:
+    await make_stored([3])
+    config = GapReaderConfig(database=gap_dsn, chain_id=7, linger_seconds=0.0)
+    async with GapReader(config) as reader:
+        await reader.standing(0)
+        async with asyncio.timeout(10):
+            while await connections(admin):  # noqa: ASYNC110 - another process's doing
+                await asyncio.sleep(0.01)
+        await reader.standing(0)
+
+
+async def test_backend_killed_between_pages_is_a_retry_and_the_next_fill_works(
+    make_stored: MakeStored, reader: GapReader, admin: asyncpg.Connection
+) -> None:
+    stored = await make_stored([100])
+    chain = stored.chain
+
+    async def fill_while_killed() -> None:
+        async with aclosing(reader.runs(chain.mark(0), chain.mark().id)) as runs:
+            async for _run in runs:
+                for pid in await connections(admin):
+                    await admin.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+
+    # The page ahead may have been read before its backend was killed; not the one after it.
+    with pytest.raises(RetryError):
+        await fill_while_killed()
+    assert ids_of(await fill(reader, chain.mark(0), chain.mark().id)) == chain.ids
+
+
+async def test_statement_that_hangs_ends_by_the_deadline(
+    make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
+) -> None:
+    await make_stored([3])
+    config = GapReaderConfig(database=gap_dsn, chain_id=7, statement_seconds=0.3)
+    async with GapReader(config) as reader, admin.transaction():
+        await admin.execute("LOCK TABLE chain_head IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(RetryError, match="no answer"):
+            await asyncio.wait_for(reader.standing(0), 5)
+
+
+async def test_role_without_a_free_connection_is_waited_for(
+    make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
+) -> None:
+    await make_stored([3])
+    limit = await admin.fetchval("SELECT rolconnlimit FROM pg_roles WHERE rolname = 'gap_reader'")
+    taken = [await asyncpg.connect(gap_dsn, timeout=10) for _ in range(limit)]
+    impatient = GapReaderConfig(database=gap_dsn, chain_id=7, busy_seconds=0.2)
+    patient = GapReaderConfig(database=gap_dsn, chain_id=7, busy_seconds=20.0)
+    async with GapReader(impatient) as reader, GapReader(patient) as waiting:
+        with pytest.raises(RetryError, match="not ready"):
+            await reader.standing(0)
+        read = asyncio.ensure_future(waiting.standing(0))
+        await asyncio.sleep(0)
+        await taken.pop().close(timeout=5)
+        assert (await asyncio.wait_for(read, 20)).is_primary
+    for connection in taken:
+        await connection.close(timeout=5)
+
+
+async def test_close_with_a_fill_under_way_ends_in_time(
+    make_stored: MakeStored, gap_dsn: str
+) -> None:
+    stored = await make_stored([100])
+    reader = GapReader(GapReaderConfig(database=gap_dsn, chain_id=7, page_rows=10))
+    runs = reader.runs(stored.chain.mark(0), stored.chain.mark().id)
+    await anext(runs)
+    await runs.aclose()
+    await asyncio.wait_for(reader.close(), 5)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from orderchain.batch import Batch
@@ -13,6 +13,9 @@ from orderchain.frame import FrameHeader, encode_frame
 from orderchain.mark import ChainHead, Mark
 from orderchain.row_image import row_images
 from orderchain.seal import genesis_seal, next_seal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +13,9 @@ from orderchain.mark import Mark, Standing
 from orderchain.run import Run
 
 from .chains import Chain
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
 
 class MemorySource:

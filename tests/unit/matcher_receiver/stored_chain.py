@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from orderchain.batch import Batch
 from orderchain.topic import default_topic
 
 from .chains import Chain
+
+if TYPE_CHECKING:
+    from orderchain.batch import Batch
 
 PARTITION_IDS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,6 +11,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 from hypothesis import HealthCheck, example, given, settings
@@ -20,11 +21,13 @@ from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import RetryError
 from orderchain.event import Event
 from orderchain.frame import encode_frame
-from orderchain.mark import Mark
 
 from .chains import Chain
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
+
+if TYPE_CHECKING:
+    from orderchain.mark import Mark
 
 HEALED_SECONDS = 30.0
 """In so long after the last fault everything must have been delivered."""
@@ -170,7 +173,7 @@ class World:
                 self.is_slow = not self.is_slow
 
     def forged(self, nonce: bytes) -> list[bytes]:
-        """What the next frame would be, with rows that nobody committed, by an unknown publisher."""
+        """The next frame, with rows that nobody committed, of an unknown publisher."""
         head = self.chain.mark()
         other = Chain(self.chain.chain_id, self.chain.database_id, seed=99)
         other.batches = list(self.chain.batches)

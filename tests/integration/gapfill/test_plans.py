@@ -1,0 +1,54 @@
+"""A fill costs what is missing, however long the chain is: the plans say so."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from gapfill.connection import SESSION_SETTINGS
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .conftest import MakeStored
+
+PAGE_ROWS = 100
+SQL = load_sql("gapfill", "queries.sql")
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+READINGS: list[tuple[str, tuple[int, ...]]] = [
+    ("standing", (7, 2_500)),
+    ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000)),
+    ("page", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000)),
+    ("batch_at", (7, 2_500)),
+    ("place", (7,)),
+]
+
+
+@pytest.mark.parametrize("plan_cache_mode", ["force_generic_plan", "force_custom_plan"])
+async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
+    make_stored: MakeStored, admin: asyncpg.Connection, gap_dsn: str, plan_cache_mode: str
+) -> None:
+    stored = await make_stored([5] * 200)
+    await stored.commit(2_000)
+    await admin.execute("ANALYZE chain_event; ANALYZE chain_batch")
+    login = await asyncpg.connect(gap_dsn, timeout=10, server_settings=SESSION_SETTINGS)
+    await login.execute(f"SET plan_cache_mode = {plan_cache_mode}")
+    for name, values in READINGS:
+        (text,) = await login.fetchrow(f"EXPLAIN (ANALYZE, FORMAT JSON) {SQL[name]}", *values)
+        for node in nodes(json.loads(text)[0]["Plan"]):
+            table = str(node.get("Relation Name", ""))
+            if table.startswith(("chain_event", "chain_batch")):
+                assert "Index" in node["Node Type"], (name, values, node)
+                assert node["Actual Rows"] <= PAGE_ROWS + 1, (name, values, node)
+    await login.close(timeout=5)

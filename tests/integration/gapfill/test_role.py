@@ -1,0 +1,86 @@
+"""The role `gap_reader`, logged in as itself: it reads what a fill needs, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from .conftest import MakeStored
+
+REFUSED_ALWAYS = [
+    "INSERT INTO chain_event VALUES (7, 999, 998, 'k', 0, '')",
+    "UPDATE chain_event SET payload = ''",
+    "DELETE FROM chain_event",
+    "TRUNCATE chain_event",
+    "INSERT INTO chain_batch VALUES (7, 999, 999, 3, 1, 1, decode(repeat('00', 32), 'hex'), now())",
+    "UPDATE chain_batch SET seal = seal",
+    "DELETE FROM chain_batch",
+    "TRUNCATE chain_batch CASCADE",
+    "UPDATE chain_head SET last_id = 0",
+    "DELETE FROM chain_head",
+    "UPDATE schema_version SET version = 2",
+    "SELECT owner FROM chain_head",
+    "SELECT backend_pid FROM chain_head",
+    "SELECT * FROM chain_intake",
+    "SELECT * FROM chain_skip",
+    "SELECT * FROM receiver_checkpoint",
+    "INSERT INTO receiver_checkpoint VALUES (7, 'x', 0, 0, '', 0)",
+    "SELECT chain_create(8, decode(repeat('00', 32), 'hex'), 'topic', 0, 1000)",
+    "SELECT chain_event_extend(7, 10000000)",
+    "CREATE TABLE mine (x integer)",
+    "SELECT * FROM chain_event FOR UPDATE",
+    "LOCK TABLE chain_event IN SHARE MODE",
+    "SET ROLE orderchain_owner",
+    "SELECT pg_read_file('postgresql.conf')",
+]
+
+
+@pytest.fixture
+async def gap_login(gap_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """The role, with its own read-only default switched off, as it may."""
+    connection = await asyncpg.connect(gap_dsn, timeout=10)
+    await connection.execute("SET default_transaction_read_only = off")
+    yield connection
+    await connection.close(timeout=5)
+
+
+async def is_refused(login: asyncpg.Connection, statement: str) -> bool:
+    transaction = login.transaction()
+    await transaction.start()
+    try:
+        await login.execute(statement)
+    except asyncpg.InsufficientPrivilegeError:
+        return True
+    finally:
+        await transaction.rollback()
+    return False
+
+
+async def test_gap_reader_with_anything_but_a_fill_is_refused(
+    make_stored: MakeStored, gap_login: asyncpg.Connection
+) -> None:
+    await make_stored([3])
+    allowed = [text for text in REFUSED_ALWAYS if not await is_refused(gap_login, text)]
+    assert allowed == []
+
+
+async def test_gap_reader_by_default_is_read_only(gap_dsn: str) -> None:
+    connection = await asyncpg.connect(gap_dsn, timeout=10)
+    try:
+        assert await connection.fetchval("SHOW default_transaction_read_only") == "on"
+    finally:
+        await connection.close(timeout=5)
+
+
+async def test_gap_reader_reads_what_a_fill_needs(
+    make_stored: MakeStored, gap_login: asyncpg.Connection
+) -> None:
+    await make_stored([3])
+    for table in ("schema_version", "chain_batch", "chain_event"):
+        assert await gap_login.fetch(f"SELECT * FROM {table}")  # noqa: S608 - names of our own
+    assert await gap_login.fetchval("SELECT last_id FROM chain_head") > 0

@@ -1,0 +1,586 @@
+"""The receiver's shell over ports in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from matcher_receiver import Receiver, ReceiverConfig, State
+from orderchain.errors import (
+    CheckpointLost,
+    ConnectError,
+    ForkFound,
+    NotYetReadable,
+    PrimaryBehind,
+    RetryError,
+    RowsMissing,
+    SealMismatch,
+    SettingError,
+)
+from orderchain.frame import encode_frame
+from orderchain.run import Run
+
+from .chains import Chain, ids_of, make_chain
+from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
+from .virtual_time import run_virtual, virtual_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class Rig:
+    """A chain, its ports, and receivers over them."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.chain = make_chain(sizes)
+        self.frames = MemoryFrames()
+        self.source = MemorySource(self.chain)
+        self.checkpoints: MemoryCheckpoints | None = MemoryCheckpoints(self.chain.chain_id)
+        self.states: list[State] = []
+
+    def receiver(self, **settings: Any) -> Receiver:
+        return Receiver(
+            ReceiverConfig(chain_id=self.chain.chain_id, **settings),
+            self.frames,
+            self.source,
+            self.checkpoints,
+            virtual_clock(),
+            on_state=self.states.append,
+            random=Random(5),
+        )
+
+    def commit_and_publish(self, rows: int, slice_rows: int = 1_000) -> None:
+        self.frames.put(*self.chain.frames(self.chain.add(rows), slice_rows))
+
+
+async def take(receiver: Receiver, until_id: int) -> list[Run]:
+    runs: list[Run] = []
+    while not runs or runs[-1].last_id < until_id:
+        runs.append(await anext(receiver))
+    return runs
+
+
+def virtual(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test in virtual time."""
+
+    def run() -> None:
+        run_virtual(test())  # type: ignore[arg-type]
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+# -- where it starts and ends ---------------------------------------------------------------------
+
+
+@virtual
+async def test_receiver_with_no_checkpoint_begins_at_the_beginning_and_stores_its_place() -> None:
+    rig = Rig([4, 6])
+    async with rig.receiver() as receiver:
+        assert rig.checkpoints.stored == rig.chain.mark(0)
+        assert receiver.head_at_start == rig.chain.mark().id
+        assert receiver.state is State.CATCHING_UP
+        assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids
+        assert receiver.state is State.LIVE
+        assert receiver.live.is_set()
+    assert rig.states == [State.CATCHING_UP, State.LIVE]
+    assert rig.frames.is_closed
+    assert rig.source.is_closed
+    assert rig.checkpoints.is_closed
+
+
+@virtual
+async def test_receiver_with_a_checkpoint_goes_on_behind_it() -> None:
+    rig = Rig([4, 6])
+    inside = rig.chain.batches[1].events[2].id
+    rig.checkpoints.stored = rig.chain.mark(inside)
+    async with rig.receiver() as receiver:
+        runs = await take(receiver, rig.chain.mark().id)
+    assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > inside]
+
+
+@virtual
+async def test_receiver_with_a_start_of_the_callers_begins_there() -> None:
+    rig = Rig([4, 6])
+    rig.checkpoints = None
+    async with rig.receiver(start=rig.chain.mark(rig.chain.ids[3])) as receiver:
+        runs = await take(receiver, rig.chain.mark().id)
+        with pytest.raises(SettingError, match="checkpoints"):
+            await receiver.checkpoint(runs[0])
+    assert ids_of(runs) == rig.chain.ids[4:]
+
+
+@virtual
+async def test_receiver_to_head_at_start_ends_there_although_more_is_committed() -> None:
+    rig = Rig([4, 6])
+    ids = rig.chain.ids
+    async with rig.receiver(to_head_at_start=True) as receiver:
+        rig.commit_and_publish(5)
+        assert ids_of([run async for run in receiver]) == ids
+
+
+@virtual
+async def test_receiver_to_head_at_start_with_nothing_to_deliver_ends_at_once() -> None:
+    rig = Rig([])
+    async with rig.receiver(to_head_at_start=True) as receiver:
+        assert [run async for run in receiver] == []
+
+
+@virtual
+async def test_receiver_with_until_id_in_the_middle_of_a_page_cuts_it() -> None:
+    rig = Rig([4, 6])
+    until_id = rig.chain.ids[6]
+    async with rig.receiver(until_id=until_id) as receiver:
+        runs = [run async for run in receiver]
+    assert ids_of(runs) == rig.chain.ids[:7]
+    assert runs[-1].end == rig.chain.mark(until_id)
+    assert receiver.head_delivered == until_id
+
+
+@virtual
+async def test_receiver_with_until_id_in_the_middle_of_a_frame_cuts_it() -> None:
+    rig = Rig([])
+    async with rig.receiver(until_id=3) as receiver:
+        rig.commit_and_publish(8)
+        runs = [run async for run in receiver]
+    assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id <= 3]
+    assert runs[-1].end == rig.chain.mark(runs[-1].last_id)
+
+
+@virtual
+async def test_receiver_with_until_id_that_is_no_row_ends_before_it() -> None:
+    rig = Rig([3])
+    last_id = rig.chain.mark().id
+    rig.chain.add(3, skip=100)
+    async with rig.receiver(until_id=last_id + 50) as receiver:
+        runs = [run async for run in receiver]
+    assert ids_of(runs) == rig.chain.ids[:3]
+
+
+@virtual
+async def test_receiver_with_idle_seconds_ends_when_nothing_more_is_there() -> None:
+    rig = Rig([4])
+    async with rig.receiver(idle_seconds=5.0) as receiver:
+        began = virtual_clock().time()
+        runs = [run async for run in receiver]
+        assert 5.0 <= virtual_clock().time() - began <= 6.5
+    assert ids_of(runs) == rig.chain.ids
+
+
+@virtual
+async def test_receiver_with_idle_seconds_and_a_lost_tail_delivers_it_first() -> None:
+    rig = Rig([4])
+    async with rig.receiver(idle_seconds=5.0, poll_after_seconds=600.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        lost = rig.chain.add(3)
+        runs = [run async for run in receiver]
+    assert ids_of(runs) == [event.id for event in lost.events]
+
+
+@virtual
+async def test_stop_while_waiting_ends_at_once() -> None:
+    rig = Rig([4])
+    async with rig.receiver(poll_after_seconds=600.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        clock = virtual_clock()
+        clock.call_later(1.0, receiver.stop)
+        began = clock.time()
+        assert [run async for run in receiver] == []
+        assert clock.time() - began < 1.01
+
+
+@virtual
+async def test_stop_while_the_database_hangs_ends_at_once() -> None:
+    rig = Rig([40])
+    async with rig.receiver() as receiver:
+        rig.source.read_seconds = 600.0
+        clock = virtual_clock()
+        clock.call_later(1.0, receiver.stop)
+        began = clock.time()
+        assert [run async for run in receiver] == []
+        assert clock.time() - began < 1.01
+
+
+# -- live frames ----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_live_frames_of_a_known_leader_cost_no_read() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        reads = rig.source.reads
+        for _ in range(20):
+            rig.commit_and_publish(5, slice_rows=2)
+        await take(receiver, rig.chain.mark().id)
+        assert rig.source.reads == reads
+        stats = receiver.stats()
+    assert stats.rows_live == 100
+    assert stats.frames_live == 60
+    assert stats.gaps == 0
+
+
+@virtual
+async def test_new_leader_costs_one_read_and_no_gap() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        reads = rig.source.reads
+        rig.chain.take_over()
+        for _ in range(5):
+            rig.commit_and_publish(5)
+        await take(receiver, rig.chain.mark().id)
+        assert rig.source.reads == reads + 1
+        assert receiver.stats().gaps == 0
+
+
+@virtual
+async def test_flood_of_forged_frames_costs_few_reads_and_delivers_nothing() -> None:
+    rig = Rig([4])
+    async with rig.receiver(check_seconds=0.1) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        head, reads, began = rig.chain.mark().id, rig.source.reads, virtual_clock().time()
+        forged = Chain(seed=8)
+        forged.batches = list(rig.chain.batches)
+        forged.nonce = b"nobody knows me!"
+        rig.frames.put(*(forged.frames(forged.add(1))[0] for _ in range(1_000)))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 0.5)
+        assert receiver.head_delivered == head
+        assert rig.source.reads - reads <= 1 + (virtual_clock().time() - began) / 0.1
+        assert receiver.stats().dropped == {"nonce": 1_000}
+
+
+@virtual
+async def test_gap_is_filled_and_the_frame_that_showed_it_delivered_behind_it() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        after_id = receiver.head_delivered
+        lost = rig.chain.add(12)
+        rig.commit_and_publish(3)
+        runs = await take(receiver, rig.chain.mark().id)
+        assert ids_of(runs) == rig.chain.ids[4:]
+        (gap,) = receiver.gaps
+        assert (gap.after_id, gap.until_id, gap.cause, gap.source, gap.rows) == (
+            after_id,
+            lost.last_id,
+            "frame",
+            "primary",
+            12,
+        )
+        assert receiver.stats().rows_live == 3
+    assert rig.states[-2:] == [State.FILLING, State.LIVE]
+
+
+@virtual
+async def test_ledger_keeps_the_last_gaps_and_counts_all() -> None:
+    rig = Rig([1])
+    async with rig.receiver(gaps_kept=3) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        for _ in range(5):
+            rig.chain.add(2)
+            rig.commit_and_publish(1)
+            await take(receiver, rig.chain.mark().id)
+        assert len(receiver.gaps) == 3
+        assert receiver.stats().gaps == 5
+
+
+@virtual
+async def test_frames_that_arrive_while_a_fill_is_handed_out_are_delivered_after_it() -> None:
+    rig = Rig([1])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.add(20)
+        rig.commit_and_publish(3)
+        await anext(receiver)
+        rig.commit_and_publish(4)
+        await take(receiver, rig.chain.mark().id)
+        assert receiver.stats().rows_live == 7
+        assert receiver.stats().gaps == 1
+
+
+@virtual
+async def test_kafka_gone_delivery_goes_on_from_the_database_and_returns() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.frames.is_down = True
+        for _ in range(5):
+            rig.commit_and_publish(3)
+            began = virtual_clock().time()
+            await take(receiver, rig.chain.mark().id)
+            assert virtual_clock().time() - began <= 1.1
+        assert receiver.stats().broker_failures > 0
+        rig.frames.is_down = False
+        live = receiver.stats().rows_live
+        rig.commit_and_publish(3)
+        await take(receiver, rig.chain.mark().id)
+        assert receiver.stats().rows_live == live + 3
+
+
+@virtual
+async def test_useless_records_without_end_do_not_hide_a_lost_tail() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.add(3)
+
+        async def flood() -> None:
+            while True:
+                rig.frames.put(b"garbage")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.ensure_future(flood())
+        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 3.0)
+        task.cancel()
+
+
+# -- a database that is away, or behind -----------------------------------------------------------
+
+
+@virtual
+async def test_database_away_during_a_fill_is_waited_for() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        failures = iter([RetryError("lost"), ConnectError("database", "x", "y")] * 10)
+
+        def fail() -> None:
+            if (error := next(failures, None)) is not None:
+                raise error
+
+        rig.source.before_read = fail
+        rig.chain.add(30)
+        rig.commit_and_publish(3)
+        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 60.0)
+        assert receiver.stats().database_retries == 20
+
+
+@virtual
+async def test_database_away_does_not_stop_live_frames() -> None:
+    rig = Rig([4])
+
+    def fail() -> None:
+        raise RetryError("the database is down")
+
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.source.before_read = fail
+        rig.commit_and_publish(3)
+        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 1.0)
+
+
+@virtual
+async def test_database_away_at_the_start_is_told() -> None:
+    rig = Rig([4])
+
+    def fail() -> None:
+        raise ConnectError("database", "db", "a server")
+
+    rig.source.before_read = fail
+    with pytest.raises(ConnectError):
+        async with rig.receiver():
+            pass
+    assert rig.frames.is_closed
+
+
+@virtual
+async def test_standby_that_lags_is_waited_for_and_never_halts() -> None:
+    rig = Rig([4, 4, 4])
+    rig.source.is_primary = False
+    rig.source.lag_batches = 1
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.batches[1].last_id)
+        rig.commit_and_publish(2)
+        virtual_clock().call_later(10.0, lambda: setattr(rig.source, "lag_batches", 0))
+        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 15.0)
+        assert receiver.state is State.LIVE
+
+
+@virtual
+async def test_standby_that_never_gets_the_rows_ends_in_a_typed_error() -> None:
+    rig = Rig([4])
+    rig.source.is_primary = False
+    async with rig.receiver(standby_wait_seconds=5.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.add(6)
+        lost = list(rig.chain.batches)
+        await anext(receiver)
+
+        def lag() -> None:
+            rig.chain.batches[:] = lost[:1]
+            raise NotYetReadable(rig.chain.ids[-1], lost[1].last_id)
+
+        rig.source.before_read = lag
+        with pytest.raises(NotYetReadable):
+            await anext(receiver)
+
+
+@virtual
+async def test_rows_missing_in_the_database_are_told_and_never_skipped() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.commit_and_publish(4)
+        rig.chain.add(4)
+        await take(receiver, rig.chain.batches[1].last_id)
+        rig.chain.batches[2] = msgspec.structs.replace(rig.chain.batches[2], events=[])
+
+        def missing() -> None:
+            raise RowsMissing(rig.chain.chain_id, 1, 2)
+
+        for _ in range(2):
+            rig.source.before_read = missing
+            with pytest.raises(RowsMissing):
+                await anext(receiver)
+        assert receiver.head_delivered == rig.chain.batches[1].last_id
+
+
+# -- halting --------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_primary_behind_what_was_delivered_halts_for_good() -> None:
+    rig = Rig([4, 4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.batches.pop()
+        for _ in range(2):
+            with pytest.raises(PrimaryBehind):
+                await anext(receiver)
+        assert receiver.state is State.HALTED
+    assert rig.states[-1] is State.HALTED
+
+
+@virtual
+async def test_checkpoint_that_the_primary_contradicts_halts_at_the_start() -> None:
+    rig = Rig([4, 4])
+    rig.checkpoints.stored = msgspec.structs.replace(rig.chain.mark(), seal=b"\1" * 32)
+    with pytest.raises(SealMismatch):
+        async with rig.receiver():
+            pass
+
+
+@virtual
+async def test_fork_after_a_stale_standby_was_promoted_halts_at_the_new_leaders_frame() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.commit_and_publish(3)
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.batches.pop()
+        rig.chain.take_over()
+        rig.commit_and_publish(3)
+        rig.chain.add(2, skip=1_000)
+        with pytest.raises((ForkFound, SealMismatch)):
+            await anext(receiver)
+
+
+@virtual
+async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        header, events = rig.chain.headers(rig.chain.add(3))[0]
+        lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
+        rig.frames.put(encode_frame(lying, events))
+        rig.commit_and_publish(3)
+        await take(receiver, rig.chain.mark().id)
+        assert receiver.stats().dropped == {"seal": 1}
+        rig.commit_and_publish(3)
+        runs = await take(receiver, rig.chain.mark().id)
+        assert runs[-1].end == rig.chain.mark()
+
+
+# -- cancellation ---------------------------------------------------------------------------------
+
+
+@virtual
+async def test_cancelled_waits_lose_and_repeat_nothing() -> None:
+    rig = Rig([30])
+    rig.source.read_seconds = 0.05
+    random = Random(11)
+    ids: list[int] = []
+
+    async def write() -> None:
+        for number in range(60):
+            batch = rig.chain.add(4)
+            if number % 3:
+                rig.frames.put(*rig.chain.frames(batch, 3))
+            await asyncio.sleep(0.1)
+
+    async with rig.receiver() as receiver:
+        writer = asyncio.ensure_future(write())
+        while not writer.done() or ids[-1] < rig.chain.mark().id:
+            try:
+                run = await asyncio.wait_for(anext(receiver), random.uniform(0.001, 0.2))
+            except TimeoutError:
+                continue
+            ids += [event.id for event in run.events]
+    assert ids == rig.chain.ids
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_checkpoint_may_cover_several_runs() -> None:
+    rig = Rig([20])
+    async with rig.receiver() as receiver:
+        runs = await take(receiver, rig.chain.mark().id)
+        assert len(runs) == 4
+        await receiver.checkpoint(runs[1])
+        await receiver.checkpoint(runs[3])
+        await receiver.checkpoint(runs[2])  # covered already
+    assert rig.checkpoints.stored == rig.chain.mark()
+
+
+@virtual
+async def test_checkpoint_of_a_second_receiver_of_the_name_is_refused() -> None:
+    rig = Rig([20])
+    async with rig.receiver() as first, rig.receiver() as second:
+        mine, theirs = await anext(first), await anext(second)
+        await first.checkpoint(mine)
+        with pytest.raises(CheckpointLost):
+            await second.checkpoint(theirs)
+
+
+@virtual
+async def test_checkpoint_before_the_run_was_handed_on_is_refused() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        run = await anext(receiver)
+        later = Run(
+            chain_id=run.chain_id,
+            events=run.events,
+            end=msgspec.structs.replace(run.end, id=run.end.id + 1),
+        )
+        with pytest.raises(SettingError):
+            await receiver.checkpoint(later)
+
+
+@virtual
+async def test_checkpoint_in_a_transaction_that_was_rolled_back_is_made_again() -> None:
+    rig = Rig([20])
+    async with rig.receiver() as receiver:
+        run = await anext(receiver)
+        before = rig.checkpoints.stored
+        await receiver.checkpoint(run, connection=object())
+        rig.checkpoints.stored = before  # the caller rolled back
+        await receiver.checkpoint(run, connection=object())
+        assert rig.checkpoints.stored == run.end
+        after = await anext(receiver)
+        await receiver.checkpoint(after, connection=object())
+        assert rig.checkpoints.stored == after.end
+
+
+@virtual
+async def test_receiver_that_was_not_started_says_so() -> None:
+    rig = Rig([4])
+    with pytest.raises(SettingError, match="not started"):
+        await anext(rig.receiver())
