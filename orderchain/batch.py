@@ -46,6 +46,18 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     """Running digest of what was read up to `position`; empty where the source needs none."""
 
 
+class LeaseSight(Struct, frozen=True, kw_only=True):
+    """What a look at the lease shows. Two equal sights mean that nobody said that it lives."""
+
+    epoch: int
+    nonce: bytes
+    counter: int
+    """Raised by the leader at a steady pace."""
+    released: bool
+    """Whether the leader handed over, or there never was one."""
+    owner: str
+
+
 class Term(Struct, frozen=True, kw_only=True):
     """What a leader holds after its take-over: its epoch, and where the chain stood.
 

@@ -13,6 +13,7 @@ OrderchainError
 │   └── DurabilityError       the database may lose what it has acknowledged
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
+│   ├── ChainLed              another process leads the chain, and is alive
 │   ├── NotYetReadable        a standby has not replayed the range yet
 │   └── SourceBroken          a source broke off, or changed, while it was being verified
 ├── StoppedError          this object works no more; open a new one
@@ -105,6 +106,17 @@ class RetryError(OrderchainError):
 
 class QueueFull(RetryError):
     """The queue of a sequencer is full; `submit` would have waited."""
+
+
+class ChainLed(RetryError):
+    """Another process leads the chain and is alive; `owner` is the name that it gave."""
+
+    def __init__(self, chain_id: int, owner: str) -> None:
+        super().__init__(
+            f"chain {chain_id} is led by {owner}, which is alive (start as a standby to wait)"
+        )
+        self.chain_id = chain_id
+        self.owner = owner
 
 
 class NotYetReadable(RetryError):

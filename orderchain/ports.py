@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from orderchain.batch import Batch, IntakeMark, Term
+    from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
     from orderchain.mark import Mark, Standing
     from orderchain.run import Run
 
@@ -19,11 +19,25 @@ if TYPE_CHECKING:
 class ChainStore(Protocol):
     """The sequencer's side of the database, for one chain."""
 
-    async def take_over(self, owner: str) -> Term:
+    async def look(self) -> LeaseSight:
+        """Return who leads, and how often that leader has said that it lives.
+
+        Raises ChainMissing, SchemaError, DurabilityError, ConnectError, RetryError.
+        """
+        ...
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch, end the old leader's backend, and return the new term.
 
-        Raises ChainMissing, SchemaError, DurabilityError, ConnectError; Fenced when another
-        process raised the epoch at the same moment.
+        By compare-and-set on epoch, nonce and counter of `seen`: whoever else moved one of them
+        was faster, or is alive. Raises Fenced then; else as `look`.
+        """
+        ...
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise the epoch on a new connection, the chain being led by `held` still.
+
+        Raises Fenced when it is not: what was led by another since is never taken back.
         """
         ...
 
@@ -34,7 +48,7 @@ class ChainStore(Protocol):
 
         Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
         answer was lost, RetryError when surely nothing was committed. After the last two the
-        connection is gone: the next call must be `take_over`.
+        connection is gone: the next call must be `take_over_again`.
         """
         ...
 
@@ -70,6 +84,22 @@ class ChainStore(Protocol):
 
     async def close(self) -> None:
         """Close the connections; never raises, never waits beyond its deadline."""
+        ...
+
+
+class Lease(Protocol):
+    """How the leader says that it lives, over a connection that no commit holds up."""
+
+    async def renew(self, term: Term) -> None:
+        """Raise the counter. Raises Fenced when `term` leads no more, else RetryError."""
+        ...
+
+    async def release(self, term: Term) -> None:
+        """Hand over: a standby need not wait. Raises as `renew`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection; never raises, never waits beyond its deadline."""
         ...
 
 

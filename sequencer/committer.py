@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orderchain.ports import ChainStore
     from sequencer.batcher import Entry
     from sequencer.config import SequencerConfig
+    from sequencer.leadership import Leadership
     from sequencer.publisher import Publisher
 
 _log = logging.getLogger(__name__)
@@ -51,25 +52,26 @@ class Assembled:
 
 
 class Committer:
-    """Leads a chain: takes over, commits, and takes over again when an outcome is not known.
+    """Commits for a leader, and raises its epoch when an outcome is not known.
 
     The three outcomes of a commit are handled in one place, `_commit_until_known`: done is
     answered, not done is tried again, and unknown is first made known. That takes a new epoch: as
     long as the old transaction may still land, reading back sees nothing and proves nothing.
     """
 
-    def __init__(self, config: SequencerConfig, store: ChainStore, clock: Clock) -> None:
+    def __init__(
+        self, config: SequencerConfig, store: ChainStore, leadership: Leadership, clock: Clock
+    ) -> None:
         self._config = config
         self._store = store
+        self._leadership = leadership
         self._clock = clock
         self._core: SequencerCore | None = None
         self._publisher: Publisher | None = None
         # Invariant: never falls, and no primary that we lead may stand below it.
         self._acknowledged_id = 0
-        self.term: Term | None = None
         self.rows = 0
         self.batches = 0
-        self.take_overs = 0
         self.unknown_outcomes = 0
 
     @property
@@ -77,18 +79,14 @@ class Committer:
         """The last id that is known to be committed."""
         return self._acknowledged_id
 
-    async def take_over(self) -> Term:
-        """Become the leader. Raises as `ChainStore.take_over`, and PrimaryBehind."""
-        term = await self._store.take_over(self._config.owner)
-        self.take_overs += 1
+    def lead(self, term: Term) -> None:
+        """Go on from where `term` found the chain. Raises PrimaryBehind."""
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
-        self.term = term
         self._acknowledged_id = term.last_id
         self._core = SequencerCore(term, takeover_skip_ids=self._config.takeover_skip_ids)
         if self._publisher is not None:
             self._publisher.lead(term)
-        return term
 
     def publish_to(self, publisher: Publisher) -> None:
         """Offer every committed batch to `publisher` from now on."""
@@ -169,7 +167,7 @@ class Committer:
             if self._clock.monotonic_ns() >= deadline_ns:
                 raise cause
             try:
-                await self.take_over()
+                self.lead(await self._leadership.renew_term())
             except (RetryError, ConnectError) as error:
                 _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
                 await asyncio.sleep(pause)

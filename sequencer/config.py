@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from orderchain.dsn import mask_dsn
+from orderchain.errors import SettingError
 from orderchain.limits import (
     BATCH_ROWS_MAX,
     CHAIN_ID_MAX,
@@ -50,8 +51,14 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Idle time before the head is published again. It bounds how long a lost last frame hides."""
 
     connect_seconds: Seconds = 10.0
-    commit_seconds: Annotated[float, Meta(gt=0, le=COMMIT_SECONDS_MAX)] = 10.0
-    """Deadline of one commit; past it the connection is given up and the outcome read back."""
+    lease_seconds: Seconds = 5.0
+    """How long the leader's counter must stand still, by a standby's own clock, before it takes
+    over. It decides only who tries; a leader that was merely slow is fenced, not doubled."""
+    standby: bool = False
+    """Wait for as long as another leader lives, instead of giving up."""
+    commit_seconds: Annotated[float, Meta(gt=0, le=COMMIT_SECONDS_MAX)] = 4.0
+    """Deadline of one commit, below `lease_seconds`; past it the connection is given up and the
+    outcome read back, before a standby tries."""
     publish_seconds: Seconds = 10.0
     """Deadline of one send; past it the producer is thrown away and the frames are sent again."""
     recover_seconds: Seconds = 60.0
@@ -64,6 +71,13 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     have given out is never given out again: more than was in flight to any standby."""
     unsafe_durability: bool = False
     """Start on a database that may lose acknowledged rows. For throw-away data only."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where two settings contradict each other."""
+        if self.commit_seconds >= self.lease_seconds:
+            raise SettingError(
+                "commit_seconds", self.commit_seconds, f"below lease_seconds, {self.lease_seconds}"
+            )
 
     def __repr__(self) -> str:
         """Show the settings without the password."""

@@ -8,13 +8,23 @@ SELECT current_setting('fsync') AS fsync,
        current_setting('full_page_writes') AS full_page_writes,
        current_setting('synchronous_commit') AS synchronous_commit
 
--- head: the head row as it is now
-SELECT epoch, nonce, backend_pid, backend_start, last_id FROM chain_head WHERE chain_id = $1
+-- look: who leads, and the counter of its lease
+SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
+  FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
+ WHERE chain_id = $1
 
--- end_backend: end the old leader's backend, which a pause in mid COPY would let block us for ever
-SELECT pg_terminate_backend(pid, $3)
-  FROM pg_stat_activity
- WHERE pid = $1 AND backend_start = $2 AND pid <> pg_backend_pid()
+-- end_backend: end the old leader's backend, which a pause in mid COPY would let block us for ever;
+-- only while epoch, nonce and lease are as they were seen: whoever leads since is left in peace, and
+-- so is a backend that waits for a synchronous standby, which has committed already
+SELECT pg_terminate_backend(activity.pid, $5)
+  FROM chain_head AS head
+  JOIN chain_lease AS lease USING (chain_id)
+  JOIN pg_stat_activity AS activity
+    ON activity.pid = head.backend_pid AND activity.backend_start = head.backend_start
+ WHERE head.chain_id = $1 AND head.epoch = $2 AND head.nonce = $3
+   AND ($4::bigint IS NULL OR lease.counter = $4)
+   AND activity.pid <> pg_backend_pid()
+   AND activity.wait_event IS DISTINCT FROM 'SyncRep'
 
 -- take_over: raise the epoch, by compare-and-set on what was seen
 UPDATE chain_head
@@ -22,6 +32,19 @@ UPDATE chain_head
        backend_start = (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
  WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
 RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids
+
+-- take_lease: begin the new term's lease; $2 is the counter that was seen, null for our own lease
+UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
+ WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
+RETURNING counter
+
+-- renew_lease: say that the leader of epoch $2 lives
+UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2 RETURNING counter
+
+-- release_lease: say that the leader of epoch $2 is about to go
+UPDATE chain_lease SET counter = counter + 1, released = true
+ WHERE chain_id = $1 AND epoch = $2
+RETURNING counter
 
 -- last_committed_at: when the batch that ends at $2 was committed
 SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2

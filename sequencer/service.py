@@ -12,18 +12,20 @@ from orderchain.errors import OrderchainError, OrderError, RetryError, StoppedEr
 from sequencer.batcher import Batcher, Entry
 from sequencer.committer import Committer
 from sequencer.kafka_sink import KafkaFrameSink
+from sequencer.leadership import Leadership
+from sequencer.lease import PostgresLease
 from sequencer.order import Ack, Order, check_orders
 from sequencer.publisher import Publisher
 from sequencer.stats import SequencerStats
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
     from orderchain.batch import Batch, IntakeMark
     from orderchain.clock import Clock
-    from orderchain.ports import ChainStore, FrameSink
+    from orderchain.ports import ChainStore, FrameSink, Lease
     from sequencer.committer import Assembled
     from sequencer.config import SequencerConfig
 
@@ -33,38 +35,53 @@ _log = logging.getLogger(__name__)
 def open_sequencer(config: SequencerConfig) -> Sequencer:
     """Return a sequencer over the PostgreSQL and the Kafka of `config`, to be entered."""
     return Sequencer(
-        config, store=PostgresChainStore(config), sink=KafkaFrameSink(config), clock=SystemClock()
+        config,
+        store=PostgresChainStore(config),
+        lease=PostgresLease(config),
+        sink=KafkaFrameSink(config),
+        clock=SystemClock(),
     )
 
 
 class Sequencer:
     """Leads one chain: `async with open_sequencer(config) as sequencer: await sequencer.submit()`.
 
-    Entering takes the chain over, whoever led it, and publishes again what may not have been
-    published. Leaving commits what was accepted, publishes it within a deadline, and closes.
+    Entering takes the chain over once no other leader lives, and publishes again what may not have
+    been published. Leaving commits what was accepted, publishes it within a deadline, and hands
+    over.
     """
 
     def __init__(
-        self, config: SequencerConfig, *, store: ChainStore, sink: FrameSink, clock: Clock
+        self,
+        config: SequencerConfig,
+        *,
+        store: ChainStore,
+        lease: Lease,
+        sink: FrameSink,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._store = store
+        self._lease = lease
         self._sink = sink
         self._batcher = Batcher(
             rows_max=config.batch_rows_max,
             bytes_max=config.batch_bytes_max,
             queue_bytes_max=config.queue_bytes_max,
         )
-        self._committer = Committer(config, store, clock)
+        self._leadership = Leadership(config, store, lease, clock)
+        self._committer = Committer(config, store, self._leadership, clock)
         self._publisher: Publisher | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
         self._is_open = False
+        self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Take over and start. Raises as `ChainStore.take_over` and `FrameSink.start`."""
+        """Take over and start. Raises as `Leadership.acquire` and `FrameSink.start`."""
         try:
-            term = await self._committer.take_over()
+            term = await self._leadership.acquire()
+            self._committer.lead(term)
             await self._sink.start(term.topic, term.partition)
             self._publisher = Publisher(self._config, self._store, self._sink, term)
             await self._publish_tail(self._publisher, term.published_id, term.last_id)
@@ -74,7 +91,8 @@ class Sequencer:
         self._committer.publish_to(self._publisher)
         self._tasks = [
             asyncio.create_task(self._commit_all(), name="orderchain commits"),
-            asyncio.create_task(self._publish_all(self._publisher), name="orderchain publisher"),
+            asyncio.create_task(self._run(self._publisher.run()), name="orderchain publisher"),
+            asyncio.create_task(self._run(self._leadership.keep()), name="orderchain lease"),
         ]
         self._is_open = True
         return self
@@ -94,6 +112,7 @@ class Sequencer:
                     await self._drain()
         finally:
             await self._close()
+            self._stopped.set()
         if self._failure is not None and kind is None:
             raise self._failure
 
@@ -140,12 +159,18 @@ class Sequencer:
         """Return how far the intake `source` was read, None if never."""
         return await self._store.intake(source)
 
+    async def until_stopped(self) -> None:
+        """Wait until this process leads no more; raises why, unless it was closed."""
+        await self._stopped.wait()
+        if self._failure is not None:
+            raise self._failure
+
     def stats(self) -> SequencerStats:
         """Return a look at this instant."""
         committer, publisher, batcher = self._committer, self._publisher, self._batcher
         return SequencerStats(
             chain_id=self._config.chain_id,
-            epoch=committer.term.epoch if committer.term else 0,
+            epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
             head_published=publisher.published_id if publisher else 0,
             rows=committer.rows,
@@ -156,7 +181,7 @@ class Sequencer:
             frames=publisher.frames_sent if publisher else 0,
             heartbeats=publisher.heartbeats_sent if publisher else 0,
             send_failures=publisher.send_failures if publisher else 0,
-            take_overs=committer.take_overs,
+            take_overs=self._leadership.take_overs,
             unknown_outcomes=committer.unknown_outcomes,
         )
 
@@ -205,9 +230,10 @@ class Sequencer:
         entries = await self._batcher.next_batch()
         return self._committer.assemble(entries) if entries else None
 
-    async def _publish_all(self, publisher: Publisher) -> None:
+    async def _run(self, work: Coroutine[object, object, None]) -> None:
+        """Do `work` until cancelled; what it raises ends the leadership."""
         try:
-            await publisher.run()
+            await work
         except OrderchainError as error:
             self._fail(error)
             raise
@@ -220,10 +246,11 @@ class Sequencer:
             )
             _log.error("chain %d: %s", self._config.chain_id, self._failure)
         self._batcher.fail(self._failure)
+        self._stopped.set()
 
     async def _drain(self) -> None:
         """Commit what is queued, publish it, and store how far that went."""
-        commits, publishing = self._tasks
+        commits, publishing, _ = self._tasks
         await asyncio.wait([commits])
         if self._failure is None and self._publisher is not None:
             published = asyncio.ensure_future(self._publisher.drain())
@@ -231,10 +258,12 @@ class Sequencer:
             published.cancel()
             with suppress(OrderchainError):
                 await self._store.mark_published(self._publisher.published_id)
+            await self._leadership.hand_over()
 
     async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sink.close()
+        await self._lease.close()
         await self._store.close()

@@ -6,11 +6,12 @@ import asyncio
 import os
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import asyncpg
 
-from orderchain.batch import Batch, IntakeMark, Term
+from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
 from orderchain.errors import (
     ChainMissing,
     DurabilityError,
@@ -65,8 +66,8 @@ _CONNECTION_ERRORS: Final = (
 class PostgresChainStore:
     """The primary, for one chain, over one direct connection; see `orderchain.ports.ChainStore`.
 
-    After an error in a commit the connection is gone, and `take_over` makes a new one: only the
-    epoch that it raises tells for sure what became of the old transaction.
+    After an error in a commit the connection is gone, and `take_over_again` makes a new one: only
+    the epoch that it raises tells for sure what became of the old transaction.
     """
 
     def __init__(self, config: SequencerConfig) -> None:
@@ -74,24 +75,35 @@ class PostgresChainStore:
         self._connection: asyncpg.Connection | None = None
         self._term: Term | None = None
         self._extended_until = -1
+        self._database_id = UUID(int=0)
         # The publisher notes what it skips over the same connection, between two commits.
         self._lock = asyncio.Lock()
 
-    async def take_over(self, owner: str) -> Term:
-        """Raise the epoch on a new connection; see `orderchain.ports.ChainStore.take_over`."""
+    async def look(self) -> LeaseSight:
+        """Return who leads; see `orderchain.ports.ChainStore.look`."""
+        if self._connection is None:
+            connection = await self._connect()
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    self._database_id = await self._check(connection)
+            except BaseException as error:
+                raise self._given_up(connection, error) from error
+            self._connection = connection
+        row = await self._fetch_row("look", self._config.chain_id)
+        if row is None:
+            raise ChainMissing(self._config.chain_id)
+        return LeaseSight(**row)
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+        """Raise the epoch over what was seen; see `orderchain.ports.ChainStore.take_over`."""
+        await self.look()
+        return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
         await self.close()
-        connection = await self._connect()
-        try:
-            async with asyncio.timeout(self._config.commit_seconds):
-                self._term = await self._raise_epoch(connection, owner)
-        except BaseException as error:
-            connection.terminate()
-            if isinstance(error, _CONNECTION_ERRORS):
-                raise schema_refusal(error) or RetryError(f"take-over: {error}") from error
-            raise
-        self._connection = connection
-        self._extended_until = -1
-        return self._term
+        await self.look()
+        return await self._raise_epoch(owner, held.epoch, held.nonce, None)
 
     async def commit(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
@@ -188,36 +200,58 @@ class PostgresChainStore:
         except (*_CONNECTION_ERRORS, ValueError) as error:
             raise connect_refusal(error, self._config.database) from error
 
-    async def _raise_epoch(self, connection: asyncpg.Connection, owner: str) -> Term:
-        """Check schema and durability, end the old leader, and draw epoch and nonce."""
-        chain_id = self._config.chain_id
-        database_id = await self._check_schema(connection)
+    async def _check(self, connection: asyncpg.Connection) -> UUID:
+        """Return the database id. Raises SchemaError, DurabilityError."""
+        row = await connection.fetchrow(_SQL["schema_version"])
+        if row is None or row["version"] != SCHEMA_VERSION:
+            raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
         if not self._config.unsafe_durability:
             await _check_durability(connection)
-        seen = await connection.fetchrow(_SQL["head"], chain_id)
-        if seen is None:
-            raise ChainMissing(chain_id)
-        if seen["backend_pid"] is not None:
-            await connection.execute(
-                _SQL["end_backend"], seen["backend_pid"], seen["backend_start"], _TERMINATE_MS
-            )
+        database_id: UUID = row["database_id"]
+        return database_id
+
+    async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
+        """End the old leader's backend, and draw epoch and nonce by compare-and-set on the rest."""
+        connection = self._connection
+        if connection is None:
+            raise RetryError(_GIVEN_UP)
+        try:
+            async with self._lock, asyncio.timeout(self._config.commit_seconds):
+                seen = (self._config.chain_id, epoch, nonce)
+                await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
+                async with connection.transaction():
+                    term = await self._raise_epoch_in(connection, owner, seen, counter)
+        except BaseException as error:
+            self._connection = None
+            raise self._given_up(connection, error) from error
+        self._term = term
+        self._extended_until = -1
+        return term
+
+    async def _raise_epoch_in(
+        self,
+        connection: asyncpg.Connection,
+        owner: str,
+        seen: tuple[int, int, bytes],
+        counter: int | None,
+    ) -> Term:
+        chain_id, epoch, _ = seen
         nonce = os.urandom(NONCE_BYTES)
-        async with connection.transaction():
-            head = await connection.fetchrow(
-                _SQL["take_over"], chain_id, seen["epoch"], seen["nonce"], nonce, owner
-            )
-            if head is None:
-                raise Fenced(chain_id, seen["epoch"] + 1)
-            committed_at = await connection.fetchval(
-                _SQL["last_committed_at"], chain_id, head["last_id"]
-            )
+        head = await connection.fetchrow(_SQL["take_over"], *seen, nonce, owner)
+        if head is None:
+            raise Fenced(chain_id, epoch)
+        if await connection.fetchval(_SQL["take_lease"], chain_id, counter, head["epoch"]) is None:
+            raise Fenced(chain_id, epoch)
+        committed_at = await connection.fetchval(
+            _SQL["last_committed_at"], chain_id, head["last_id"]
+        )
         if committed_at is None:
             raise OrderchainError(
                 f"chain {chain_id}: the head stands at {head['last_id']}, where no batch ends"
             )
         return Term(
             chain_id=chain_id,
-            database_id=database_id,
+            database_id=self._database_id,
             epoch=head["epoch"],
             nonce=nonce,
             last_id=head["last_id"],
@@ -229,12 +263,12 @@ class PostgresChainStore:
             partition_ids=head["partition_ids"],
         )
 
-    async def _check_schema(self, connection: asyncpg.Connection) -> Any:  # noqa: ANN401
-        """Return the database id. Raises SchemaError."""
-        row = await connection.fetchrow(_SQL["schema_version"])
-        if row is None or row["version"] != SCHEMA_VERSION:
-            raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
-        return row["database_id"]
+    def _given_up(self, connection: asyncpg.Connection, error: BaseException) -> BaseException:
+        """Give `connection` up, and return what to raise for `error`."""
+        connection.terminate()
+        if isinstance(error, _CONNECTION_ERRORS):
+            return schema_refusal(error) or _failure("take-over", error)
+        return error
 
     async def _extend(self, connection: asyncpg.Connection, batch: Batch) -> None:
         """Make room for `batch` and two partitions more, once for each partition reached."""

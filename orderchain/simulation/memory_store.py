@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from orderchain.batch import Batch, IntakeMark, Term
+from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
 from orderchain.seal import genesis_seal
 
@@ -33,6 +33,9 @@ class MemoryChain:
         self.partition_ids = partition_ids
         self.epoch = 0
         self.nonce = b""
+        self.owner = ""
+        self.lease_counter = 0
+        self.lease_released = True
         self.batches: list[Batch] = []
         self.published_id = 0
         self.intake: dict[str, IntakeMark] = {}
@@ -98,13 +101,37 @@ class MemoryChainStore:
         self._chain_id = chain_id
         self._term: Term | None = None
 
-    async def take_over(self, owner: str) -> Term:
+    async def look(self) -> LeaseSight:
+        """Return who leads; see `orderchain.ports.ChainStore.look`."""
+        chain = self._chain()
+        return LeaseSight(
+            epoch=chain.epoch,
+            nonce=chain.nonce,
+            counter=chain.lease_counter,
+            released=chain.lease_released,
+            owner=chain.owner,
+        )
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
-        self._term = None
+        if await self.look() != seen:
+            raise Fenced(self._chain_id, seen.epoch)
+        return self._raise_epoch(owner)
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
+        if self._chain().nonce != held.nonce:
+            raise Fenced(self._chain_id, held.epoch)
+        return self._raise_epoch(owner)
+
+    def _raise_epoch(self, owner: str) -> Term:
         chain = self._chain()
         chain.settle()
         chain.epoch += 1
         chain.nonce = self.database.draw_nonce()
+        chain.owner = owner
+        chain.lease_counter += 1
+        chain.lease_released = False
         self._term = Term(
             chain_id=chain.chain_id,
             database_id=chain.database_id,
@@ -114,7 +141,7 @@ class MemoryChainStore:
             last_seal=chain.last_seal,
             last_committed_at_us=chain.batches[-1].committed_at_us if chain.batches else 0,
             published_id=chain.published_id,
-            topic=f"{owner}.{chain.chain_id}",
+            topic=f"orders.{chain.chain_id}",
             partition=0,
             partition_ids=chain.partition_ids,
         )
@@ -199,4 +226,33 @@ class MemoryChainStore:
         chain = self._leading()
         if self._term is None or chain.nonce != self._term.nonce:
             raise Fenced(self._chain_id, chain.epoch)
+        return chain
+
+
+class MemoryLease:
+    """One process's hold on a chain's lease; implements `orderchain.ports.Lease`."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
+        self._database = database
+        self._chain_id = chain_id
+
+    async def renew(self, term: Term) -> None:
+        """Raise the counter; see `orderchain.ports.Lease.renew`."""
+        self._held(term).lease_counter += 1
+
+    async def release(self, term: Term) -> None:
+        """Hand over; see `orderchain.ports.Lease.release`."""
+        chain = self._held(term)
+        chain.lease_counter += 1
+        chain.lease_released = True
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _held(self, term: Term) -> MemoryChain:
+        if self._database.is_away:
+            raise RetryError("the database is away")
+        chain = self._database.chains[self._chain_id]
+        if chain.epoch != term.epoch:
+            raise Fenced(self._chain_id, term.epoch)
         return chain

@@ -12,25 +12,28 @@ from orderchain.batch import IntakeMark, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.roles import SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
-from orderchain.simulation.memory_store import MemoryChainStore, MemoryDatabase
+from orderchain.simulation.memory_store import MemoryChainStore, MemoryDatabase, MemoryLease
 from sequencer.config import SequencerConfig
 from sequencer.core import SequencerCore
+from sequencer.lease import PostgresLease
 from sequencer.order import Order
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch
-    from orderchain.ports import ChainStore
+    from orderchain.ports import ChainStore, Lease
 
 OpenStore = Callable[..., "ChainStore"]
+OpenLease = Callable[[], "Lease"]
 
 WALL_NS = 1_700_000_000_000_000_000
 
 
-def memory_stores() -> OpenStore:
+@pytest.fixture
+def memory() -> MemoryDatabase:
     database = MemoryDatabase()
     database.create(1)
-    return lambda chain_id=1: MemoryChainStore(database, chain_id)
+    return database
 
 
 async def make_chain_in_postgres(database: str) -> None:
@@ -45,23 +48,45 @@ async def make_chain_in_postgres(database: str) -> None:
 
 
 @pytest.fixture(params=["memory", "postgres"])
-async def open_store(request: pytest.FixtureRequest) -> AsyncIterator[OpenStore]:
+async def open_store(
+    request: pytest.FixtureRequest, memory: MemoryDatabase
+) -> AsyncIterator[OpenStore]:
     """Open stores of one database, each as a process of its own would."""
     if request.param == "memory":
-        yield memory_stores()
+        yield lambda chain_id=1: MemoryChainStore(memory, chain_id)
         return
     await make_chain_in_postgres(request.getfixturevalue("database"))
     dsn = request.getfixturevalue("role_dsn")(SEQUENCER_WRITER)
     opened: list[PostgresChainStore] = []
 
     def open_one(chain_id: int = 1) -> ChainStore:
-        config = SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
-        opened.append(PostgresChainStore(config))
+        opened.append(PostgresChainStore(config_for(dsn, chain_id)))
         return opened[-1]
 
     yield open_one
     for store in opened:
         await store.close()
+
+
+@pytest.fixture
+async def open_lease(
+    request: pytest.FixtureRequest, open_store: OpenStore, memory: MemoryDatabase
+) -> AsyncIterator[OpenLease]:
+    """Open leases of the same database."""
+    if isinstance(open_store(), MemoryChainStore):
+        yield lambda: MemoryLease(memory, 1)
+        return
+    lease = PostgresLease(config_for(request.getfixturevalue("role_dsn")(SEQUENCER_WRITER)))
+    yield lambda: lease
+    await lease.close()
+
+
+def config_for(dsn: str, chain_id: int = 1) -> SequencerConfig:
+    return SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
+
+
+async def take_over(store: ChainStore, owner: str) -> Term:
+    return await store.take_over(owner, await store.look())
 
 
 def next_batch(term: Term, core: SequencerCore | None = None, count: int = 3) -> Batch:
@@ -72,30 +97,30 @@ def next_batch(term: Term, core: SequencerCore | None = None, count: int = 3) ->
 async def test_take_over_with_an_untouched_chain_stands_at_its_genesis(
     open_store: OpenStore,
 ) -> None:
-    term = await open_store().take_over("me")
+    term = await take_over(open_store(), "me")
     assert (term.epoch, term.last_id, term.published_id) == (1, 0, 0)
     assert term.last_seal == genesis_seal(term.database_id, 1)
 
 
 async def test_take_over_of_a_chain_that_is_not_there_is_refused(open_store: OpenStore) -> None:
     with pytest.raises(ChainMissing):
-        await open_store(chain_id=9).take_over("me")
+        await take_over(open_store(chain_id=9), "me")
 
 
 async def test_take_over_again_raises_the_epoch_and_draws_another_nonce(
     open_store: OpenStore,
 ) -> None:
-    first = await open_store().take_over("me")
-    second = await open_store().take_over("you")
+    first = await take_over(open_store(), "me")
+    second = await take_over(open_store(), "you")
     assert second.epoch == first.epoch + 1
     assert second.nonce != first.nonce
 
 
 async def test_commit_moves_the_head_for_the_next_leader(open_store: OpenStore) -> None:
     store = open_store()
-    batch = next_batch(await store.take_over("me"))
+    batch = next_batch(await take_over(store, "me"))
     await store.commit(batch, published_id=0)
-    term = await open_store().take_over("you")
+    term = await take_over(open_store(), "you")
     assert (term.last_id, term.last_seal) == (batch.last_id, batch.seal)
     assert term.last_committed_at_us == batch.committed_at_us
 
@@ -104,8 +129,8 @@ async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
     open_store: OpenStore,
 ) -> None:
     old, new = open_store(), open_store()
-    batch = next_batch(await old.take_over("old"))
-    term = await new.take_over("new")
+    batch = next_batch(await take_over(old, "old"))
+    term = await take_over(new, "new")
     with pytest.raises((Fenced, RetryError)):
         await old.commit(batch, published_id=0)
     assert not await new.has_committed(batch)
@@ -115,7 +140,7 @@ async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
 
 async def test_commit_behind_the_wrong_parent_is_fenced(open_store: OpenStore) -> None:
     store = open_store()
-    term = await store.take_over("me")
+    term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     next_batch(term, core)  # never committed
     with pytest.raises(Fenced):
@@ -124,7 +149,7 @@ async def test_commit_behind_the_wrong_parent_is_fenced(open_store: OpenStore) -
 
 async def test_batches_come_back_as_they_were_committed(open_store: OpenStore) -> None:
     store = open_store()
-    term = await store.take_over("me")
+    term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = [next_batch(term, core, count) for count in (3, 1, 5)]
     for batch in batches:
@@ -141,7 +166,7 @@ async def test_has_committed_with_the_same_parent_and_other_content_says_no(
     open_store: OpenStore,
 ) -> None:
     store = open_store()
-    term = await store.take_over("me")
+    term = await take_over(store, "me")
     stored = next_batch(term, count=3)
     await store.commit(stored, published_id=0)
     assert not await store.has_committed(next_batch(term, count=2))
@@ -149,26 +174,26 @@ async def test_has_committed_with_the_same_parent_and_other_content_says_no(
 
 async def test_published_mark_rides_along_and_never_falls(open_store: OpenStore) -> None:
     store = open_store()
-    term = await store.take_over("me")
+    term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = next_batch(term, core), next_batch(term, core)
     await store.commit(first, published_id=0)
     await store.commit(second, published_id=first.last_id)
     await store.mark_published(0)
-    assert (await open_store().take_over("you")).published_id == first.last_id
+    assert (await take_over(open_store(), "you")).published_id == first.last_id
 
 
 async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:
     store = open_store()
-    batch = next_batch(await store.take_over("me"))
+    batch = next_batch(await take_over(store, "me"))
     await store.commit(batch, published_id=0)
     await store.skip_published(0, batch.last_id)
-    assert (await open_store().take_over("you")).published_id == batch.last_id
+    assert (await take_over(open_store(), "you")).published_id == batch.last_id
 
 
 async def test_intake_mark_moves_with_its_batch_alone(open_store: OpenStore) -> None:
     store = open_store()
-    term = await store.take_over("me")
+    term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = (
         IntakeMark(source="file:a", position=position, digest=b"%d" % position)
@@ -179,3 +204,58 @@ async def test_intake_mark_moves_with_its_batch_alone(open_store: OpenStore) -> 
     await store.commit(next_batch(term, core), published_id=0, intake=[second])
     assert await store.intake("file:a") == second
     assert await store.intake("file:b") is None
+
+
+async def test_look_at_an_untouched_chain_shows_that_nobody_leads(open_store: OpenStore) -> None:
+    sight = await open_store().look()
+    assert (sight.epoch, sight.released) == (0, True)
+
+
+async def test_take_over_on_an_old_sight_is_fenced(open_store: OpenStore) -> None:
+    slow, fast = open_store(), open_store()
+    sight = await slow.look()
+    await take_over(fast, "fast")
+    with pytest.raises(Fenced):
+        await slow.take_over("slow", sight)
+    assert (await slow.look()).owner == "fast"
+
+
+async def test_take_over_of_a_leader_that_spoke_up_meanwhile_is_fenced(
+    open_store: OpenStore, open_lease: OpenLease
+) -> None:
+    leader, standby = open_store(), open_store()
+    term = await take_over(leader, "leader")
+    sight = await standby.look()
+    await open_lease().renew(term)
+    with pytest.raises(Fenced):
+        await standby.take_over("standby", sight)
+    assert (await standby.look()).epoch == term.epoch
+
+
+async def test_take_over_again_raises_our_own_epoch_and_keeps_the_lease(
+    open_store: OpenStore, open_lease: OpenLease
+) -> None:
+    store, lease = open_store(), open_lease()
+    held = await take_over(store, "me")
+    term = await store.take_over_again("me", held)
+    assert term.epoch == held.epoch + 1
+    await lease.renew(term)
+    with pytest.raises(Fenced):
+        await lease.renew(held)
+
+
+async def test_take_over_again_never_takes_back_what_another_leads(open_store: OpenStore) -> None:
+    zombie, other = open_store(), open_store()
+    held = await take_over(zombie, "zombie")
+    await take_over(other, "other")
+    with pytest.raises(Fenced):
+        await zombie.take_over_again("zombie", held)
+    assert (await other.look()).owner == "other"
+
+
+async def test_release_shows_in_the_next_look(open_store: OpenStore, open_lease: OpenLease) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    assert not (await store.look()).released
+    await open_lease().release(term)
+    assert (await store.look()).released

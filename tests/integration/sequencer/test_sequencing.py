@@ -10,6 +10,7 @@ import pytest
 
 from orderchain.batch import IntakeMark
 from orderchain.errors import (
+    ChainLed,
     ChainMissing,
     ConnectError,
     DurabilityError,
@@ -173,18 +174,27 @@ async def test_restart_with_a_long_unpublished_tail_skips_it_on_record(
     assert len(await chain.frames()) == frames_before
 
 
-async def test_second_leader_fences_the_first(make_chain: MakeChain) -> None:
-    chain = await make_chain(recover_seconds=5)
-    async with open_sequencer(chain.config) as first:
-        await first.submit("a", b"1")
-        # The later one takes the chain over, whoever led it.
-        async with open_sequencer(chain.config) as second:
-            await second.submit("b", b"2")
-            epoch = second.stats().epoch
+async def test_start_while_a_leader_lives_is_refused(make_chain: MakeChain) -> None:
+    chain = await make_chain(lease_seconds=0.5, commit_seconds=0.4)
+    async with open_sequencer(chain.config) as leader:
+        with pytest.raises(ChainLed):
+            await open_sequencer(chain.config).__aenter__()
+        await leader.submit("a", b"1")
+    assert [row.key for row in await chain.rows()] == ["a"]
+
+
+async def test_standby_takes_over_at_once_when_the_leader_stops(make_chain: MakeChain) -> None:
+    chain = await make_chain(lease_seconds=60, standby=True)
+    async with open_sequencer(chain.config) as leader:
+        await leader.submit("a", b"1")
+        standby = open_sequencer(chain.config)
+        waiting = asyncio.create_task(standby.__aenter__())
+    await waiting
+    await standby.submit("b", b"2")
+    await standby.__aexit__(None, None, None)
     rows = await chain.rows()
-    assert is_linked(0, rows)
     assert [row.key for row in rows] == ["a", "b"]
-    assert (await chain.head())["epoch"] == epoch
+    assert is_linked(0, rows)
 
 
 async def test_leader_whose_epoch_was_raised_cannot_commit(make_chain: MakeChain) -> None:

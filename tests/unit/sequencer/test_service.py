@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.clock import SystemClock
-from orderchain.errors import ChainMissing, Fenced, OrderError, RetryError, UnknownOutcome
+from orderchain.errors import ChainLed, ChainMissing, Fenced, OrderError, RetryError, UnknownOutcome
 from orderchain.frame import decode_body, decode_header
 from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.link import is_linked
 from orderchain.simulation.memory_log import MemoryFrameSink, MemoryLog, SendFault
-from orderchain.simulation.memory_store import CommitFault, MemoryChainStore, MemoryDatabase
+from orderchain.simulation.memory_store import (
+    CommitFault,
+    MemoryChainStore,
+    MemoryDatabase,
+    MemoryLease,
+)
 from sequencer import Sequencer, SequencerConfig
 
 from .builders import make_orders
 
 if TYPE_CHECKING:
+    from orderchain.batch import Term
     from orderchain.event import Event
 
 
@@ -43,7 +49,18 @@ class World:
                 **settings,
             }
         )
-        return Sequencer(config, store=self.store, sink=self.sink, clock=SystemClock())
+        return Sequencer(
+            config,
+            store=self.store,
+            lease=MemoryLease(self.database, 1),
+            sink=self.sink,
+            clock=SystemClock(),
+        )
+
+    async def steal(self) -> None:
+        """Let another process take the chain over behind our back."""
+        other = MemoryChainStore(self.database, 1)
+        await other.take_over("other", await other.look())
 
     def rows(self) -> list[Event]:
         return [event for batch in self.chain.batches for event in batch.events]
@@ -124,13 +141,13 @@ async def test_database_away_for_too_long_answers_what_is_known(
     sequencer = await world.sequencer(recover_seconds=0.05).__aenter__()
     world.store.faults.append(fault)
     first = asyncio.create_task(sequencer.submit("a", b"1"))
-    original = world.store.take_over
+    original = world.store.take_over_again
 
-    async def away(owner: str) -> Any:
+    async def away(owner: str, held: Term) -> Term:
         world.database.is_away = True
-        return await original(owner)
+        return await original(owner, held)
 
-    world.store.take_over = away  # type: ignore[method-assign]
+    world.store.take_over_again = away  # type: ignore[method-assign]
     with pytest.raises(error):
         await first
     with pytest.raises(error):
@@ -142,7 +159,7 @@ async def test_database_away_for_too_long_answers_what_is_known(
 async def test_other_leader_fences_and_every_caller_is_answered(world: World) -> None:
     sequencer = await world.sequencer(batch_rows_max=1).__aenter__()
     await sequencer.submit("a", b"1")
-    await MemoryChainStore(world.database, 1).take_over("other")
+    await world.steal()
     answers = await asyncio.gather(
         *(sequencer.submit(f"k{n}", b"") for n in range(5)), return_exceptions=True
     )
@@ -150,6 +167,50 @@ async def test_other_leader_fences_and_every_caller_is_answered(world: World) ->
     with pytest.raises(Fenced):
         await sequencer.__aexit__(None, None, None)
     assert [row.key for row in world.rows()] == ["a"]
+
+
+async def test_idle_leader_learns_that_another_leads(world: World) -> None:
+    sequencer = await world.sequencer(lease_seconds=0.05, commit_seconds=0.01).__aenter__()
+    await world.steal()
+    with pytest.raises(Fenced):
+        await sequencer.until_stopped()
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_lost_answer_with_another_leader_since_is_told_from_the_chain(world: World) -> None:
+    """The commit landed, then another took over: the caller has its id, and we lead no more."""
+    sequencer = await world.sequencer().__aenter__()
+    world.store.faults.append(CommitFault.LOST_AFTER)
+    original = world.store.take_over_again
+
+    async def too_late(owner: str, held: Term) -> Term:
+        await world.steal()
+        return await original(owner, held)
+
+    world.store.take_over_again = too_late  # type: ignore[method-assign]
+    ack = await sequencer.submit("a", b"1")
+    assert [row.id for row in world.rows()] == [ack.id]
+    with pytest.raises(Fenced):
+        await sequencer.submit("b", b"2")
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+    assert [row.key for row in world.rows()] == ["a"]
+
+
+async def test_start_while_a_leader_lives_is_refused_naming_it(world: World) -> None:
+    settings = {"lease_seconds": 0.1, "commit_seconds": 0.05}
+    async with world.sequencer(owner="first", **settings) as first:
+        second = Sequencer(
+            SequencerConfig(chain_id=1, database="memory", kafka="memory", **settings),
+            store=MemoryChainStore(world.database, 1),
+            lease=MemoryLease(world.database, 1),
+            sink=world.sink,
+            clock=SystemClock(),
+        )
+        with pytest.raises(ChainLed, match="led by first"):
+            await second.__aenter__()
+        await first.submit("a", b"1")
 
 
 @pytest.mark.parametrize("fault", list(SendFault))

@@ -1,0 +1,107 @@
+"""Becoming the leader of a chain, and staying it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
+from sequencer.lease import LeaseWatch
+
+if TYPE_CHECKING:
+    from orderchain.batch import Term
+    from orderchain.clock import Clock
+    from orderchain.ports import ChainStore, Lease
+    from sequencer.config import SequencerConfig
+
+_log = logging.getLogger(__name__)
+
+_BEATS_PER_LEASE: Final = 5
+"""Beats that may get lost before a leader seems dead, less one."""
+
+_LOOKS_PER_LEASE: Final = 20
+"""How finely a standby measures the stand-still: it takes over a twentieth late at most."""
+
+
+class Leadership:
+    """Holds the term of this process, from the first take-over to the hand-over."""
+
+    def __init__(
+        self, config: SequencerConfig, store: ChainStore, lease: Lease, clock: Clock
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._lease = lease
+        self._clock = clock
+        self._is_changing = False
+        self.term: Term | None = None
+        self.take_overs = 0
+
+    async def acquire(self) -> Term:
+        """Become the leader, once nobody else is.
+
+        Waits for up to the time of a lease to see whether a leader lives. Then, or as a standby
+        when it is dead, takes over. Raises ChainLed when one lives and we are no standby; else as
+        `ChainStore.look`.
+        """
+        watch = LeaseWatch(int(self._config.lease_seconds * 1e9))
+        while True:
+            try:
+                sight = await self._store.look()
+                if watch.may_take_over(sight, self._clock.monotonic_ns()):
+                    return self._hold(await self._store.take_over(self._config.owner, sight))
+                if watch.is_led and not self._config.standby:
+                    raise ChainLed(self._config.chain_id, sight.owner)
+            except Fenced:
+                # Another one was faster, or the leader spoke up just now: look again.
+                _log.info("chain %d: another process was faster", self._config.chain_id)
+            except (RetryError, ConnectError) as error:
+                # A standby outlives the database that it waits for; a start does not.
+                if not (self._config.standby and watch.has_looked):
+                    raise
+                _log.warning("chain %d: %s; looking again", self._config.chain_id, error)
+            await asyncio.sleep(self._config.lease_seconds / _LOOKS_PER_LEASE)
+
+    async def renew_term(self) -> Term:
+        """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
+        if self.term is None:
+            raise RetryError("not the leader yet")
+        self._is_changing = True
+        try:
+            return self._hold(await self._store.take_over_again(self._config.owner, self.term))
+        finally:
+            self._is_changing = False
+
+    async def keep(self) -> None:
+        """Say that we live, at a steady pace, until cancelled. Raises Fenced when another leads."""
+        while True:
+            await asyncio.sleep(self._config.lease_seconds / _BEATS_PER_LEASE)
+            await self._beat()
+
+    async def hand_over(self) -> None:
+        """Let a standby take over at once. To be called when nothing is left to commit."""
+        if self.term is not None:
+            with suppress(OrderchainError):
+                await self._lease.release(self.term)
+
+    async def _beat(self) -> None:
+        term = self.term
+        if term is None or self._is_changing:
+            return
+        try:
+            await self._lease.renew(term)
+        except Fenced:
+            # Our own take-over may have come in between: then the lease is at the next epoch.
+            if self.term is term and not self._is_changing:
+                raise
+        except RetryError as error:
+            _log.warning("chain %d: %s", term.chain_id, error)
+        except ConnectError as error:
+            _log.warning("chain %d: lease: %s", term.chain_id, error)
+
+    def _hold(self, term: Term) -> Term:
+        self.term = term
+        self.take_overs += 1
+        return term

@@ -1,0 +1,114 @@
+"""The lease: how a leader says that it lives, and how a standby sees that it does not.
+
+It decides only who tries. Two processes that both believe to lead harm nothing: the fence in
+`chain_head` lets one of them commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from orderchain.errors import Fenced, RetryError
+from orderchain.refusals import connect_refusal
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from orderchain.batch import LeaseSight, Term
+    from sequencer.config import SequencerConfig
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+
+
+class LeaseWatch:
+    """Tells a standby when the leader's counter has stood still for the time of a lease.
+
+    Measured on the standby's own monotonic clock from the first time it saw the counter: no wall
+    clock, of no machine, decides. A pure value machine; the caller brings the time.
+    """
+
+    def __init__(self, lease_ns: int) -> None:
+        self._lease_ns = lease_ns
+        self._seen: LeaseSight | None = None
+        self._since_ns = 0
+        self.is_led = False
+        """Whether the counter was seen to move: a leader lives."""
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether anything was ever seen."""
+        return self._seen is not None
+
+    def may_take_over(self, sight: LeaseSight, now_ns: int) -> bool:
+        """Say whether the chain may be taken over, given what was seen at `now_ns`."""
+        if sight.released:
+            return True
+        if sight != self._seen:
+            self.is_led = self.has_looked
+            self._seen, self._since_ns = sight, now_ns
+            return False
+        return now_ns - self._since_ns >= self._lease_ns
+
+
+class PostgresLease:
+    """The leader's row of `chain_lease`; implements `orderchain.ports.Lease`.
+
+    On a connection of its own: the other one may be busy with a commit for longer than a lease.
+    """
+
+    def __init__(self, config: SequencerConfig) -> None:
+        self._config = config
+        self._connection: asyncpg.Connection | None = None
+
+    async def renew(self, term: Term) -> None:
+        """Raise the counter; see `orderchain.ports.Lease.renew`."""
+        await self._move("renew_lease", term)
+
+    async def release(self, term: Term) -> None:
+        """Hand over; see `orderchain.ports.Lease.release`."""
+        await self._move("release_lease", term)
+
+    async def close(self) -> None:
+        """Close the connection within a second, or drop it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(*_ERRORS):
+                await connection.close(timeout=1.0)
+
+    async def _move(self, statement: str, term: Term) -> None:
+        try:
+            async with asyncio.timeout(self._config.commit_seconds):
+                connection = self._connection or await self._connect()
+                moved = await connection.fetchval(_SQL[statement], term.chain_id, term.epoch)
+        except _ERRORS as error:
+            if self._connection is not None:
+                self._connection.terminate()
+                self._connection = None
+            raise RetryError(f"lease: {error or type(error).__name__}") from error
+        if moved is None:
+            raise Fenced(term.chain_id, term.epoch)
+
+    async def _connect(self) -> asyncpg.Connection:
+        try:
+            self._connection = await asyncpg.connect(
+                self._config.database,
+                timeout=self._config.connect_seconds,
+                server_settings={
+                    "application_name": f"orderchain lease {self._config.chain_id}",
+                    # Losing the last beat in a crash costs nothing: do not wait for the disk.
+                    "synchronous_commit": "off",
+                },
+            )
+        except (*_ERRORS, ValueError) as error:
+            raise connect_refusal(error, self._config.database) from error
+        return self._connection
