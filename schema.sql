@@ -22,16 +22,21 @@ BEGIN
         END IF;
     END LOOP;
     -- Whoever applies the schema without being a superuser must be able to act as the owner.
-    IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+    IF NOT pg_has_role('orderchain_owner', 'USAGE') THEN
         EXECUTE format('GRANT orderchain_owner TO %I', current_user);
+    END IF;
+    -- A stampede of receivers must never take the connections that the sequencer needs. What a DBA
+    -- has set stays: roles belong to the server, and another database may have been first.
+    IF (SELECT rolconnlimit FROM pg_roles WHERE rolname = 'gap_reader') = -1 THEN
+        ALTER ROLE gap_reader CONNECTION LIMIT 16;
+    END IF;
+    -- Comfort only, a role may switch it off; the hard limit is that it is granted only SELECT.
+    IF NOT EXISTS (SELECT FROM pg_db_role_setting
+                    WHERE setrole = 'gap_reader'::regrole AND setdatabase = 0) THEN
+        ALTER ROLE gap_reader SET default_transaction_read_only = on;
     END IF;
 END
 $$;
-
--- A stampede of receivers must never take the connections that the sequencer needs.
-ALTER ROLE gap_reader CONNECTION LIMIT 16;
--- Comfort only, a role may switch it off; the hard limit is that it is granted nothing but SELECT.
-ALTER ROLE gap_reader SET default_transaction_read_only = on;
 
 GRANT CREATE, USAGE ON SCHEMA public TO orderchain_owner;
 GRANT USAGE ON SCHEMA public TO sequencer_writer, gap_reader, receiver_writer, auditor;
@@ -69,6 +74,16 @@ CREATE TABLE chain_head (
     created_at      timestamptz NOT NULL DEFAULT now(),
     UNIQUE (topic, topic_partition)
 ) WITH (fillfactor = 10); -- one hot row a chain: room for HOT updates on its page
+
+-- How a standby sees that the leader lives: a counter that rises at a steady pace. In a row of its
+-- own, so that a long commit, which holds the head row, does not hide it. It decides only who tries
+-- to take over; who may commit is decided by epoch and nonce in chain_head.
+CREATE TABLE chain_lease (
+    chain_id integer PRIMARY KEY REFERENCES chain_head,
+    epoch    bigint  NOT NULL DEFAULT 0,
+    counter  bigint  NOT NULL DEFAULT 0,
+    released boolean NOT NULL DEFAULT true -- nobody leads: handed over, or never led
+) WITH (fillfactor = 10);
 
 -- One row per commit. PostgreSQL itself refuses two batches with one parent and a parent that is no
 -- batch, for one small index entry per batch instead of one per row. The genesis row (all zeros) has
@@ -181,12 +196,15 @@ AS $$
 DECLARE
     chain_table text := format('chain_event_%s', new_chain);
 BEGIN
+    -- ON CONFLICT settles one index only: of two calls at once the loser would fail on the topic's.
+    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain partition ' || new_chain, 0));
     INSERT INTO public.chain_head (chain_id, last_seal, topic, topic_partition, partition_ids)
     VALUES (new_chain, genesis_seal, new_topic, new_topic_partition, new_partition_ids)
     ON CONFLICT (chain_id) DO NOTHING;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    INSERT INTO public.chain_lease (chain_id) VALUES (new_chain);
     INSERT INTO public.chain_batch
         (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
     VALUES (new_chain, 0, 0, NULL, 0, 0, genesis_seal, now());
@@ -211,6 +229,7 @@ GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_inta
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
     ON chain_head TO sequencer_writer;
+GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
 GRANT INSERT ON chain_batch, chain_event, chain_skip TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
@@ -223,7 +242,7 @@ GRANT SELECT, INSERT, UPDATE ON receiver_checkpoint TO receiver_writer;
 GRANT SELECT ON schema_version TO receiver_writer;
 GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
 
-GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake, chain_skip,
-    receiver_checkpoint TO auditor;
+GRANT SELECT ON schema_version, chain_head, chain_lease, chain_batch, chain_event, chain_intake,
+    chain_skip, receiver_checkpoint TO auditor;
 
 RESET ROLE;
