@@ -38,3 +38,21 @@ SELECT chain_id, epoch, last_id, published_id, topic, partition_ids, created_at
 
 -- row_counts: rows of every chain, by its batches
 SELECT chain_id, sum(row_count)::bigint AS rows FROM chain_batch GROUP BY chain_id
+
+-- intake: how far an intake was read
+SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
+
+-- chain_status: where a chain stands
+SELECT chain_id, epoch, owner, last_id, published_id, topic, partition_ids, created_at,
+       (SELECT committed_at FROM chain_batch AS batch
+         WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at
+  FROM chain_head AS head
+ WHERE chain_id = $1
+
+-- receivers: where the receivers stand that keep their checkpoints here
+SELECT receiver, head_delivered, updated_at FROM receiver_checkpoint
+ WHERE chain_id = $1
+ ORDER BY receiver
+
+-- intakes: how far each intake of a chain was read
+SELECT source, position FROM chain_intake WHERE chain_id = $1 ORDER BY source
