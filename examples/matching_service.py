@@ -1,0 +1,98 @@
+"""A matching service of your own: its state and its checkpoint stand or fall together.
+
+    eval "$(chainctl stack env)"
+    python examples/matching_service.py 7
+
+It keeps the net quantity of each symbol, from orders like those of `sequencing_service.py`, in a
+table of its own. Kill it at any instant and start it again: each order is applied once, in order,
+none is left out. With a second argument it ends when nothing came for so many seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import asyncpg
+import msgspec
+
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import (
+    CheckpointConfig,
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    PostgresCheckpointStore,
+    Receiver,
+    ReceiverConfig,
+)
+
+if TYPE_CHECKING:
+    from orderchain.run import Run
+
+NAME = "example-matching"
+
+CREATE = """
+    CREATE TABLE IF NOT EXISTS example_position (
+        chain_id integer, symbol text, quantity bigint NOT NULL, PRIMARY KEY (chain_id, symbol)
+    )
+"""
+ADD = """
+    INSERT INTO example_position AS held VALUES ($1, $2, $3)
+    ON CONFLICT (chain_id, symbol) DO UPDATE SET quantity = held.quantity + excluded.quantity
+"""
+
+
+class Order(msgspec.Struct):
+    """What this service reads of an order."""
+
+    symbol: str
+    side: str
+    qty: int
+
+
+async def main(chain_id: int, idle_seconds: float | None) -> None:
+    """Work off the chain, from where the checkpoint says."""
+    database = os.environ["CHAINCTL_DATABASE"]
+    connection = await asyncpg.connect(database)
+    await connection.execute(CREATE)
+    # Missing rows are read with a role that can do nothing else.
+    gaps = GapReader(
+        GapReaderConfig(database=os.environ["CHAINCTL_GAP_DATABASE"], chain_id=chain_id)
+    )
+    head = (await gaps.standing(0)).head
+    receiver = Receiver(
+        ReceiverConfig(chain_id=chain_id, name=NAME, idle_seconds=idle_seconds),
+        KafkaFrameSource(
+            KafkaSourceConfig(bootstrap_servers=os.environ["CHAINCTL_KAFKA"], topic=head.topic)
+        ),
+        gaps,
+        PostgresCheckpointStore(
+            CheckpointConfig(database=database, chain_id=chain_id, receiver=NAME)
+        ),
+    )
+    async with receiver:
+        async for run in receiver:
+            # Effect and checkpoint in one transaction: that makes each order count exactly once.
+            async with connection.transaction():
+                await connection.executemany(
+                    ADD, [(chain_id, *change) for change in changes(run).items()]
+                )
+                await receiver.checkpoint(run, connection=connection)
+            print(f"applied up to id {run.last_id}", flush=True)
+    await connection.close()
+
+
+def changes(run: Run) -> Counter[str]:
+    """Return what the orders of a run change, by symbol. A run is in order, and has no gap."""
+    found: Counter[str] = Counter()
+    for event in run.events:
+        order = msgspec.json.decode(event.payload, type=Order)
+        found[order.symbol] += order.qty if order.side == "B" else -order.qty
+    return found
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))

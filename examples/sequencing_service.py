@@ -1,0 +1,80 @@
+"""A sequencing service of your own: orders on standard input, their places on standard output.
+
+    eval "$(chainctl stack env)"
+    chainctl chain create 7
+    echo '{"key": "anna/1", "symbol": "ALPHA", "side": "B", "qty": 100}' |
+        python examples/sequencing_service.py 7
+
+prints {"key":"anna/1","id":1,"pid":0} once the order is committed: from then on it stays, and every
+receiver of the chain gets it in this place. The engine never looks into an order; this service
+hands over the line as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from sequencer import Ack, Sequencer, SequencerConfig, open_sequencer
+
+# Orders handed over and not acknowledged yet. Whatever arrives while a commit runs is the next
+# batch, so the more may wait, the larger the batches; and the memory is bounded.
+IN_FLIGHT_MAX = 10_000
+ORDER_BYTES_MAX = 256 * 1024
+
+Submissions = asyncio.Queue[tuple[str, asyncio.Task[Ack]] | None]
+
+
+class Keyed(msgspec.Struct):
+    """What this service needs of an order: the client's unique id for it."""
+
+    key: str
+
+
+async def main(chain_id: int) -> None:
+    """Sequence every line, in the order of the lines."""
+    config = SequencerConfig(
+        chain_id=chain_id,
+        database=os.environ["CHAINCTL_DATABASE"],
+        kafka=os.environ["CHAINCTL_KAFKA"],
+        owner="example",
+    )
+    # Entering takes the chain over, leaving commits and publishes what was accepted.
+    async with open_sequencer(config) as sequencer:
+        await sequence(sequencer, await standard_input())
+
+
+async def sequence(sequencer: Sequencer, lines: asyncio.StreamReader) -> None:
+    """Submit each line without waiting for the one before."""
+    submissions = Submissions(IN_FLIGHT_MAX)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer(submissions))
+        async for line in lines:
+            order = line.rstrip(b"\n")
+            key = msgspec.json.decode(order, type=Keyed).key
+            # Tasks begin in the order in which they were made, and ids follow the calls of submit.
+            await submissions.put((key, tasks.create_task(sequencer.submit(key, order))))
+        await submissions.put(None)
+
+
+async def answer(submissions: Submissions) -> None:
+    """Tell the clients where their orders stand. Raises what the sequencer raised."""
+    while (submission := await submissions.get()) is not None:
+        key, task = submission
+        ack = await task
+        print(msgspec.json.encode({"key": key, "id": ack.id, "pid": ack.pid}).decode(), flush=True)
+
+
+async def standard_input() -> asyncio.StreamReader:
+    """Return standard input as a stream."""
+    reader = asyncio.StreamReader(limit=ORDER_BYTES_MAX)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    return reader
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))

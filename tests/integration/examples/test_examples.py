@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import asyncpg
+import pytest
+
+from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.settings import Settings
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SEED = 3
+IDLE_SECONDS = "1.5"
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture
+async def chain_id(stack_environment: dict[str, str]) -> int:
+    """A chain of this test's database; its number names the topic, which outlives the test."""
+    chain_id = int.from_bytes(os.urandom(3)) + 1
+    settings = Settings(
+        database=stack_environment["CHAINCTL_DATABASE"],
+        kafka=stack_environment["CHAINCTL_KAFKA"],
+    )
+    await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
+    return chain_id
+
+
+class Examples:
+    """Starts the examples as a user would."""
+
+    def __init__(self, environment: dict[str, str], chain_id: int) -> None:
+        self._environment = os.environ | environment
+        self._chain_id = chain_id
+
+    async def start(self, name: str, *arguments: str) -> Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, EXAMPLES / name, str(self._chain_id), *arguments,
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self._environment,
+        )  # fmt: skip
+
+    async def run(self, name: str, *arguments: str, given: bytes = b"") -> list[str]:
+        process = await self.start(name, *arguments)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            stdout, stderr = await process.communicate(given)
+        assert process.returncode == 0, stderr.decode()
+        return stdout.decode().splitlines()
+
+    async def positions(self) -> dict[str, int]:
+        connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
+        try:
+            rows = await connection.fetch(
+                "SELECT symbol, quantity FROM example_position WHERE chain_id = $1", self._chain_id
+            )
+        finally:
+            await connection.close()
+        return dict(map(tuple, rows))
+
+
+@pytest.fixture
+def examples(stack_environment: dict[str, str], chain_id: int) -> Examples:
+    return Examples(stack_environment, chain_id)
+
+
+def orders(count: int, client: str) -> list[dict[str, object]]:
+    draw = Random(SEED)
+    return [
+        {
+            "key": f"{client}/{number}",
+            "symbol": draw.choice(["ALPHA", "BRAVO"]),
+            "side": draw.choice("BS"),
+            "qty": draw.randint(1, 900),
+        }
+        for number in range(1, count + 1)
+    ]
+
+
+def lines(some: list[dict[str, object]]) -> bytes:
+    return b"".join(json.dumps(order).encode() + b"\n" for order in some)
+
+
+def expected(some: list[dict[str, object]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for order in some:
+        found[order["symbol"]] += order["qty"] if order["side"] == "B" else -order["qty"]
+    return found
+
+
+async def test_sequencing_example_answers_each_order_with_its_place(examples: Examples) -> None:
+    some = orders(500, "anna")
+    answers = [
+        json.loads(line) for line in await examples.run("sequencing_service.py", given=lines(some))
+    ]
+    assert [answer["key"] for answer in answers] == [order["key"] for order in some]
+    ids = [answer["id"] for answer in answers]
+    assert [answer["pid"] for answer in answers] == [0, *ids[:-1]]
+
+
+async def test_matching_example_with_a_kill_and_a_restart_applies_each_order_once(
+    examples: Examples,
+) -> None:
+    early, late = orders(400, "anna"), orders(300, "ben")
+    await examples.run("sequencing_service.py", given=lines(early))
+    matching = await examples.start("matching_service.py")
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert (await matching.stdout.readline()).startswith(b"applied up to id ")
+    matching.send_signal(signal.SIGKILL)
+    await matching.communicate()
+    await examples.run("sequencing_service.py", given=lines(late))
+    await examples.run("matching_service.py", IDLE_SECONDS)
+    assert await examples.positions() == expected(early + late)
+    assert await examples.run("matching_service.py", IDLE_SECONDS) == []
+    assert await examples.positions() == expected(early + late)
+
+
+async def test_matching_example_beside_the_sequencing_one_follows_it_live(
+    examples: Examples,
+) -> None:
+    some = orders(300, "cleo")
+    sequencing = await examples.start("sequencing_service.py")
+    matching = await examples.start("matching_service.py")
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            sequencing.stdin.write(lines(some))
+            for _ in some:
+                last = json.loads(await sequencing.stdout.readline())
+            while (line := await matching.stdout.readline()) != b"applied up to id %d\n" % last[
+                "id"
+            ]:
+                assert line.startswith(b"applied up to id ")
+        assert await examples.positions() == expected(some)
+    finally:
+        matching.kill()
+        sequencing.stdin.close()
+        await asyncio.gather(matching.communicate(), sequencing.wait())
