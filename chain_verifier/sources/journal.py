@@ -37,6 +37,7 @@ six bytes of a key."""
 
 _CORRUPT: Final = "_corrupt_record"
 _LINE: Final = "line"
+_TEXT: Final = "payload_text"
 
 _JSON_TYPES: Final = EVENT_TYPES | {"payload": "string", _CORRUPT: "string"}
 _JSON_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in _JSON_TYPES.items())
@@ -84,14 +85,14 @@ class JournalTable:
     def rows(self) -> DataFrame:
         """The rows, each with its place in the file."""
         fields = F.from_json(F.col(_LINE), _JSON_SCHEMA, _JSON_OPTIONS)
-        parsed = self._lines.withColumn("fields", fields)
-        named = parsed.select(_LINE, BLOCK, POSITION, "fields.*")
-        payload = F.try_to_binary(F.col("payload"), F.lit("base64"))
-        is_no_base64 = F.col("payload").isNotNull() & payload.isNull()
+        named = self._lines.withColumn("fields", fields).select(_LINE, BLOCK, POSITION, "fields.*")
+        decoded = named.withColumnRenamed("payload", _TEXT).withColumn(
+            "payload", F.try_to_binary(_TEXT, F.lit("base64"))
+        )
+        is_no_base64 = F.col(_TEXT).isNotNull() & F.col("payload").isNull()
         is_malformed = F.col(_CORRUPT).isNotNull() | ~_is_one_object() | is_no_base64
         return (
-            named.withColumn(MALFORMED, is_malformed)
-            .withColumn("payload", payload)
+            decoded.withColumn(MALFORMED, is_malformed)
             .withColumn(HAS_NULL, any_null())
             .select(*CONTENT, HAS_NULL, MALFORMED, BLOCK, POSITION, _LINE)
         )
@@ -134,14 +135,13 @@ def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:
 def _is_one_object() -> Column:
     """Return whether a line is one JSON object to its end: the parser stops after the first one.
 
-    Two lines that ran into each other would otherwise pass for one. A line whose only closing brace
-    is its last character is one object, if it parses; only the others are looked at again.
+    Two lines that ran into each other would otherwise pass for one. Only where that may have
+    happened is the line parsed once more.
     """
     line = F.col(_LINE)
-    whole = F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))) == 1
-    return F.when(F.instr(line, "}") == F.length(line), F.length(line) > 0).otherwise(
-        F.coalesce(line.endswith("}") & whole, F.lit(False))
-    )
+    objects = F.json_array_length(F.concat(F.lit("["), line, F.lit("]")))
+    is_single = F.when(line.contains("}{"), F.coalesce(objects == 1, F.lit(False)))
+    return line.endswith("}") & is_single.otherwise(F.lit(True))
 
 
 def _last_id(lines: list[bytes]) -> int | None:

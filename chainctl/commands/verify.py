@@ -1,0 +1,82 @@
+"""`chainctl verify`: proves a chain whole with Spark, or names its faults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.exits import ExitCode
+from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
+from chainctl.output import data, talk
+
+if TYPE_CHECKING:
+    from chain_verifier.config import Source, VerifyRequest
+    from chain_verifier.report import Report
+    from chainctl.settings import Settings
+
+
+@click.command()
+@chain_option
+@click.option(
+    "--source", "sources", multiple=True, required=True, metavar="SOURCE",
+    help="database, journal:FILE or parquet:PATH. Several are also compared with each other.",
+)  # fmt: skip
+@click.option(
+    "--head", type=ROW_ID, metavar="ID",
+    help="The id that the chain is known to reach; the database knows its own.",
+)  # fmt: skip
+@click.option(
+    "--start", type=ROW_ID, default=0, metavar="ID",
+    help="The id before the first row; rows up to it are not looked at. [default: 0]",
+)  # fmt: skip
+@click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
+@json_option
+@uses_settings("database", "audit_database")
+def command(
+    settings: Settings,
+    chain_id: int,
+    sources: tuple[str, ...],
+    head: int | None,
+    start: int,
+    master: str | None,
+    as_json: bool,
+) -> ExitCode:
+    """Prove a chain whole, or name its faults.
+
+    Exit code 0 means that every source was read to its end and is one path of rows from the start
+    to the head, without a gap, fork, orphan or duplicate, and that all hold the same rows. Where
+    no head is known, the verdict says so.
+    """
+    from chain_verifier.config import VerifyRequest
+
+    request = VerifyRequest(
+        chain_id=chain_id,
+        sources=tuple(_source(text, settings) for text in sources),
+        head=head,
+        start=start,
+        master=master,
+    )
+    return _show(_verified(request), as_json=as_json)
+
+
+def _source(text: str, settings: Settings) -> Source:
+    """Return the source named `text`; the database is read with the auditor's address."""
+    from chain_verifier.config import parse_source
+
+    return parse_source(text, settings.audit_dsn() if text == "database" else None)
+
+
+def _verified(request: VerifyRequest) -> Report:
+    from chain_verifier.verify import verify
+
+    return verify(request, progress=talk)
+
+
+def _show(report: Report, *, as_json: bool) -> ExitCode:
+    if as_json:
+        data(report.to_json())
+    else:
+        for line in report.lines():
+            data(line)
+    return ExitCode.CLEAN if report.is_clean else ExitCode.FINDINGS
