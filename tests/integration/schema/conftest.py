@@ -11,7 +11,6 @@ import pytest
 from local_stack import PostgresConfig, PostgresServer
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from orderchain.schema import schema_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,27 +23,16 @@ PARTITION_IDS = 100
 
 
 @pytest.fixture
-def empty_database(postgres_server: PostgresServer) -> Iterator[str]:
-    """The name of a database without our schema."""
-    name = f"schema_{secrets.token_hex(8)}"
-    postgres_server.create_database(name)
-    yield name
-    postgres_server.drop_database(name)
-
-
-@pytest.fixture
-async def chain_database(postgres_server: PostgresServer, empty_database: str) -> str:
+async def chain_database(database: str, database_name: str) -> str:
     """The name of a database with our schema and chain 1, whose partitions span 100 ids."""
-    connection = await asyncpg.connect(postgres_server.dsn(SUPERUSER, empty_database))
+    connection = await asyncpg.connect(database, timeout=10, command_timeout=20)
     try:
-        async with connection.transaction():
-            await connection.execute(schema_sql())
         await connection.execute(
             "SELECT chain_create($1, $2, $3, $4, $5)", 1, GENESIS_SEAL, "t.1", 0, PARTITION_IDS
         )
     finally:
         await connection.close()
-    return empty_database
+    return database_name
 
 
 @pytest.fixture

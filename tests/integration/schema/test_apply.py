@@ -1,0 +1,157 @@
+"""The schema goes in whole or not at all, whoever applies it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import GAP_READER, LOGIN_ROLES, OWNER
+from orderchain.schema import SCHEMA_VERSION, schema_sql
+
+if TYPE_CHECKING:
+    from local_stack import PostgresServer
+
+_TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+_ROLES = "SELECT count(*) FROM pg_roles WHERE rolname = ANY($1)"
+_ALL_ROLES = [OWNER, *LOGIN_ROLES]
+
+
+async def apply_as(dsn: str, *, and_then: str = "") -> None:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+    try:
+        async with connection.transaction():
+            await connection.execute(schema_sql() + and_then)
+    finally:
+        await connection.close()
+
+
+async def value(dsn: str, query: str, *arguments: Any) -> Any:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+    try:
+        return await connection.fetchval(query, *arguments)
+    finally:
+        await connection.close()
+
+
+def dsn_of(server: PostgresServer, role: str, password: str, database: str) -> str:
+    return f"postgresql://{role}:{password}@127.0.0.1:{server.config.port}/{database}"
+
+
+async def test_apply_by_the_superuser_makes_the_tables_and_roles(empty_database: str) -> None:
+    await apply_as(empty_database)
+    version = await value(empty_database, "SELECT version FROM schema_version")
+    assert version == SCHEMA_VERSION
+    assert await value(empty_database, _ROLES, _ALL_ROLES) == len(_ALL_ROLES)
+
+
+async def test_apply_twice_is_refused_whole(database: str) -> None:
+    before = await value(database, "SELECT database_id FROM schema_version")
+    with pytest.raises(asyncpg.DuplicateTableError):
+        await apply_as(database)
+    assert await value(database, "SELECT database_id FROM schema_version") == before
+    assert isinstance(before, UUID)
+
+
+async def test_apply_that_breaks_at_its_end_leaves_nothing(empty_database: str) -> None:
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await apply_as(empty_database, and_then="SELECT 1 / 0;")
+    assert await value(empty_database, _TABLES) == 0
+
+
+async def test_second_version_row_is_refused(database: str) -> None:
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await value(database, "INSERT INTO schema_version (version) VALUES (2)")
+
+
+# ---------------------------------------------------------------- a server without roles of ours
+
+
+def prepare(server: PostgresServer, database: str, statements: str) -> None:
+    server.create_database(database)
+    server.execute(statements, database=database)
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [
+        "ALTER DATABASE orders OWNER TO deployer",
+        "GRANT CREATE, USAGE ON SCHEMA public TO deployer WITH GRANT OPTION",
+    ],
+    ids=["database owner", "grant option on the schema"],
+)
+async def test_apply_by_a_role_that_is_no_superuser_works(
+    bare_server: PostgresServer, rights: str
+) -> None:
+    login = "CREATE ROLE deployer LOGIN CREATEROLE PASSWORD 'd'"
+    prepare(bare_server, "orders", f"{login}; {rights};")
+    deployer = dsn_of(bare_server, "deployer", "d", "orders")
+    await apply_as(deployer)
+    create = "SELECT chain_create(1, decode(repeat('00', 32), 'hex'), 't.1', 0, 100)"
+    assert await value(deployer, create) is True
+    owners = "SELECT string_agg(DISTINCT tableowner, ',') FROM pg_tables WHERE schemaname = $1"
+    assert await value(deployer, owners, "public") == OWNER
+
+
+async def test_apply_by_a_member_of_the_owner_needs_no_createrole_once_the_roles_exist(
+    bare_server: PostgresServer,
+) -> None:
+    prepare(bare_server, "first", "")
+    await apply_as(bare_server.dsn(SUPERUSER, "first"))
+    bare_server.execute(
+        "CREATE ROLE deployer LOGIN PASSWORD 'd'; GRANT orderchain_owner TO deployer;"
+        "ALTER ROLE gap_reader CONNECTION LIMIT 3;"
+        "ALTER ROLE gap_reader SET default_transaction_read_only = off;"
+    )
+    prepare(bare_server, "second", "ALTER DATABASE second OWNER TO deployer;")
+    await apply_as(dsn_of(bare_server, "deployer", "d", "second"))
+    second = bare_server.dsn(SUPERUSER, "second")
+    # What the DBA has set for the role since is left alone.
+    limit = "SELECT rolconnlimit FROM pg_roles WHERE rolname = $1"
+    assert await value(second, limit, GAP_READER) == 3
+    settings = "SELECT setconfig FROM pg_db_role_setting WHERE setrole = 'gap_reader'::regrole"
+    assert await value(second, settings) == ["default_transaction_read_only=off"]
+
+
+async def test_apply_by_a_role_without_rights_on_the_schema_leaves_nothing(
+    bare_server: PostgresServer,
+) -> None:
+    prepare(bare_server, "orders", "CREATE ROLE deployer LOGIN CREATEROLE PASSWORD 'd'")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await apply_as(dsn_of(bare_server, "deployer", "d", "orders"))
+    superuser = bare_server.dsn(SUPERUSER, "orders")
+    assert await value(superuser, _TABLES) == 0
+    assert await value(superuser, _ROLES, _ALL_ROLES) == 0
+
+
+async def test_roles_log_in_only_with_a_password_and_within_their_limit(
+    bare_server: PostgresServer,
+) -> None:
+    prepare(bare_server, "orders", "")
+    await apply_as(bare_server.dsn(SUPERUSER, "orders"))
+    for role in LOGIN_ROLES:
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await value(dsn_of(bare_server, role, "guess", "orders"), "SELECT 1")
+    roles = (OWNER, *LOGIN_ROLES)
+    bare_server.execute("".join(f"ALTER ROLE {role} PASSWORD 'p{role}';" for role in roles))
+    for role in LOGIN_ROLES:
+        version = "SELECT version FROM schema_version"
+        assert await value(dsn_of(bare_server, role, f"p{role}", "orders"), version) == 1
+    with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
+        await value(dsn_of(bare_server, OWNER, f"p{OWNER}", "orders"), "SELECT 1")
+    bare_server.execute("ALTER ROLE gap_reader CONNECTION LIMIT 2")
+    await refuse_third_connection(dsn_of(bare_server, GAP_READER, "pgap_reader", "orders"))
+
+
+async def refuse_third_connection(dsn: str) -> None:
+    held = await asyncio.gather(*(asyncpg.connect(dsn, timeout=10) for _ in range(2)))
+    try:
+        with pytest.raises(asyncpg.TooManyConnectionsError):
+            await asyncpg.connect(dsn, timeout=10)
+    finally:
+        for connection in held:
+            await connection.close()
