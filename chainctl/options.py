@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,33 @@ if TYPE_CHECKING:
 SECRETS: Final = "chainctl.secrets"
 """Where the passwords of this call are kept in click's context, so that errors can hide them."""
 
-CHAIN_ID: Final = click.IntRange(1, CHAIN_ID_MAX)
-ROW_ID: Final = click.IntRange(0, ID_MAX)
+
+class Integer(click.IntRange):
+    """A whole number within bounds."""
+
+    name = "integer"
+
+
+class Seconds(click.FloatRange):
+    """A time span within bounds, above 0."""
+
+    name = "number"
+
+    def __init__(self, maximum: float) -> None:
+        super().__init__(0, maximum, min_open=True)
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return `value` as a number; NaN lies within no bounds, but is not outside of them."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail("NaN is no time span", param, ctx)
+        return seconds
+
+
+CHAIN_ID: Final = Integer(1, CHAIN_ID_MAX)
+ROW_ID: Final = Integer(0, ID_MAX)
 
 chain_option: Final = click.option(
     "--chain", "chain_id", type=CHAIN_ID, required=True, metavar="N", help="The chain."

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from chainctl.database import SQL, connected, database_id
 from chainctl.groups import SuggestingGroup
-from chainctl.options import CHAIN_ID, json_option, uses_settings
+from chainctl.options import CHAIN_ID, Integer, json_option, uses_settings
 from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
 from chainctl.topics import Topics, check_topic_name, connected_topics
@@ -62,7 +62,7 @@ def command() -> None:
 @click.option("--topic", metavar="NAME", help="Its topic.  [default: orderchain.N]")
 @click.option(
     "--partition-ids",
-    type=click.IntRange(1, PARTITION_IDS_MAX),
+    type=Integer(1, PARTITION_IDS_MAX),
     metavar="COUNT",
     help=f"Ids that one partition of the table spans.  [default: {PARTITION_IDS}]",
 )

@@ -10,7 +10,7 @@ import click
 from msgspec import Struct
 
 from chainctl.exits import Terminated
-from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
+from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
 from chainctl.wiring import gap_reader, kafka_source_config, runs_of
@@ -113,7 +113,7 @@ class Received(Struct, frozen=True, kw_only=True):
 @click.option("--until-id", type=ROW_ID, metavar="ID", help="End behind this id.")
 @click.option(
     "--until-idle",
-    type=click.FloatRange(0, IDLE_SECONDS_MAX, min_open=True),
+    type=Seconds(IDLE_SECONDS_MAX),
     metavar="SECONDS",
     help="End when nothing came for so long.",
 )

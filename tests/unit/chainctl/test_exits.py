@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
+from chainctl.main import main
+from local_stack import errors as stack_errors
+from orderchain import errors
+
+if TYPE_CHECKING:
+    import click
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.SettingError("kafka", "x", "y"), ExitCode.REFUSED),
+        (errors.ChainMissing(3), ExitCode.REFUSED),
+        (errors.KeyConflict("k", 1), ExitCode.REFUSED),
+        (errors.Fenced(1, 2), ExitCode.FAILED),
+        (errors.RowsMissing(1, 2, 3), ExitCode.FAILED),
+        (errors.ForkFound(1, 2, 3, None), ExitCode.FAILED),
+        (errors.UnknownOutcome(1, 2, 3, 4), ExitCode.FAILED),
+        (errors.RetryError("later"), ExitCode.FAILED),
+        (stack_errors.StackMissing("no stack"), ExitCode.REFUSED),
+        (stack_errors.FetchFailed("no network"), ExitCode.FAILED),
+        (ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql"), ExitCode.REFUSED),
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), ExitCode.FAILED),
+        (TimeoutError(), ExitCode.FAILED),
+        (MemoryError(), ExitCode.FAILED),
+        (ZeroDivisionError("x"), ExitCode.FAILED),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (Terminated(), ExitCode.TERMINATED),
+        (ExceptionGroup("g", [errors.ChainMissing(3), ValueError()]), ExitCode.REFUSED),
+    ],
+)
+def test_exit_code_of_an_error_says_what_to_do_next(error: BaseException, code: ExitCode) -> None:
+    assert exit_code(error) is code
+    assert "\n" not in error_line(error)
+
+
+def test_error_line_with_line_ends_and_control_characters_is_one_plain_line() -> None:
+    line = error_line(errors.RetryError("one\ntwo\x1b[31m\tthree\0"))
+    assert line == "one two [31m three"
+
+
+def test_error_line_with_a_secret_hides_it() -> None:
+    error = errors.RetryError("cannot reach postgresql://u:hidden@h/d nor use swordfish")
+    assert error_line(error, ("swordfish",)) == ("cannot reach postgresql://u:***@h/d nor use ***")
+    assert "swordfish" not in traceback_text(error, ("swordfish",))
+
+
+def test_error_line_with_a_huge_message_is_cut() -> None:
+    assert len(error_line(errors.RetryError("x" * 100_000))) < 2_000
+
+
+def test_error_line_of_a_missing_package_says_how_to_get_it() -> None:
+    error = ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
+    assert error_line(error) == "pyspark is not installed: pip install 'orderchain[spark]'"
+
+
+def test_error_line_with_notes_ends_with_them() -> None:
+    error = errors.RetryError("later")
+    error.add_note("rows written before that: 7")
+    assert error_line(error) == "later; rows written before that: 7"
+
+
+def test_error_line_of_a_full_disk_names_the_file() -> None:
+    error = OSError(errno.ENOSPC, "No space left on device", "/data/j.jsonl")
+    assert error_line(error) == "/data/j.jsonl: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sequnce"], "chainctl: unknown command 'sequnce', did you mean 'sequence'?"),
+        (["xyz"], "chainctl: unknown command 'xyz', expected one of demo, stack"),
+        (["chain", "crate"], "chainctl: unknown command 'crate', did you mean 'create'?"),
+        (["chain", "list", "--databse", "x"], "chainctl: No such option '--databse'"),
+        (["--nothing"], "chainctl: No such option '--nothing'"),
+        (["chain", "create"], "chainctl: Missing argument 'N'"),
+        (["status"], "chainctl: Missing option '--chain'"),
+        (["status", "--chain", "0"], "chainctl: Invalid value for '--chain': 0 is not in"),
+        (["status", "--chain", "2147483648"], "chainctl: Invalid value for '--chain'"),
+        (["status", "--chain", "one"], "chainctl: Invalid value for '--chain': 'one'"),
+        (["status", "--chain", "1", "2"], "chainctl: Got unexpected extra argument (2)"),
+        (
+            ["receive", "--chain", "1", "--output", "x", "--until-idle", "nan"],
+            "chainctl: Invalid value for '--until-idle': NaN",
+        ),
+        (
+            ["receive", "--chain", "1", "--output", "x", "--follow", "--until-id", "4"],
+            "chainctl: --follow goes on",
+        ),
+    ],
+)
+def test_command_line_with_a_wrong_use_is_refused_in_one_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == ExitCode.REFUSED
+    out, err = capsys.readouterr()
+    assert err.startswith(told)
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_command_line_without_a_command_shows_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == ExitCode.REFUSED
+    assert "Commands:" in capsys.readouterr().err
+
+
+def test_command_line_with_help_or_version_ends_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == ExitCode.CLEAN
+    assert main(["chain", "create", "-h"]) == ExitCode.CLEAN
+    assert main(["--version"]) == ExitCode.CLEAN
+    assert "chainctl " in capsys.readouterr().out
+
+
+def test_main_with_an_unforeseen_error_ends_in_one_line_and_exit_code_three(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: click.Context) -> None:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("chainctl.main.cli.invoke", fail)
+    assert main(["config", "show"]) == ExitCode.FAILED
+    err = capsys.readouterr().err
+    assert err.startswith("chainctl: internal error: ZeroDivisionError: of all things")
+    assert err.count("\n") == 1

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chainctl.settings import (
+    SETTING_NAMES,
+    Settings,
+    description,
+    load_settings,
+    shown,
+    unknown_variables,
+    variable_of,
+)
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "p%40ss:w"
+DSN = "postgresql://user:p%40ss@host:5433/orders"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test runs in an empty folder of its own, so that no chainctl.toml is found by chance."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_settings_with_all_sources_take_flag_then_variable_then_file_then_default(
+    folder: Path,
+) -> None:
+    (folder / "chainctl.toml").write_text('kafka = "file:1"\nbatch_rows = 7\nstack_dir = "/file"\n')
+    environ = {"CHAINCTL_KAFKA": "variable:1", "CHAINCTL_STACK_DIR": "/variable"}
+    found = load_settings({"kafka": "flag:1"}, environ)
+    assert found.settings.kafka == "flag:1"
+    assert found.settings.stack_dir == "/variable"
+    assert found.settings.batch_rows == 7
+    assert found.settings.log_level == "warning"
+    assert found.sources["kafka"] == "--kafka"
+    assert found.sources["stack_dir"] == "CHAINCTL_STACK_DIR"
+    assert found.sources["batch_rows"] == "chainctl.toml"
+    assert found.sources["log_level"] == "default"
+
+
+def test_settings_with_a_named_file_do_not_read_the_one_in_the_folder(folder: Path) -> None:
+    (folder / "chainctl.toml").write_text('kafka = "folder:1"\n')
+    (folder / "named.toml").write_text("batch_rows = 3\n")
+    assert load_settings({}, {}, "named.toml").settings.kafka == ""
+    by_variable = load_settings({}, {"CHAINCTL_CONFIG": "named.toml"})
+    assert by_variable.settings.batch_rows == 3
+    assert by_variable.config_path == "named.toml"
+
+
+def test_settings_with_an_empty_variable_count_it_as_not_set() -> None:
+    assert load_settings({}, {"CHAINCTL_BATCH_ROWS": ""}).settings.batch_rows == 5_000
+
+
+def test_every_setting_has_a_description_and_a_variable() -> None:
+    for name in SETTING_NAMES:
+        assert description(name)
+        assert variable_of(name) == f"CHAINCTL_{name.upper()}"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('kafka = "a:1"\nbatch_rows = = 3\n', "line 2"),
+        ("databse = 'x'\n", "databse"),
+        ("batch_rows = '3'\n", "batch_rows"),
+        ("batch_rows = 0\n", "batch_rows"),
+        ("batch_rows = -1\n", "batch_rows"),
+        ("batch_rows = 10000000000\n", "batch_rows"),
+        ("batch_rows = true\n", "batch_rows"),
+        ("connect_seconds = nan\n", "connect_seconds"),
+        ("kafka = ['a:1']\n", "kafka"),
+        ("log_level = 'loud'\n", "log_level"),
+        ("[database]\nurl = 'x'\n", "database"),
+        ("kafka = " + "[" * 100_000, "valid TOML"),
+    ],
+)
+def test_config_file_with_a_fault_is_refused_by_name(folder: Path, text: str, part: str) -> None:
+    (folder / "chainctl.toml").write_text(text)
+    with pytest.raises(SettingError, match=part) as refused:
+        load_settings({}, {})
+    assert "chainctl.toml" in str(refused.value)
+
+
+def test_config_file_with_bytes_that_are_no_text_is_refused_with_the_line(folder: Path) -> None:
+    (folder / "chainctl.toml").write_bytes(b'kafka = "a:1"\n\xff\n')
+    with pytest.raises(SettingError, match="line 2"):
+        load_settings({}, {})
+
+
+def test_config_file_that_is_too_large_is_refused_unread(folder: Path) -> None:
+    (folder / "big.toml").write_bytes(b"#" * (2 * 1024 * 1024))
+    with pytest.raises(SettingError, match="bytes of TOML"):
+        load_settings({}, {}, "big.toml")
+
+
+@pytest.mark.parametrize("path", ["missing.toml", ".", "a\0b"])
+def test_config_file_that_cannot_be_read_is_refused(path: str) -> None:
+    with pytest.raises(SettingError, match="--config"):
+        load_settings({}, {}, path)
+
+
+def test_config_file_with_a_fault_never_shows_what_it_says(folder: Path) -> None:
+    (folder / "chainctl.toml").write_text(f'database = "postgresql://u:{SECRET}@h/d\n')
+    with pytest.raises(SettingError) as refused:
+        load_settings({}, {})
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "field"),
+    [
+        ({"batch_rows": "many"}, {}, "--batch-rows"),
+        ({"batch_rows": "1.5"}, {}, "--batch-rows"),
+        ({"connect_seconds": "nan"}, {}, "--connect-seconds"),
+        ({}, {"CHAINCTL_BATCH_ROWS": "0"}, "CHAINCTL_BATCH_ROWS"),
+        ({}, {"CHAINCTL_LOG_LEVEL": "loud"}, "CHAINCTL_LOG_LEVEL"),
+    ],
+)
+def test_setting_of_the_wrong_type_is_refused_as_it_was_given(
+    flags: dict[str, str | None], environ: dict[str, str], field: str
+) -> None:
+    with pytest.raises(SettingError) as refused:
+        load_settings(flags, environ)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=localhost dbname=x",
+        "mysql://h/d",
+        "postgresql://",
+        "postgresql:///d",
+        "postgresql://u:secret@h:port/d",
+        "postgresql://u:secret@h:70000/d",
+        "postgresql://u:secret@[::1/d",
+        "secret",
+    ],
+)
+def test_database_that_is_no_url_is_refused_without_its_password(dsn: str) -> None:
+    with pytest.raises(SettingError, match="database was") as refused:
+        Settings(database=dsn).database_dsn()
+    assert "secret" not in str(refused.value)
+
+
+def test_database_that_is_not_set_is_refused_with_the_ways_to_set_it() -> None:
+    with pytest.raises(SettingError, match=r"--database, CHAINCTL_DATABASE or chainctl\.toml"):
+        Settings().database_dsn()
+
+
+def test_gap_and_audit_database_default_to_the_database() -> None:
+    settings = Settings(database=DSN)
+    assert settings.gap_dsn() == settings.audit_dsn() == DSN
+    other = "postgresql:///orders?host=/run"
+    assert Settings(database=DSN, gap_database=other).gap_dsn() == other
+
+
+@pytest.mark.parametrize("servers", ["", "host", "host:", ":1", "host:x", "host:0", "a:1,,b:2"])
+def test_kafka_that_is_no_list_of_servers_is_refused(servers: str) -> None:
+    with pytest.raises(SettingError, match="kafka was"):
+        Settings(kafka=servers).kafka_servers()
+
+
+def test_secrets_hold_a_password_as_written_and_as_meant() -> None:
+    assert set(Settings(database=DSN).secrets()) == {"p%40ss", "p@ss"}
+    assert Settings(database="postgresql://h/d?password=x").secrets() == ("x",)
+
+
+def test_shown_value_of_a_database_hides_the_password() -> None:
+    assert shown("database", DSN) == "postgresql://user:***@host:5433/orders"
+    assert shown("kafka", "h:1") == "h:1"
+
+
+def test_unknown_variables_are_told_apart_from_settings() -> None:
+    environ = {"CHAINCTL_DATABSE": "x", "CHAINCTL_KAFKA": "h:1", "CHAINCTL_CONFIG": "f", "HOME": ""}
+    assert unknown_variables(environ) == ["CHAINCTL_DATABSE"]
