@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -11,7 +11,6 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gapfill import GapReader, GapReaderConfig
-from local_stack import KafkaServer
 from matcher_receiver import (
     CheckpointConfig,
     KafkaFrameSource,
@@ -23,9 +22,11 @@ from matcher_receiver import (
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
 from tests.unit.matcher_receiver.stored_chain import StoredChain
 
+if TYPE_CHECKING:
+    from local_stack import KafkaServer
+
 RoleDsn = Callable[[str], str]
-MakeTopic = Callable[..., Awaitable[None]]
-Publish = Callable[[str, Iterable[bytes | None]], Awaitable[None]]
+Publish = Callable[[Iterable[bytes | None]], Awaitable[None]]
 MakeReceiver = Callable[..., Receiver]
 
 
@@ -69,47 +70,32 @@ async def publish_frames(bootstrap: str, topic: str, values: Iterable[bytes | No
 
 
 @pytest.fixture
-async def topic(kafka_server: KafkaServer, stored: StoredChain) -> str:
-    await create_topic(kafka_server.bootstrap, stored.topic)
+def bootstrap(kafka_server: KafkaServer) -> str:
+    """The broker of the whole run; a test that breaks one brings its own."""
+    return kafka_server.bootstrap
+
+
+@pytest.fixture
+async def topic(bootstrap: str, stored: StoredChain) -> str:
+    await create_topic(bootstrap, stored.topic)
     return stored.topic
 
 
 @pytest.fixture
-def publish(kafka_server: KafkaServer, topic: str) -> Callable[..., Awaitable[None]]:
+def publish(bootstrap: str, topic: str) -> Publish:
     """Publish record values to the chain's topic."""
 
     async def publish_values(values: Iterable[bytes | None]) -> None:
-        await publish_frames(kafka_server.bootstrap, topic, values)
+        await publish_frames(bootstrap, topic, values)
 
     return publish_values
 
 
 @pytest.fixture
-def frame_source(kafka_server: KafkaServer, topic: str) -> KafkaFrameSource:
-    config = KafkaSourceConfig(bootstrap_servers=kafka_server.bootstrap, topic=topic)
-    return KafkaFrameSource(config)
-
-
-@pytest.fixture
-def gap_reader(role_dsn: RoleDsn, chain_id: int) -> GapReader:
-    config = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
-    return GapReader(config)
-
-
-@pytest.fixture
-def checkpoint_store(role_dsn: RoleDsn, chain_id: int) -> PostgresCheckpointStore:
-    return PostgresCheckpointStore(
-        CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver="test")
-    )
-
-
-@pytest.fixture
-def make_receiver(
-    kafka_server: KafkaServer, topic: str, role_dsn: RoleDsn, chain_id: int
-) -> MakeReceiver:
+def make_receiver(bootstrap: str, topic: str, role_dsn: RoleDsn, chain_id: int) -> MakeReceiver:
     """Make receivers of the chain; the settings are those of ReceiverConfig."""
 
-    def make(*, bootstrap: str = kafka_server.bootstrap, **settings: Any) -> Receiver:
+    def make(**settings: Any) -> Receiver:
         name = settings.setdefault("name", "test")
         checkpoints = CheckpointConfig(
             database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver=name

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from random import Random
+from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
-from matcher_receiver import Receiver
-from orderchain.run import Run
+from matcher_receiver import State
+from orderchain.errors import CheckpointLost, ForeignDatabase, RowsMissing, TopicError
+from orderchain.roles import RECEIVER_WRITER
+
+if TYPE_CHECKING:
+    from matcher_receiver import Receiver
+    from orderchain.event import Event
+    from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+    from .conftest import MakeReceiver, Publish, RoleDsn
 
 DEADLINE_SECONDS = 30
 
 
-async def next_ids(receiver: Receiver, until_id: int) -> list[int]:
-    """The ids that the receiver hands on until it has handed on `until_id`."""
-    ids: list[int] = []
+async def next_events(receiver: Receiver, until_id: int) -> list[Event]:
+    """What the receiver hands on until it has handed on `until_id`."""
+    events: list[Event] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not ids or ids[-1] < until_id:
-            run = await anext(receiver)
-            ids += [event.id for event in run.events]
-    return ids
+        while not events or events[-1].id < until_id:
+            events += (await anext(receiver)).events
+    return events
 
 
 async def test_receiver_with_rows_before_its_start_catches_up_from_the_database(
-    stored, make_receiver
-):
+    stored: StoredChain, make_receiver: MakeReceiver
+) -> None:
     for _ in range(4):
         await stored.commit(60)
     async with make_receiver(to_head_at_start=True) as receiver:
@@ -34,53 +43,169 @@ async def test_receiver_with_rows_before_its_start_catches_up_from_the_database(
     assert receiver.stats().rows_caught_up == 240
 
 
-async def test_receiver_with_live_frames_hands_them_on_without_a_read(
-    stored, make_receiver, publish
-):
+async def test_receiver_with_live_frames_hands_them_on_without_a_gap(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
+) -> None:
     async with make_receiver() as receiver:
-        batches = [await stored.commit(20) for _ in range(5)]
-        for batch in batches:
-            await publish(stored.chain.frames(batch, slice_rows=8))
-        ids = await next_ids(receiver, stored.chain.mark().id)
+        for _ in range(5):
+            await publish(stored.chain.frames(await stored.commit(20), slice_rows=8))
+        events = await next_events(receiver, stored.chain.mark().id)
         stats = receiver.stats()
-    assert ids == stored.chain.ids
+    assert events == stored.chain.events
     assert stats.rows_live == 100
     assert stats.gaps == 0
 
 
 async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_chain(
-    stored, make_receiver, publish
-):
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
+) -> None:
     async with make_receiver() as receiver:
         frames = []
         for _ in range(30):
-            batch = await stored.commit(20)
-            frames += stored.chain.frames(batch, slice_rows=8)
+            frames += stored.chain.frames(await stored.commit(20), slice_rows=8)
         kept = [frame for at, frame in enumerate(frames) if at % 7]
         kept[10], kept[11] = kept[11], kept[10]
-        await publish([*kept[:40], *kept[20:30], *kept[40:], stored.chain.heartbeat()])
-        ids = await next_ids(receiver, stored.chain.mark().id)
+        kept[33] = kept[33][:-1] + b"\0"
+        await publish([*kept[:40], None, *kept[20:30], *kept[40:], stored.chain.heartbeat()])
+        events = await next_events(receiver, stored.chain.mark().id)
         stats, gaps = receiver.stats(), list(receiver.gaps)
-    assert ids == stored.chain.ids
-    assert stats.rows_filled > 0
-    assert sum(gap.rows for gap in gaps) == stats.rows_filled
+    assert events == stored.chain.events
+    assert stats.rows_live + stats.rows_filled == 600
+    assert sum(gap.rows for gap in gaps) == stats.rows_filled > 0
+    assert stats.duplicates_dropped >= 10
+    assert stats.dropped["empty"] == 1
 
 
-async def test_receiver_with_a_lost_tail_finds_it_by_the_heartbeat(stored, make_receiver, publish):
+async def test_receiver_with_a_lost_tail_finds_it_by_the_heartbeat(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
+) -> None:
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         first, _lost = await stored.commit(5), await stored.commit(5)
         await publish([*stored.chain.frames(first), stored.chain.heartbeat()])
-        ids = await next_ids(receiver, stored.chain.mark().id)
+        events = await next_events(receiver, stored.chain.mark().id)
         gaps = list(receiver.gaps)
-    assert ids == stored.chain.ids
+    assert events == stored.chain.events
     assert [(gap.cause, gap.rows) for gap in gaps] == [("heartbeat", 5)]
 
 
 async def test_receiver_with_no_frames_at_all_delivers_from_the_database(
-    stored, make_receiver, topic
-):
+    stored: StoredChain, make_receiver: MakeReceiver
+) -> None:
     async with make_receiver(poll_after_seconds=0.2) as receiver:
         await stored.commit(5)
-        ids = await next_ids(receiver, stored.chain.mark().id)
+        events = await next_events(receiver, stored.chain.mark().id)
         assert [gap.cause for gap in receiver.gaps] == ["poll"]
-    assert ids == stored.chain.ids
+    assert events == stored.chain.events
+
+
+async def test_receiver_with_a_new_leader_asks_the_database_once(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
+) -> None:
+    async with make_receiver() as receiver:
+        await publish(stored.chain.frames(await stored.commit(5)))
+        await next_events(receiver, stored.chain.mark().id)
+        stored.chain.take_over()
+        await stored.lead()
+        await publish(stored.chain.frames(await stored.commit(5)))
+        events = await next_events(receiver, stored.chain.mark().id)
+        assert receiver.stats().gaps == 0
+        assert receiver.stats().dropped == {}
+    assert events == stored.chain.batches[1].events
+
+
+async def test_receiver_killed_at_any_moment_applies_every_row_once(
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    admin: asyncpg.Connection,
+    role_dsn: RoleDsn,
+) -> None:
+    """Effect and checkpoint in one transaction, through a dozen kills."""
+    await admin.execute("CREATE TABLE effect (place serial PRIMARY KEY, id bigint NOT NULL)")
+    await admin.execute("GRANT INSERT ON effect TO receiver_writer")
+    await admin.execute("GRANT USAGE ON effect_place_seq TO receiver_writer")
+
+    async def work() -> None:
+        connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
+        try:
+            async with make_receiver() as receiver:
+                async for run in receiver:
+                    async with connection.transaction():
+                        ids = [(event.id,) for event in run.events]
+                        await connection.executemany("INSERT INTO effect (id) VALUES ($1)", ids)
+                        await receiver.checkpoint(run, connection=connection)
+        finally:
+            connection.terminate()
+
+    random = Random(4)
+    for _ in range(12):
+        worker = asyncio.ensure_future(work())
+        frames = []
+        for _ in range(6):
+            frames += stored.chain.frames(await stored.commit(20), slice_rows=7)
+        await publish([frame for frame in frames if random.random() > 0.2])
+        await asyncio.sleep(random.uniform(0.0, 0.2))
+        worker.cancel()
+        await asyncio.wait([worker])
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        worker = asyncio.ensure_future(work())
+        query = "SELECT count(*) FROM effect"
+        while await admin.fetchval(query) < len(stored.chain.ids):  # noqa: ASYNC110 - a table
+            await asyncio.sleep(0.02)
+        worker.cancel()
+        await asyncio.wait([worker])
+    rows = await admin.fetch("SELECT id FROM effect ORDER BY place")
+    assert [row_id for (row_id,) in rows] == stored.chain.ids
+
+
+async def test_second_receiver_of_one_name_is_stopped_at_its_checkpoint(
+    stored: StoredChain, make_receiver: MakeReceiver
+) -> None:
+    await stored.commit(20)
+    async with make_receiver() as first, make_receiver() as second:
+        mine, theirs = await anext(first), await anext(second)
+        await first.checkpoint(mine)
+        with pytest.raises(CheckpointLost):
+            await second.checkpoint(theirs)
+
+
+async def test_receiver_with_a_row_deleted_behind_its_back_names_it(
+    stored: StoredChain, make_receiver: MakeReceiver
+) -> None:
+    await stored.commit(120)
+    ids = stored.chain.ids
+    await stored.delete_rows(ids[70])
+    async with make_receiver() as receiver:
+        delivered = await next_events(receiver, ids[69])
+        with pytest.raises(RowsMissing) as caught:
+            await anext(receiver)
+    assert [event.id for event in delivered] == ids[:70]
+    assert (caught.value.after_id, caught.value.until_id) == (ids[69], ids[70])
+
+
+async def test_receiver_with_another_database_at_the_same_address_halts(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
+) -> None:
+    await stored.commit(5)
+    async with make_receiver(poll_after_seconds=0.2) as receiver:
+        await next_events(receiver, stored.chain.mark().id)
+        await admin.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(ForeignDatabase):
+                await anext(receiver)
+        assert receiver.state is State.HALTED
+
+
+async def test_receiver_with_its_topic_missing_says_so_and_closes(
+    stored: StoredChain, make_receiver: MakeReceiver, bootstrap: str, topic: str
+) -> None:
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    await client.delete_topics([topic])
+    await client.close()
+    receiver = make_receiver()
+    with pytest.raises(TopicError, match=topic):
+        async with receiver:
+            pass

@@ -1,0 +1,94 @@
+"""Kafka stopped, frozen, emptied: delivery goes on from the database, and returns to Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from local_stack import KafkaConfig, KafkaServer
+from local_stack.ports import free_port
+
+from .test_receiving import next_events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+    from .conftest import MakeReceiver, Publish
+
+BACK_SECONDS = 30
+
+
+@pytest.fixture
+def own_kafka(server_folder: Path) -> Iterator[KafkaServer]:
+    port = free_port()
+    config = KafkaConfig(
+        directory=server_folder / "kafka",
+        port=port,
+        controller_port=free_port([port]),
+        heap_mb=256,
+    )
+    server = KafkaServer(config)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def bootstrap(own_kafka: KafkaServer) -> str:
+    return own_kafka.bootstrap
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_returns(
+    own_kafka: KafkaServer,
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    fault: str,
+) -> None:
+    async with make_receiver() as receiver:
+        await publish(stored.chain.frames(await stored.commit(10)))
+        events = await next_events(receiver, stored.chain.mark().id)
+        await asyncio.to_thread(own_kafka.kill if fault == "kill" else own_kafka.freeze)
+        for _ in range(3):
+            await stored.commit(10)
+            began = asyncio.get_running_loop().time()
+            events += await next_events(receiver, stored.chain.mark().id)
+            # Silence of 1 s, a question to the broker of at most 1 s, and the reading itself.
+            assert asyncio.get_running_loop().time() - began < 4
+        assert receiver.stats().rows_filled == 30
+        assert receiver.stats().broker_failures > 0
+        await asyncio.to_thread(own_kafka.start if fault == "kill" else own_kafka.thaw)
+
+        live = receiver.stats().rows_live
+        async with asyncio.timeout(BACK_SECONDS):
+            while receiver.stats().rows_live == live:
+                await publish(stored.chain.frames(await stored.commit(10)))
+                events += await next_events(receiver, stored.chain.mark().id)
+    assert events == stored.chain.events
+
+
+@pytest.mark.kafka
+async def test_receiver_with_its_broker_gone_stops_in_time(
+    own_kafka: KafkaServer, stored: StoredChain, make_receiver: MakeReceiver
+) -> None:
+    await stored.commit(10)
+    receiver = make_receiver()
+    async with receiver:
+        await next_events(receiver, stored.chain.mark().id)
+        await asyncio.to_thread(own_kafka.freeze)
+        waiting = asyncio.ensure_future(anext(receiver, None))
+        await asyncio.sleep(0)
+        began = asyncio.get_running_loop().time()
+        receiver.stop()
+        assert await waiting is None
+    assert asyncio.get_running_loop().time() - began < 6
+    await asyncio.to_thread(own_kafka.thaw)

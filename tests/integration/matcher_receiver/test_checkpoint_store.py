@@ -1,0 +1,216 @@
+"""The checkpoint as a row of a real PostgreSQL, with the role that may do little else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from orderchain.errors import (
+    ChainMissing,
+    CheckpointLost,
+    ConnectError,
+    RetryError,
+    SchemaError,
+)
+from orderchain.mark import Mark
+from orderchain.roles import RECEIVER_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+    from .conftest import RoleDsn
+
+
+def mark(at_id: int, seal: bytes = b"\5" * 32) -> Mark:
+    return Mark(id=at_id, batch_last_id=at_id, seal=seal, epoch=3)
+
+
+@pytest.fixture
+def config(role_dsn: RoleDsn, chain_id: int) -> CheckpointConfig:
+    return CheckpointConfig(
+        database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver="matching"
+    )
+
+
+@pytest.fixture
+async def store(
+    stored: StoredChain, config: CheckpointConfig
+) -> AsyncIterator[PostgresCheckpointStore]:
+    async with PostgresCheckpointStore(config) as made:
+        yield made
+
+
+async def test_load_with_a_receiver_that_never_was_gives_none(
+    store: PostgresCheckpointStore,
+) -> None:
+    assert await store.load() is None
+
+
+async def test_save_moves_the_place_step_by_step(store: PostgresCheckpointStore) -> None:
+    await store.save(0, mark(0))
+    await store.save(0, mark(10))
+    end = Mark(id=25, batch_last_id=20, seal=b"\6" * 32, epoch=4)
+    await store.save(10, end)
+    assert await store.load() == end
+
+
+async def test_save_from_elsewhere_is_refused_and_changes_nothing(
+    store: PostgresCheckpointStore,
+) -> None:
+    await store.save(0, mark(10))
+    with pytest.raises(CheckpointLost) as caught:
+        await store.save(5, mark(20))
+    assert caught.value.expected_id == 5
+    assert await store.load() == mark(10)
+
+
+async def test_two_stores_of_one_name_one_is_stopped(
+    store: PostgresCheckpointStore, config: CheckpointConfig
+) -> None:
+    async with PostgresCheckpointStore(config) as other:
+        await store.save(0, mark(0))
+        await other.save(0, mark(0))
+        outcomes = await asyncio.gather(
+            store.save(0, mark(10)), other.save(0, mark(10)), return_exceptions=True
+        )
+    assert [type(outcome) for outcome in outcomes if outcome] == [CheckpointLost]
+    assert await store.load() == mark(10)
+
+
+async def test_names_do_not_disturb_each_other(
+    store: PostgresCheckpointStore, config: CheckpointConfig
+) -> None:
+    other_config = CheckpointConfig(
+        database=config.database, chain_id=config.chain_id, receiver="clearing"
+    )
+    async with PostgresCheckpointStore(other_config) as other:
+        await store.save(0, mark(10))
+        await other.save(0, mark(3))
+        assert await store.load() == mark(10)
+
+
+async def test_save_in_the_callers_transaction_stands_or_falls_with_it(
+    store: PostgresCheckpointStore, role_dsn: RoleDsn
+) -> None:
+    await store.save(0, mark(10))
+    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
+    transaction = connection.transaction()
+    await transaction.start()
+    await store.save(10, mark(20), connection)
+    await transaction.rollback()
+    assert await store.load() == mark(10)
+    async with connection.transaction():
+        await store.save(10, mark(20), connection)
+    assert await store.load() == mark(20)
+    with pytest.raises(CheckpointLost):
+        async with connection.transaction():
+            await store.save(10, mark(30), connection)
+    await connection.close(timeout=5)
+
+
+async def test_save_whose_answer_was_lost_is_made_again(
+    store: PostgresCheckpointStore, admin: asyncpg.Connection, chain_id: int
+) -> None:
+    await store.save(0, mark(10))
+    # The statement is held up until its backend is killed: the client cannot know.
+    for has_landed in (False, True):
+        first = await store.load()
+        end = mark(first.id + 10)
+        blocker = admin.transaction()
+        await blocker.start()
+        await admin.execute(
+            "SELECT FROM receiver_checkpoint WHERE chain_id = $1 FOR UPDATE", chain_id
+        )
+        saving = asyncio.ensure_future(store.save(first.id, end))
+        await kill_waiting_backend(admin)
+        with pytest.raises(RetryError):
+            await saving
+        await blocker.rollback()
+        if has_landed:
+            await admin.execute(
+                "UPDATE receiver_checkpoint SET head_delivered = $2, batch_last_id = $2 "
+                "WHERE chain_id = $1",
+                chain_id,
+                end.id,
+            )
+        await store.save(first.id, end)
+        assert await store.load() == end
+
+
+async def kill_waiting_backend(admin: asyncpg.Connection) -> None:
+    killed = None
+    async with asyncio.timeout(10):
+        while not killed:
+            killed = await admin.fetchval(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND usename = 'receiver_writer' "
+                "AND wait_event_type = 'Lock'"
+            )
+
+
+async def test_load_after_its_backend_was_killed_is_a_retry_and_then_works(
+    store: PostgresCheckpointStore, admin: asyncpg.Connection
+) -> None:
+    await store.save(0, mark(10))
+    await admin.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND usename = 'receiver_writer'"
+    )
+    try:
+        found = await store.load()
+    except RetryError:
+        found = await store.load()
+    assert found == mark(10)
+
+
+async def test_save_for_a_chain_that_was_never_created_is_told(
+    stored: StoredChain, config: CheckpointConfig
+) -> None:
+    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1)
+    async with PostgresCheckpointStore(missing) as store:
+        with pytest.raises(ChainMissing, match=str(2**31 - 1)):
+            await store.save(0, mark(10))
+
+
+async def test_load_without_a_schema_is_told(empty_database: str) -> None:
+    async with PostgresCheckpointStore(
+        CheckpointConfig(database=empty_database, chain_id=7)
+    ) as store:
+        with pytest.raises(SchemaError):
+            await store.load()
+
+
+async def test_load_with_a_wrong_password_never_shows_it(config: CheckpointConfig) -> None:
+    parts = urlsplit(config.database)
+    netloc = f"receiver_writer:unseen-password@{parts.hostname}:{parts.port}"
+    dsn = urlunsplit(parts._replace(netloc=netloc))
+    wrong = CheckpointConfig(database=dsn, chain_id=7)
+    async with PostgresCheckpointStore(wrong) as store:
+        with pytest.raises(ConnectError) as caught:
+            await store.load()
+    assert "unseen-password" not in str(caught.value) + repr(wrong)
+
+
+async def test_role_may_keep_checkpoints_and_nothing_else(
+    store: PostgresCheckpointStore, role_dsn: RoleDsn
+) -> None:
+    login = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
+    for statement in (
+        "SELECT * FROM chain_event",
+        "SELECT * FROM chain_batch",
+        "SELECT last_id FROM chain_head",
+        "UPDATE chain_head SET last_id = 0",
+        "DELETE FROM receiver_checkpoint",
+        "TRUNCATE receiver_checkpoint",
+        "INSERT INTO chain_event VALUES (7, 1, 0, 'k', 0, '')",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await login.execute(statement)
+    await login.close(timeout=5)

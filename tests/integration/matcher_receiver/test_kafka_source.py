@@ -1,0 +1,132 @@
+"""Frames from a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from local_stack.ports import free_port
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
+from orderchain.errors import ConnectError, TopicError
+
+from .conftest import create_topic, publish_frames
+
+if TYPE_CHECKING:
+    from local_stack import KafkaServer
+
+DEADLINE_SECONDS = 30
+
+
+@pytest.fixture
+async def any_topic(bootstrap: str) -> str:
+    name = f"frames-{secrets.token_hex(4)}"
+    await create_topic(bootstrap, name)
+    return name
+
+
+def source_of(bootstrap: str, topic: str, **settings: float) -> KafkaFrameSource:
+    config = KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic, **settings)
+    return KafkaFrameSource(config)
+
+
+async def read(source: KafkaFrameSource, count: int) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while len(found) < count:
+            found += await source.records(1.0)
+    return found
+
+
+async def test_start_stands_behind_what_was_published_before(
+    bootstrap: str, any_topic: str
+) -> None:
+    await publish_frames(bootstrap, any_topic, [b"before"])
+    async with source_of(bootstrap, any_topic) as source:
+        await publish_frames(bootstrap, any_topic, [b"one", None, b"", b"two"])
+        assert await read(source, 4) == [b"one", None, b"", b"two"]
+
+
+async def test_records_with_nothing_there_end_by_the_timeout(
+    bootstrap: str, any_topic: str
+) -> None:
+    async with source_of(bootstrap, any_topic) as source:
+        began = asyncio.get_running_loop().time()
+        assert await source.records(0.3) == []
+        assert await source.records(0.3) == []
+        assert 0.5 < asyncio.get_running_loop().time() - began < 5
+
+
+async def test_record_larger_than_a_fetch_arrives_whole(bootstrap: str) -> None:
+    name = f"frames-{secrets.token_hex(4)}"
+    await create_topic(bootstrap, name, **{"max.message.bytes": "9000000"})
+    large = secrets.token_bytes(3_000_000)
+    async with source_of(bootstrap, name, fetch_bytes=65_536) as source:
+        await publish_frames(bootstrap, name, [b"small", large, b"last"])
+        assert await read(source, 3) == [b"small", large, b"last"]
+
+
+async def test_records_deleted_under_the_reader_lead_back_to_the_live_end(
+    bootstrap: str, any_topic: str
+) -> None:
+    async with source_of(bootstrap, any_topic, fetch_bytes=1_024) as source:
+        # More than the reader takes ahead, so that its offset lies in what is deleted.
+        await publish_frames(bootstrap, any_topic, [b"x" * 1_000] * 50)
+        assert await source.records(5.0)
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        await admin.delete_records({TopicPartition(any_topic, 0): RecordsToDelete(50)})
+        await admin.close()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await source.records(1.0):
+                pass
+        await publish_frames(bootstrap, any_topic, [b"after"])
+        assert (await read(source, 1))[-1] == b"after"
+
+
+async def test_start_with_a_topic_that_is_missing_says_so_and_makes_none(bootstrap: str) -> None:
+    name = f"missing-{secrets.token_hex(4)}"
+    with pytest.raises(TopicError, match=name):
+        await source_of(bootstrap, name).start()
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    assert name not in await admin.list_topics()
+    await admin.close()
+
+
+async def test_start_with_two_partitions_is_refused(bootstrap: str) -> None:
+    name = f"wide-{secrets.token_hex(4)}"
+    await create_topic(bootstrap, name, partitions=2)
+    with pytest.raises(TopicError, match="2 partitions"):
+        await source_of(bootstrap, name).start()
+
+
+async def test_start_with_a_compacted_topic_is_refused(bootstrap: str) -> None:
+    name = f"compacted-{secrets.token_hex(4)}"
+    await create_topic(bootstrap, name, **{"cleanup.policy": "compact"})
+    with pytest.raises(TopicError, match="compact"):
+        await source_of(bootstrap, name).start()
+
+
+async def test_start_with_a_closed_port_is_refused(kafka_server: KafkaServer) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(ConnectError, match=address):
+        await source_of(address, "any", connect_seconds=3.0).start()
+
+
+async def test_start_with_a_silent_port_ends_by_the_deadline() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    began = asyncio.get_running_loop().time()
+    async with server:
+        with pytest.raises(ConnectError):
+            await source_of(address, "any", connect_seconds=1.0, close_seconds=1.0).start()
+    assert asyncio.get_running_loop().time() - began < 6
