@@ -6,6 +6,7 @@ manual, "PostgreSQL Error Codes").
 
 from __future__ import annotations
 
+from ssl import SSLError
 from typing import Final
 
 from orderchain.dsn import hosts_of, mask_dsn
@@ -45,6 +46,8 @@ def connect_refusal(error: BaseException, dsn: str) -> OrderchainError:
         return ConnectError("database", mask_dsn(dsn), _EXPECTED_BY_SQLSTATE[state])
     if isinstance(error, TimeoutError):
         return ConnectError("database", mask_dsn(dsn), "a server that answers (it is silent)")
+    if isinstance(error, SSLError):
+        return ConnectError("database", mask_dsn(dsn), f"TLS that both sides accept ({error})")
     if isinstance(error, OSError):
         return ConnectError("database", mask_dsn(dsn), _listening(dsn))
     if isinstance(error, ValueError) and not state:

@@ -19,14 +19,14 @@ from orderchain.event import Event
 MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
 
 PUBLIC = {
-    "batch": "Batch IntakeMark Term",
+    "batch": "Batch IntakeMark LeaseSight Term",
     "clock": "Clock SystemClock",
     "dsn": "hosts_of mask_dsn",
     "event": "Event",
     "frame": "FrameHeader decode_body decode_header encode_frame",
     "link": "first_break is_linked",
     "mark": "ChainHead Mark Standing",
-    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource",
+    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource Lease",
     "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of",
     "row_image": "row_images",
     "run": "Run",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import asyncpg
 import pytest
 
@@ -35,6 +37,7 @@ DSN = f"postgresql://user:{SECRET}@db.example:6432/orders"
         (TimeoutError(), ConnectError, "silent"),
         (ConnectionRefusedError(111, "refused"), ConnectError, "listens at db.example:6432"),
         (ConnectionResetError("reset"), ConnectError, "listens at db.example:6432"),
+        (ssl.SSLCertVerificationError("untrusted"), ConnectError, "TLS that both sides accept"),
         (ValueError("invalid DSN"), SettingError, "a URL postgresql://"),
         (RuntimeError(f"with {SECRET}"), ConnectError, "RuntimeError"),
     ],
