@@ -75,9 +75,19 @@ class Plan(Struct, frozen=True, kw_only=True):
         return max(1, self.rows // 2)
 
     @property
+    def save_rows(self) -> int:
+        """After so many rows the matching service stores its state."""
+        return min(max(self.rows // SAVES_WANTED, SAVE_ROWS_MIN), SAVE_ROWS_MAX)
+
+    @property
     def kill_at_row(self) -> int:
-        """Once so many rows are delivered, the matching service is killed."""
-        return max(1, self.rows // 4)
+        """Once so many rows are delivered, the matching service is killed.
+
+        Half of the first part, and half of the way from one stored state to the next: so there is
+        work to be lost.
+        """
+        saves = self.rows // 4 // self.save_rows
+        return max(1, min(saves * self.save_rows + self.save_rows // 2, self.pause_at_row))
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -159,7 +169,7 @@ class _Play:
             faults=plan.faults,
             last_key=plan.prepared.straight.last_key,
             life=len(self._lives),
-            save_rows=min(max(plan.rows // SAVES_WANTED, SAVE_ROWS_MIN), SAVE_ROWS_MAX),
+            save_rows=plan.save_rows,
         )
         player = await self._start("matching service", "chainctl.demo.matching_service", job)
         self._lives.append(player)
