@@ -288,3 +288,14 @@ async def test_auditor_reads_every_table(
     for table in await catalog.fetch(_TABLES):
         if not table["is_partition"]:
             await auditor.fetch(f'SELECT * FROM "{table["name"]}"')  # noqa: S608 - the catalog's
+
+
+async def test_writer_may_end_backends_of_its_own_role_only(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    writer, paused, reader = await connect(WRITER), await connect(WRITER), await connect(GAP_READER)
+    terminate = "SELECT pg_terminate_backend($1, 5000)"
+    assert await writer.fetchval(terminate, paused.get_server_pid()) is True
+    for other in (reader, catalog):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await writer.fetchval(terminate, other.get_server_pid())
