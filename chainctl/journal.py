@@ -239,6 +239,8 @@ def _decoded(events: Sequence[Event]) -> list[object]:
 
 def _check_path(path: Path) -> None:
     """Refuse what cannot become a journal, before anything is done."""
+    if "\0" in str(path):
+        raise _unusable(path, "its name holds a NUL")
     try:
         if path.exists():
             if not stat.S_ISREG(path.stat().st_mode):
@@ -249,8 +251,6 @@ def _check_path(path: Path) -> None:
             raise _unusable(path, f"the folder {path.parent} cannot be written")
     except OSError as error:
         raise _unusable(path, error.strerror or "") from None
-    except ValueError:  # a NUL in the name
-        raise _unusable(path, "its name holds a NUL") from None
 
 
 def _unusable(path: Path, reason: str) -> SettingError:

@@ -87,9 +87,12 @@ class CsvRows:
 
     def _header(self) -> list[str]:
         try:
-            return next(self._reader, [])
+            header = next(self._reader, [])
         except csv.Error as error:
             raise InputError("header", shortened(str(error)), "well-formed CSV", 1) from None
+        if not header:
+            raise InputError("header", "", "the names of the columns", 1)
+        return header
 
 
 def _line_of(rows: list[list[str]], index: int, first_line: int) -> int:

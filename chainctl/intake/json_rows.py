@@ -82,7 +82,7 @@ class JsonRows:
     def _first(self) -> tuple[list[str], list[str]]:
         line = self._next_line()
         if not line:
-            raise InputError("input", "", "a file with rows")
+            raise InputError("input", "empty lines", "a file with rows (it has none)")
         content = self._object(line)
         if not content:
             raise InputError("object", "{}", "keys and values", self._line_number)

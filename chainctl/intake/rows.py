@@ -20,8 +20,8 @@ READ_BYTES_MAX: Final = 8 * 1024 * 1024
 BUFFER_BYTES: Final = 256 * 1024
 """What is read ahead of the parser: large enough that the calls do not count."""
 
-STEP_ROWS: Final = 64
-"""Rows between two looks at the bytes: 64 rows of the longest legal payload are 16 MiB."""
+STEP_ROWS: Final = 16
+"""Rows between two looks at the bytes: 16 rows of the longest legal payload are 4 MiB."""
 
 TEXT: Final = "UTF-8 text without NUL"
 
