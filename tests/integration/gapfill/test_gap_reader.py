@@ -25,6 +25,7 @@ from orderchain.errors import (
 )
 from orderchain.mark import Mark
 from tests.unit.matcher_receiver.chains import ids_of
+from tests.unit.matcher_receiver.silent_server import silent_server
 
 if TYPE_CHECKING:
     from orderchain.run import Run
@@ -318,19 +319,13 @@ async def test_closed_port_is_told(gap_dsn: str) -> None:
 
 
 async def test_silent_server_ends_by_the_deadline() -> None:
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    config = GapReaderConfig(
-        database=f"postgresql://x@127.0.0.1:{port}/x", chain_id=7, connect_seconds=0.3
-    )
-    async with server, GapReader(config) as reader:
-        with pytest.raises(ConnectError, match="silent"):
-            await asyncio.wait_for(reader.standing(0), 5)
+    async with silent_server() as port:
+        config = GapReaderConfig(
+            database=f"postgresql://x@127.0.0.1:{port}/x", chain_id=7, connect_seconds=0.3
+        )
+        async with GapReader(config) as reader:
+            with pytest.raises(ConnectError, match="silent"):
+                await asyncio.wait_for(reader.standing(0), 5)
 
 
 async def test_dsn_that_is_none_is_told() -> None:

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 BACK_SECONDS = 30
 
 
-@pytest.fixture
-def own_kafka(server_folder: Path) -> Iterator[KafkaServer]:
+@pytest.fixture(scope="module")
+def own_kafka(session_folder: Path) -> Iterator[KafkaServer]:
+    """A broker of these tests alone. Each of them leaves it running."""
     port = free_port()
     config = KafkaConfig(
-        directory=server_folder / "kafka",
+        directory=session_folder / "kafka-that-goes-away",
         port=port,
         controller_port=free_port([port]),
         heap_mb=256,
@@ -62,8 +63,9 @@ async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_retur
             await stored.commit(10)
             began = asyncio.get_running_loop().time()
             events += await next_events(receiver, stored.chain.mark().id)
-            # Silence of 1 s, a question to the broker of at most 1 s, and the reading itself.
-            assert asyncio.get_running_loop().time() - began < 4
+            # Silence of 1 s, a question to the broker of at most 1 s, and the reading itself; the
+            # rest is for machines that do much else at once.
+            assert asyncio.get_running_loop().time() - began < 10
         assert receiver.stats().rows_filled == 30
         assert receiver.stats().broker_failures > 0
         await asyncio.to_thread(own_kafka.start if fault == "kill" else own_kafka.thaw)

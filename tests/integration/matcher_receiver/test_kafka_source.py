@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from local_stack.ports import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
+from tests.unit.matcher_receiver.silent_server import silent_server
 
 from .conftest import create_topic, publish_frames
 
@@ -119,14 +120,9 @@ async def test_start_with_a_closed_port_is_refused(kafka_server: KafkaServer) ->
 
 
 async def test_start_with_a_silent_port_ends_by_the_deadline() -> None:
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     began = asyncio.get_running_loop().time()
-    async with server:
+    async with silent_server() as port:
+        source = source_of(f"127.0.0.1:{port}", "any", connect_seconds=1.0, close_seconds=1.0)
         with pytest.raises(ConnectError):
-            await source_of(address, "any", connect_seconds=1.0, close_seconds=1.0).start()
+            await source.start()
     assert asyncio.get_running_loop().time() - began < 6

@@ -46,7 +46,7 @@ async def test_receiver_with_rows_before_its_start_catches_up_from_the_database(
 async def test_receiver_with_live_frames_hands_them_on_without_a_gap(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
 ) -> None:
-    async with make_receiver() as receiver:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
         for _ in range(5):
             await publish(stored.chain.frames(await stored.commit(20), slice_rows=8))
         events = await next_events(receiver, stored.chain.mark().id)
@@ -59,7 +59,7 @@ async def test_receiver_with_live_frames_hands_them_on_without_a_gap(
 async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_chain(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
 ) -> None:
-    async with make_receiver() as receiver:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
         frames = []
         for _ in range(30):
             frames += stored.chain.frames(await stored.commit(20), slice_rows=8)
@@ -101,7 +101,7 @@ async def test_receiver_with_no_frames_at_all_delivers_from_the_database(
 async def test_receiver_with_a_new_leader_asks_the_database_once(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
 ) -> None:
-    async with make_receiver() as receiver:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
         await publish(stored.chain.frames(await stored.commit(5)))
         await next_events(receiver, stored.chain.mark().id)
         stored.chain.take_over()
