@@ -1,0 +1,80 @@
+"""Filling from a real streaming standby: what it lacks is not yet there, never a hole."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from gapfill import GapReader, GapReaderConfig
+from local_stack import PostgresConfig, PostgresServer
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.errors import NotYetReadable
+from orderchain.roles import GAP_READER
+from tests.unit.matcher_receiver.chains import ids_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from .conftest import MakeStored
+
+
+@pytest.fixture
+async def standby(
+    postgres_server: PostgresServer, database_name: str, server_folder: Path
+) -> AsyncIterator[PostgresServer]:
+    config = PostgresConfig(
+        directory=server_folder / "standby",
+        port=free_port(),
+        passwords=postgres_server.config.passwords,
+    )
+    server = PostgresServer(config)
+    await asyncio.to_thread(server.initialise_standby, postgres_server)
+    try:
+        await asyncio.to_thread(server.start)
+        yield server
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_standby_that_lags_says_not_yet_and_then_gives_the_rows(
+    make_stored: MakeStored, standby: PostgresServer, database_name: str
+) -> None:
+    stored = await make_stored([5, 5])
+    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name), timeout=10)
+    config = GapReaderConfig(database=standby.dsn(GAP_READER, database_name), chain_id=7)
+    async with GapReader(config) as reader:
+        await replayed(look, stored.chain.mark().id)
+        await look.execute("SELECT pg_wal_replay_pause()")
+        before = stored.chain.mark()
+        await stored.commit(5)
+
+        standing = await reader.standing(before.id)
+        assert not standing.is_primary
+        assert standing.mark == before
+        with pytest.raises(NotYetReadable):
+            await fill(reader, before, stored.chain.mark().id)
+        with pytest.raises(NotYetReadable):
+            await fill(reader, stored.chain.mark(), stored.chain.mark().id + 9)
+
+        await look.execute("SELECT pg_wal_replay_resume()")
+        await replayed(look, stored.chain.mark().id)
+        assert ids_of(await fill(reader, before, stored.chain.mark().id)) == stored.chain.ids[10:]
+    await look.close(timeout=5)
+
+
+async def fill(reader: GapReader, after: object, until_id: int) -> list[object]:
+    async with aclosing(reader.runs(after, until_id)) as runs:  # type: ignore[arg-type]
+        return [run async for run in runs]
+
+
+async def replayed(look: asyncpg.Connection, last_id: int) -> None:
+    found = 0
+    async with asyncio.timeout(30):
+        while found < last_id:
+            found = await look.fetchval("SELECT last_id FROM chain_head WHERE chain_id = 7") or 0
