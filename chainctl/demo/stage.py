@@ -48,7 +48,7 @@ async def set_stage(stack: LocalStack) -> Stage:
         database=environment["CHAINCTL_DATABASE"], kafka=environment["CHAINCTL_KAFKA"]
     )
     await apply_schema(settings)
-    await _make_table(settings)
+    await make_table(settings)
     chain = await _new_chain(settings)
     return Stage(
         chain_id=chain.chain,
@@ -61,7 +61,8 @@ async def set_stage(stack: LocalStack) -> Stage:
     )
 
 
-async def _make_table(settings: Settings) -> None:
+async def make_table(settings: Settings) -> None:
+    """Make the demo's own table where it is missing, as whoever `settings` log in as."""
     async with (
         connected(settings.database, settings.connect_seconds) as connection,
         connection.transaction(),
