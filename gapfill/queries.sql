@@ -18,7 +18,22 @@ LEFT JOIN LATERAL (
     WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
 ) b ON true;
 
--- page: the next rows of a range, ended early by their bytes; octet_length reads no stored payload
+-- page: the next rows of a range; none when their payloads are more than a page may hold
+SELECT id, pid, key, event_time_ns, payload
+FROM chain_event
+WHERE chain_id = $1 AND id > $2 AND id <= $3
+  -- octet_length reads no stored payload, only its length. Measured: a fifth of the page's time,
+  -- and spent in the server while the reader works on the page before.
+  AND (
+      SELECT sum(octet_length(payload)) FROM (
+          SELECT payload FROM chain_event
+          WHERE chain_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
+      ) page
+  ) <= $5
+ORDER BY id
+LIMIT $4;
+
+-- page_by_bytes: the same, ended by their payloads; for pages that are more than a page may hold
 SELECT id, pid, key, event_time_ns, payload
 FROM (
     SELECT id, pid, key, event_time_ns, payload,
@@ -32,12 +47,12 @@ FROM (
 WHERE bytes_before < $5
 ORDER BY id;
 
--- batch_at: the last whole batch that ends at or before an id
+-- batches_after: the next whole batches
 SELECT last_id, seal, epoch
 FROM chain_batch
-WHERE chain_id = $1 AND last_id <= $2
-ORDER BY last_id DESC
-LIMIT 1;
+WHERE chain_id = $1 AND last_id > $2
+ORDER BY last_id
+LIMIT $3;
 
 -- place: whether this is a standby, and up to where rows were archived
 SELECT pg_is_in_recovery() AS is_standby,

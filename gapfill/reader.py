@@ -7,6 +7,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from gapfill.connection import ReadConnection
+from gapfill.marks import BatchMarks
 from orderchain.errors import (
     ChainMissing,
     ForkFound,
@@ -25,7 +26,7 @@ from orderchain.seal import genesis_seal
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from types import TracebackType
 
     from gapfill.config import GapReaderConfig
@@ -90,24 +91,29 @@ class GapReader:
         is read, never more than one ahead. Raises what `orderchain.ports.GapSource` names; what was
         yielded before that is linked and committed.
         """
-        await self._check_start(after)
-        page = asyncio.ensure_future(self._run(after, until_id))
+        after = await self._check_start(after)
+        marks = BatchMarks(self._connection, self._config.chain_id, after)
+        page = self._read_ahead(after.id, until_id)
         try:
-            while (run := await page) is not None:
-                if run.last_id < until_id:
-                    page = asyncio.ensure_future(self._run(run.end, until_id))
-                    yield run
-                else:
-                    yield run
-                    return
+            while after.id < until_id:
+                rows = await page
+                last_id = rows[-1][0] if rows else after.id
+                # Before the next page is asked for: else this run would wait for that one.
+                await marks.cover(last_id)
+                page = self._read_ahead(last_id, until_id)
+                await asyncio.sleep(0)  # sends the question; the rows are worked on meanwhile
+                events = list(starmap(Event, rows))
+                if not events or not is_linked(after.id, events):
+                    await _drop(page)
+                    events = await self._explain(after.id, until_id)
+                    page = self._read_ahead(events[-1].id, until_id)
+                after = await marks.mark_at(events[-1].id)
+                yield Run(chain_id=self._config.chain_id, events=events, end=after)
         finally:
-            page.cancel()
-            await asyncio.wait([page])
-            if not page.cancelled():
-                page.exception()  # looked at, so that asyncio does not complain of it
+            await _drop(page)
 
-    async def _check_start(self, after: Mark) -> None:
-        """Refuse to fill behind a place that the database does not have."""
+    async def _check_start(self, after: Mark) -> Mark:
+        """Return the database's mark for `after`; refuse a place that it does not have."""
         standing = await self.standing(after.id)
         mark, chain_id = standing.mark, self._config.chain_id
         if (
@@ -115,36 +121,26 @@ class GapReader:
             and mark.seal == after.seal
             and mark.batch_last_id == after.batch_last_id
         ):
-            return
+            return mark
         if not standing.is_primary:
             raise NotYetReadable(after.batch_last_id, after.id)
         if mark is None:
             raise ForkFound(chain_id, after.batch_last_id, after.id, None)
         raise SealMismatch(chain_id, after.id, after.seal, mark.seal)
 
-    async def _run(self, after: Mark, until_id: int) -> Run | None:
-        """Return the next run; None when nothing is left to read."""
-        if after.id >= until_id:
-            return None
-        events = await self._page(after.id, until_id)
-        if not events or not is_linked(after.id, events):
-            events = await self._explain(after.id, until_id)
-        chain_id, last_id = self._config.chain_id, events[-1].id
-        # Rows of a batch become visible together with its row, so what ends at or before the last
-        # row of the page is final, also when it is read a moment later.
-        rows = await self._connection.fetch(_SQL["batch_at"], chain_id, last_id)
-        if not rows:
-            raise RowsMissing(chain_id, after.id, last_id)
-        batch_last_id, seal, epoch = rows[0]
-        end = Mark(id=last_id, batch_last_id=batch_last_id, seal=seal, epoch=epoch)
-        return Run(chain_id=chain_id, events=events, end=end)
+    def _read_ahead(self, after_id: int, until_id: int) -> asyncio.Future[Sequence[Any]]:
+        """Begin to read the page behind `after_id`; at the end of the range there is none."""
+        if after_id < until_id:
+            return asyncio.ensure_future(self._page(after_id, until_id))
+        nothing: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        nothing.set_result(())
+        return nothing
 
-    async def _page(self, after_id: int, until_id: int) -> list[Event]:
+    async def _page(self, after_id: int, until_id: int) -> Sequence[Any]:
         config = self._config
-        rows = await self._connection.fetch(
-            _SQL["page"], config.chain_id, after_id, until_id, config.page_rows, config.page_bytes
-        )
-        return list(starmap(Event, rows))
+        values = (config.chain_id, after_id, until_id, config.page_rows, config.page_bytes)
+        rows = await self._connection.fetch(_SQL["page"], *values)
+        return rows or await self._connection.fetch(_SQL["page_by_bytes"], *values)
 
     async def _explain(self, after_id: int, until_id: int) -> list[Event]:
         """Return the linked rows behind `after_id`, or raise what is known of those that lack.
@@ -153,7 +149,7 @@ class GapReader:
         have replayed the rows, in between.
         """
         place = (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
-        events = await self._page(after_id, until_id)
+        events = list(starmap(Event, await self._page(after_id, until_id)))
         at = first_break(after_id, events)
         linked = events if at is None else events[:at]
         if linked:
@@ -175,6 +171,14 @@ class GapReader:
             return RowsMissing(chain_id, after_id, found.pid)
         # The next row names an older parent than ours: two rows have one parent.
         return ForkFound(chain_id, found.pid, after_id, found.id)
+
+
+async def _drop(page: asyncio.Future[Sequence[Any]]) -> None:
+    """End a reading that nobody waits for any more, whatever became of it."""
+    page.cancel()
+    await asyncio.wait([page])
+    if not page.cancelled():
+        page.exception()  # looked at, so that asyncio does not complain of it
 
 
 def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, which is untyped

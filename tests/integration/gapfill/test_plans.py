@@ -30,7 +30,8 @@ READINGS: list[tuple[str, tuple[int, ...]]] = [
     ("standing", (7, 2_500)),
     ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000)),
     ("page", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000)),
-    ("batch_at", (7, 2_500)),
+    ("page_by_bytes", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000)),
+    ("batches_after", (7, 2_500, PAGE_ROWS)),
     ("place", (7,)),
 ]
 
