@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from chainctl.demo.counters import Counters
-from chainctl.demo.lossy_link import LinkCounters, LinkFaults  # noqa: TC001 - msgspec decodes them
+from chainctl.demo.lossy_link import LinkCounters, LinkFaults
 
 LINE_BYTES_MAX: Final = 256 * 1024
 """The longest line: reports have a few dozen numbers."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
+from chainctl.demo.lossy_link import LinkFaults
 from chainctl.demo.messages import (
     Delivered,
     FinishAt,
@@ -25,17 +27,15 @@ from chainctl.demo.messages import (
     SequencingJob,
 )
 from chainctl.demo.player import Player
+from chainctl.demo.preparation import Prepared
+from chainctl.demo.stage import Stage
 from chainctl.output import talk
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from chainctl.demo.lossy_link import LinkFaults
     from chainctl.demo.messages import Stage as SequencingStage
-    from chainctl.demo.preparation import Prepared
-    from chainctl.demo.stage import Stage
     from chainctl.output import ProgressBar
 
 _T = TypeVar("_T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -17,7 +18,6 @@ from orderchain.errors import OrderchainError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
-    from pathlib import Path
 
     from chainctl.demo.options import DemoOptions
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from chainctl.demo.play import Plan, play
+from chainctl.demo.play import Outcome, Plan, play
 from chainctl.demo.preparation import check_input, preparing
-from chainctl.demo.spark_check import verify, verify_arguments
+from chainctl.demo.spark_check import SparkVerdict, verify, verify_arguments
 from chainctl.demo.stage import set_stage
 from chainctl.demo.summary import Summary, summarize
 from chainctl.output import Stopwatch, progress, talk
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chainctl.demo.options import DemoOptions
-    from chainctl.demo.preparation import Prepared
-    from chainctl.demo.stage import Stage
 
 FOLDER: Final = "demo"
 """Where below the stack's folder the demos keep their inputs and journals."""
@@ -47,34 +45,28 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
         talk("Reading the input" if options.input else "Generating orders")
         prepared = preparation.result()
         stage = run_async(set_stage(stack))
-    return run_async(_perform(stack, options, prepared, stage, folder, watch))
-
-
-async def _perform(
-    stack: LocalStack,
-    options: DemoOptions,
-    prepared: Prepared,
-    stage: Stage,
-    folder: Path,
-    watch: Stopwatch,
-) -> Summary:
-    rows = prepared.straight.rows
     plan = Plan(
         stage=stage, prepared=prepared, faults=options.faults(), journal=folder / "journal.jsonl"
     )
-    talk(f"Sequencing {rows:,} orders into chain {stage.chain_id}, seed {options.seed}")
+    phases = {"stack and input": watch.seconds}
+    outcome, verdict = run_async(_perform(plan, phases))
+    return summarize(
+        plan, options, outcome, verdict, commands=_commands(stack, plan), phases=phases
+    )
+
+
+async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[Outcome, SparkVerdict]:
+    """Play, then let Spark judge; note in `phases` how long each took."""
+    stage, rows = plan.stage, plan.rows
+    watch = Stopwatch()
+    talk(f"Sequencing {rows:,} orders into chain {stage.chain_id}, seed {plan.faults.seed}")
     with progress("orders", rows) as bar:
         outcome = await play(plan, bar)
+    phases["orders"] = watch.seconds
     talk("Spark verifies database and journal")
     verdict = await verify(stage, plan.journal, rows)
-    return summarize(
-        plan,
-        options,
-        outcome,
-        verdict,
-        commands=_commands(stack, plan),
-        seconds=watch.seconds,
-    )
+    phases["Spark"] = watch.seconds - phases["orders"]
+    return outcome, verdict
 
 
 @contextmanager

@@ -55,6 +55,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     journal: str
     commands: dict[str, str]
     """Shell lines for what the demo has left behind."""
+    phases: dict[str, float]
+    """Seconds of each part of the demo."""
     seconds: float
 
 
@@ -65,7 +67,7 @@ def summarize(
     verdict: SparkVerdict,
     *,
     commands: dict[str, str],
-    seconds: float,
+    phases: dict[str, float],
 ) -> Summary:
     """Return the summary, the judgement among it."""
     straight, finished, lives = plan.prepared.straight, outcome.finished, outcome.lives
@@ -101,7 +103,8 @@ def summarize(
         spark=verdict.report,
         journal=str(plan.journal),
         commands=commands,
-        seconds=seconds,
+        phases=phases,
+        seconds=sum(phases.values()),
     )
 
 
@@ -132,7 +135,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("book", ", ".join(f"{name} {count:,}" for name, count in summary.book.items())),
         ("state and straight input", f"{digests} ({summary.digest[:16]}...)"),
         ("Spark", "database and journal whole and equal" if summary.spark_clean else "FINDINGS"),
-        ("in all", f"{summary.seconds:.1f} s"),
+        ("in all", f"{summary.seconds:.1f} s: {_phases(summary)}"),
         ("verdict", "WHOLE" if summary.whole else "NOT WHOLE"),
     ]
 
@@ -141,6 +144,10 @@ def _last_frame(summary: Summary) -> str:
     if not summary.link.last_dropped:
         return "came"
     return f"dropped; that it was lacking showed by {summary.last_gap_shown_by or 'nothing'}"
+
+
+def _phases(summary: Summary) -> str:
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary.phases.items())
 
 
 def _rate(rows: int, seconds: float) -> float:

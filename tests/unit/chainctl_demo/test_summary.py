@@ -74,12 +74,15 @@ def summary(
         ),
     )
     verdict = SparkVerdict(exit_code=exit_code, report=SPARK | (spark or {}))
-    return summarize(plan(), OPTIONS, outcome, verdict, commands={"verify": "v"}, seconds=9.0)
+    return summarize(
+        plan(), OPTIONS, outcome, verdict, commands={}, phases={"orders": 4.0, "Spark": 5.0}
+    )
 
 
 def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
     told = summary()
     assert told.whole
+    assert told.seconds == 9
     assert told.restarts == 1
     assert told.rows_delivered == ROWS + 50
     assert told.journal_rows_cut == 50
