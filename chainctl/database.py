@@ -21,7 +21,8 @@ COMMAND_SECONDS: Final = 60.0
 to wait for another one's lock."""
 
 SERVER_VERSION_MIN: Final = 150_000
-_PERMISSION_DENIED: Final = "42501"
+_NOT_ALLOWED: Final = frozenset({"42501", "25006"})
+"""Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
 
 Connection = Any
 """An asyncpg connection: the driver has no types, and is imported only where one is opened."""
@@ -81,6 +82,6 @@ async def _require_version(connection: Connection) -> None:
 
 def _refusal(error: Exception) -> OrderchainError | None:
     """Return what to raise for a statement that the server refused; None when it just failed."""
-    if sqlstate_of(error) == _PERMISSION_DENIED:
+    if sqlstate_of(error) in _NOT_ALLOWED:
         return ConnectError("role", "the database's user", f"one that may do this ({error})")
     return schema_refusal(error)

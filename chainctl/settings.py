@@ -259,7 +259,7 @@ def _checked_dsn(name: str, value: str) -> str:
         or not (parts.hostname or parse_qs(parts.query).get("host"))
         or port == 0
     ):
-        expected = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        expected = "a URL postgresql://user@host:port/name"
         raise SettingError(name, mask_dsn(value), expected)
     return value
 

@@ -158,7 +158,8 @@ def command(
             _tell(path, count)
             raise
         except Exception as error:
-            error.add_note(f"rows written before that: {count.rows}")
+            if count.rows:
+                error.add_note(f"rows written before that: {count.rows}")
             raise
     _tell(path, count)
     if as_json:
@@ -180,8 +181,8 @@ async def _receive(
 ) -> ReceiverStats:
     from matcher_receiver import KafkaFrameSource, Receiver
 
-    settings.kafka_servers()
     reader = gap_reader(settings, task.chain_id)
+    settings.kafka_servers()
     try:
         head = (await reader.standing(0)).head
         start = await _place(reader, journal)

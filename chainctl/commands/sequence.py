@@ -11,6 +11,7 @@ from msgspec import Struct
 from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
+from chainctl.wiring import sequencer_config
 from orderchain.errors import RetryError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ async def _sequence(
     """Add what is new in the file. The chain is taken over only once there is something to add."""
     from chainctl.feeding import Fed, Remainder, pass_over, taken_before
 
-    settings.kafka_servers()
+    sequencer_config(settings, chain_id)  # what is not set is said before the file is read
     taken = await taken_before(settings, chain_id, intake.source)
     if taken is not None:
         await pass_over(intake, taken, bar)
@@ -110,7 +111,8 @@ async def _sequence(
         try:
             seconds = await _add(settings, chain_id, Remainder(first, intake, taken), fed, bar)
         except Exception as error:
-            error.add_note(f"orders added before that: {fed.orders}")
+            if fed.orders:
+                error.add_note(f"orders added before that: {fed.orders}")
             raise
     return Sequenced(
         chain=chain_id,
@@ -128,7 +130,6 @@ async def _add(
 ) -> float:
     """Lead the chain and feed it; returns the seconds from the first order to the last ack."""
     from chainctl.feeding import feed
-    from chainctl.wiring import sequencer_config
     from sequencer import open_sequencer
 
     async with open_sequencer(sequencer_config(settings, chain_id)) as sequencer:

@@ -15,7 +15,7 @@ from chainctl.intake.compressed import ROW_BYTES_MAX, FileStream, content_name
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:
-    from conftest import Write
+    from tests.unit.chainctl.conftest import Write
 
 SUFFIXES = [".gz", ".xz", ".zst"]
 

@@ -14,7 +14,7 @@ from orderchain.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Write
+    from tests.unit.chainctl.conftest import Write
 
     from orderchain.batch import IntakeMark
 

@@ -14,7 +14,7 @@ import pytest
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from conftest import ReadAll, Write
+    from tests.unit.chainctl.conftest import ReadAll, Write
 
     from sequencer import Order
 

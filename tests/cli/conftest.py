@@ -1,0 +1,182 @@
+"""The real `chainctl` as its users run it: a process, against the real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+import chainctl as chainctl_package
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import GAP_READER
+
+if TYPE_CHECKING:
+    from local_stack import KafkaServer, PostgresServer
+
+ROOT = Path(chainctl_package.__file__).parent.parent
+DEADLINE_SECONDS = 60.0
+
+
+class Done:
+    """How a call of `chainctl` ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    def __repr__(self) -> str:
+        return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+class Call(Protocol):
+    """Calls `chainctl` and waits for its end."""
+
+    def __call__(
+        self, *arguments: object, settings: Mapping[str, str] | None = None, **popen: Any
+    ) -> Done: ...
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Refused = Callable[..., str]
+Admin = Callable[[Callable[[AIOKafkaAdminClient], Any]], Any]
+
+
+def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this test run, with no settings in it but these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CHAINCTL_")}
+    return {**kept, "PYTHONPATH": str(ROOT), **settings}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `chainctl` and returns the process; whatever is left of it is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(
+        *arguments: object, settings: Mapping[str, str] | None = None, **popen: Any
+    ) -> subprocess.Popen[str]:
+        options: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+            "cwd": tmp_path,
+            "env": clean_environment(settings or {}),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "chainctl", *map(str, arguments)], **(options | popen)
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def call(start: Start) -> Call:
+    def run(*arguments: object, settings: Mapping[str, str] | None = None, **popen: Any) -> Done:
+        process = start(*arguments, settings=settings, **popen)
+        out, err = process.communicate(timeout=DEADLINE_SECONDS)
+        return Done(process.returncode, out or "", err or "")
+
+    return run
+
+
+@pytest.fixture
+def refused(call: Call) -> Refused:
+    """Calls `chainctl`, which must refuse: exit code 2, one line on stderr, and nothing else.
+
+    Returns the line. No password of `settings`, and none of `hidden`, may stand in it.
+    """
+
+    def run(*arguments: object, settings: Mapping[str, str] | None = None, hidden: str = "") -> str:
+        done = call(*arguments, settings=settings)
+        assert done.code == 2, done
+        assert done.err.startswith("chainctl: "), done
+        assert done.err.count("\n") == 1, done
+        assert done.out == "", done
+        passwords = {hidden, *(urlsplit(value).password for value in (settings or {}).values())}
+        assert not [password for password in passwords if password and password in done.err]
+        return done.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def module_settings(
+    postgres_server: PostgresServer, kafka_server: KafkaServer
+) -> Iterator[dict[str, str]]:
+    """The settings of a database with the schema, for tests that leave no traces in each other."""
+    name = f"test_{secrets.token_hex(8)}"
+    postgres_server.create_database(name)
+    settings = {
+        "CHAINCTL_DATABASE": postgres_server.dsn(SUPERUSER, name),
+        "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, name),
+        "CHAINCTL_KAFKA": kafka_server.bootstrap,
+    }
+    subprocess.run(
+        [sys.executable, "-m", "chainctl", "schema", "apply"],
+        env=clean_environment(settings),
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    yield settings
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def free_chain() -> int:
+    """The id of a chain that no other test has: the broker is shared, and so are its topics."""
+    return random.SystemRandom().randrange(1_000, 2**31)
+
+
+@pytest.fixture
+def chain(call: Call, module_settings: dict[str, str], free_chain: int) -> int:
+    """A new chain with its topic."""
+    done = call("chain", "create", free_chain, settings=module_settings)
+    assert done.code == 0, done
+    return free_chain
+
+
+@pytest.fixture
+def admin(kafka_server: KafkaServer) -> Admin:
+    """Runs a coroutine with a client that may change the broker's topics."""
+
+    async def run(act: Callable[[AIOKafkaAdminClient], Any]) -> Any:
+        client = AIOKafkaAdminClient(bootstrap_servers=kafka_server.bootstrap)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await client.start()
+            try:
+                return await act(client)
+            finally:
+                await client.close()
+
+    return lambda act: asyncio.run(run(act))
+
+
+@pytest.fixture
+def make_topic(admin: Admin) -> Callable[..., None]:
+    """Makes a topic as somebody else might have."""
+
+    def make(name: str, partitions: int = 1, **settings: str) -> None:
+        configs = {key.replace("_", "."): value for key, value in settings.items()}
+        admin(lambda client: client.create_topics(
+            [NewTopic(name, partitions, 1, topic_configs=configs)]
+        ))  # fmt: skip
+
+    return make

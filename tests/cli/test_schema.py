@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from local_stack import PostgresServer
+    from tests.cli.conftest import Call, Refused
+
+VERSION = f"schema version {SCHEMA_VERSION}"
+
+
+@pytest.fixture
+def settings(empty_database: str) -> dict[str, str]:
+    return {"CHAINCTL_DATABASE": empty_database}
+
+
+def test_schema_applied_twice_is_applied_once(call: Call, settings: dict[str, str]) -> None:
+    first = call("schema", "apply", settings=settings)
+    again = call("schema", "apply", settings=settings)
+    assert (first.code, again.code) == (0, 0)
+    assert first.err == f"chainctl: {VERSION} applied\n"
+    assert again.err == f"chainctl: {VERSION} is already there, nothing done\n"
+    assert call("schema", "check", settings=settings).code == 0
+
+
+def test_schema_applied_by_two_at_once_is_applied_once(
+    start: object, settings: dict[str, str]
+) -> None:
+    both = [start("schema", "apply", settings=settings) for _ in range(2)]  # type: ignore[operator]
+    told = sorted(process.communicate(timeout=60)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0], told
+    assert told == [
+        f"chainctl: {VERSION} applied\n",
+        f"chainctl: {VERSION} is already there, nothing done\n",
+    ]
+
+
+def test_schema_check_with_a_missing_object_names_it_and_ends_with_one(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute("DROP TABLE chain_skip", database=empty_database_name)
+    done = call("schema", "check", "--json", settings=settings)
+    assert done.code == 1
+    assert json.loads(done.out)["missing"] == ["table chain_skip"]
+    assert done.err == "chainctl: missing: table chain_skip\n"
+
+
+def test_schema_that_is_missing_is_refused_by_every_command(
+    refused: Refused, settings: dict[str, str], tmp_path: object
+) -> None:
+    (tmp_path / "o.csv").write_text("a\n1\n")  # type: ignore[operator]
+    both = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    for arguments in (
+        ["schema", "check"],
+        ["chain", "list"],
+        ["status", "--chain", 1],
+        ["fill", "--chain", 1, "--after", 0, "--until", 1],
+        ["receive", "--chain", 1, "--output", "j"],
+        ["sequence", "--chain", 1, "--input", "o.csv"],
+    ):
+        assert "schema" in refused(*arguments, settings=both), arguments
+    assert not (tmp_path / "j").exists()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("change", "version"),
+    [
+        ("UPDATE schema_version SET version = version - 1", SCHEMA_VERSION - 1),
+        ("UPDATE schema_version SET version = version + 1", SCHEMA_VERSION + 1),
+    ],
+)
+def test_schema_of_another_version_is_refused_by_every_command(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+    change: str,
+    version: int,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(change, database=empty_database_name)
+    for arguments in (["schema", "apply"], ["schema", "check"], ["chain", "list"]):
+        line = refused(*arguments, settings=settings)
+        assert f"schema version was {version}, expected {SCHEMA_VERSION}" in line, arguments
+
+
+def test_schema_over_tables_of_somebody_else_is_refused_whole(
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    postgres_server.execute("CREATE TABLE chain_head (mine int)", database=empty_database_name)
+    assert "chain_head" in refused("schema", "apply", settings=settings)
+    assert "expected the engine's tables" in refused("schema", "check", settings=settings)
+
+
+def test_schema_applied_without_the_right_to_is_refused(
+    refused: Refused, postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
+    assert "expected one that may do this" in refused("schema", "apply", settings=settings)
+
+
+def test_grants_printed_can_be_applied_again(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    grants = call("grants", "print").out
+    postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
+    assert call("schema", "check", settings=settings).code == 0
