@@ -71,6 +71,8 @@ CREATE TABLE chain_head (
     topic_partition integer     NOT NULL DEFAULT 0,
     -- Rows of one partition of chain_event span this many ids; see chain_event_extend.
     partition_ids   bigint      NOT NULL CHECK (partition_ids > 0),
+    -- Seeds the hashes of keys, so that no client can craft keys that collide: keep it secret.
+    key_salt        bigint      NOT NULL DEFAULT hashtextextended(gen_random_uuid()::text, 0),
     created_at      timestamptz NOT NULL DEFAULT now(),
     UNIQUE (topic, topic_partition)
 ) WITH (fillfactor = 10); -- one hot row a chain: room for HOT updates on its page
@@ -114,6 +116,30 @@ CREATE TABLE chain_event (
     PRIMARY KEY (chain_id, id),
     CHECK (id > pid)
 ) PARTITION BY LIST (chain_id);
+
+-- Which keys the last rows have, as hashes, many rows a page: written now and then behind the rows,
+-- so that a new leader need not read those again. It can always be made anew from chain_event.
+CREATE TABLE chain_key_page (
+    chain_id integer NOT NULL REFERENCES chain_head,
+    after_id bigint  NOT NULL,
+    until_id bigint  NOT NULL CHECK (until_id > after_id),
+    spans    bytea   NOT NULL,
+    hashes   bytea   NOT NULL CHECK (length(hashes) % 8 = 0),
+    PRIMARY KEY (chain_id, after_id)
+);
+-- Hashes do not compress: do not try.
+ALTER TABLE chain_key_page ALTER COLUMN hashes SET STORAGE EXTERNAL;
+
+-- The highest number of each client whose keys are `client#number`, as of the last page, for good.
+CREATE TABLE chain_client (
+    chain_id      integer NOT NULL REFERENCES chain_head,
+    client        text    NOT NULL,
+    number        bigint  NOT NULL,
+    id            bigint  NOT NULL,
+    known_from    bigint  NOT NULL,
+    known_from_id bigint  NOT NULL,
+    PRIMARY KEY (chain_id, client)
+) WITH (fillfactor = 80);
 
 -- How far an intake (a file, a topic partition) was read, moved in the transaction of the batch.
 CREATE TABLE chain_intake (
@@ -229,6 +255,8 @@ GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_inta
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
     ON chain_head TO sequencer_writer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
+GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
 GRANT INSERT ON chain_batch, chain_event, chain_skip TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
@@ -242,7 +270,10 @@ GRANT SELECT, INSERT, UPDATE ON receiver_checkpoint TO receiver_writer;
 GRANT SELECT ON schema_version TO receiver_writer;
 GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
 
-GRANT SELECT ON schema_version, chain_head, chain_lease, chain_batch, chain_event, chain_intake,
-    chain_skip, receiver_checkpoint TO auditor;
+-- All of chain_head but the salt of its keys.
+GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
+    published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
+GRANT SELECT ON schema_version, chain_lease, chain_batch, chain_event, chain_key_page, chain_client,
+    chain_intake, chain_skip, receiver_checkpoint TO auditor;
 
 RESET ROLE;

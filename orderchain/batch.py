@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from orderchain.event import Event
+from orderchain.event import Event
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -74,5 +71,7 @@ class Term(Struct, frozen=True, kw_only=True):
     published_id: int
     topic: str
     partition: int
+    key_salt: int
+    """Seeds the hashes of this chain's keys; 64 bits, not negative."""
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""

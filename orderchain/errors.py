@@ -5,7 +5,9 @@ OrderchainError
 │   ├── SettingError          a flag, an environment variable, a TOML value
 │   ├── InputError            the content of an input file
 │   ├── OrderError            an order: its key, payload or time
-│   │   └── KeyConflict           the same key with another payload
+│   │   ├── KeyConflict           the same key with another payload
+│   │   ├── KeyTooOld             a client's number that is no longer remembered
+│   │   └── NumberOutOfOrder      a client's number below its highest, never accepted
 │   ├── ConnectError          a database or a broker refused us, or is not there
 │   ├── SchemaError           the schema is missing, or of another version
 │   ├── ChainMissing          the chain was never created
@@ -70,11 +72,34 @@ class OrderError(RefusedError):
 
 
 class KeyConflict(OrderError):
-    """The key was accepted before with another payload; `id` is the row that holds it."""
+    """The key was given before with another payload; `id` is the row that holds it.
 
-    def __init__(self, key: str, id: int) -> None:  # noqa: A002 - the protocol's own word
-        super().__init__("key", key, f"the payload with which it became id {id}")
+    None where both came together: then the first one becomes a row.
+    """
+
+    def __init__(self, key: str, id: int | None) -> None:  # noqa: A002 - the protocol's own word
+        became = "came first" if id is None else f"became id {id}"
+        super().__init__("key", key, f"the payload with which it {became}")
         self.id = id
+
+
+class KeyTooOld(OrderError):
+    """The client's number is below its highest, and what became of it is no longer remembered.
+
+    It may have been accepted: never take this for a word that it was not.
+    """
+
+    def __init__(self, key: str, highest: int) -> None:
+        super().__init__("key", key, f"a number above {highest}, or one that is still remembered")
+        self.highest = highest
+
+
+class NumberOutOfOrder(OrderError):
+    """The client's number is below its highest, and was never accepted: numbers must rise."""
+
+    def __init__(self, key: str, highest: int) -> None:
+        super().__init__("key", key, f"a number above {highest}: this one was never accepted")
+        self.highest = highest
 
 
 class ConnectError(RefusedError):

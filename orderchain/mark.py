@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 
 class Mark(Struct, frozen=True, kw_only=True):

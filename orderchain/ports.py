@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+    from orderchain.event import Event
+    from orderchain.key_page import ClientNumber, KeyPage
     from orderchain.mark import Mark, Standing
     from orderchain.run import Run
 
@@ -52,6 +54,12 @@ class ChainStore(Protocol):
         """
         ...
 
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store how far intakes were read whose orders were all repeats. Raises as `commit`, but
+        never UnknownOutcome: doing it twice does no harm.
+        """
+        ...
+
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` stands in the chain, by parent, epoch and seal.
 
@@ -84,6 +92,42 @@ class ChainStore(Protocol):
 
     async def close(self) -> None:
         """Close the connections; never raises, never waits beyond its deadline."""
+        ...
+
+
+class KeyStore(Protocol):
+    """Where a leader looks up rows by their keys' hashes, and keeps what it knows of keys."""
+
+    async def rows(self, ids: Sequence[int]) -> list[Event]:
+        """Return the rows with these ids, those that are there. Raises RetryError, ConnectError."""
+        ...
+
+    async def outline(self) -> list[tuple[int, int, int]]:
+        """Return after_id, until_id and number of rows of every page, the oldest first."""
+        ...
+
+    async def page(self, after_id: int) -> KeyPage:
+        """Return the page behind `after_id`. Raises RetryError, also when it is gone."""
+        ...
+
+    async def clients(self) -> list[ClientNumber]:
+        """Return what is known of every client, as of the last page saved."""
+        ...
+
+    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+        """Return id and key of the next rows behind `after_id`, at most so many."""
+        ...
+
+    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        """Store a page, and the clients that rose in it, in one transaction."""
+        ...
+
+    async def forget(self, until_id: int) -> None:
+        """Drop the pages up to `until_id`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection; never raises, never waits beyond its deadline."""
         ...
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from orderchain.event import Event
-    from orderchain.mark import Mark
+from orderchain.event import Event
+from orderchain.mark import Mark
 
 
 class Run(Struct, frozen=True, kw_only=True):

@@ -11,14 +11,12 @@ from orderchain.errors import QueueFull
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.batch import Batch, IntakeMark
-    from sequencer.order import Order
+    from orderchain.batch import IntakeMark
+    from sequencer.order import Ack, Order
 
 
 class Entry:
-    """The orders of one call: never split over two batches. `done` gets the batch they came into,
-    and the index of the first of them in it.
-    """
+    """The orders of one call: never split over two batches. `done` gets their places, in order."""
 
     __slots__ = ("bytes", "done", "intake", "orders")
 
@@ -27,7 +25,7 @@ class Entry:
         orders: Sequence[Order],
         bytes_: int,
         intake: IntakeMark | None,
-        done: asyncio.Future[tuple[Batch, int]],
+        done: asyncio.Future[list[Ack]],
     ) -> None:
         self.orders = orders
         self.bytes = bytes_
@@ -98,6 +96,13 @@ class Batcher:
         self.bytes -= bytes_
         self._let_in()
         return taken
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Return entries that were taken, to the front, in their order."""
+        self._entries.extendleft(reversed(entries))
+        self.rows += sum(len(entry.orders) for entry in entries)
+        self.bytes += sum(entry.bytes for entry in entries)
+        self._arrived.set()
 
     def close(self) -> None:
         """Take nothing more; what is queued, or waits for room, is still handed out."""

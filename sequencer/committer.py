@@ -4,51 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from itertools import chain as flatten
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import (
-    ConnectError,
-    Fenced,
-    PrimaryBehind,
-    RetryError,
-    UnknownOutcome,
-)
+from orderchain.errors import ConnectError, Fenced, PrimaryBehind, RetryError, UnknownOutcome
+from sequencer.assembly import Assembly, orders_of
 from sequencer.core import SequencerCore
+from sequencer.order import key_of
+from sequencer.placing import Placing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from orderchain.batch import Batch, IntakeMark, Term
+    from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
     from orderchain.ports import ChainStore
     from sequencer.batcher import Entry
     from sequencer.config import SequencerConfig
+    from sequencer.key_keeper import KeyKeeper
+    from sequencer.key_memory import Claims
     from sequencer.leadership import Leadership
     from sequencer.publisher import Publisher
 
 _log = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
+
 _RETRY_SECONDS: Final = 0.1
 _RETRY_SECONDS_MAX: Final = 2.0
 """Back-off while the database is away: doubles up to this, so its return is seen soon."""
-
-
-class Assembled:
-    """Entries and the batch that they became, under the term of `core`."""
-
-    __slots__ = ("batch", "core", "entries", "intake")
-
-    def __init__(self, entries: Sequence[Entry], core: SequencerCore, wall_ns: int) -> None:
-        self.entries = entries
-        self.core = core
-        self.intake: list[IntakeMark] = [mark for entry in entries if (mark := entry.intake)]
-        orders = (
-            entries[0].orders
-            if len(entries) == 1
-            else list(flatten.from_iterable(entry.orders for entry in entries))
-        )
-        self.batch: Batch = core.assemble(orders, wall_ns)
 
 
 class Committer:
@@ -60,11 +43,17 @@ class Committer:
     """
 
     def __init__(
-        self, config: SequencerConfig, store: ChainStore, leadership: Leadership, clock: Clock
+        self,
+        config: SequencerConfig,
+        store: ChainStore,
+        leadership: Leadership,
+        keys: KeyKeeper,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._store = store
         self._leadership = leadership
+        self._keys = keys
         self._clock = clock
         self._core: SequencerCore | None = None
         self._publisher: Publisher | None = None
@@ -72,6 +61,7 @@ class Committer:
         self._acknowledged_id = 0
         self.rows = 0
         self.batches = 0
+        self.repeats = 0
         self.unknown_outcomes = 0
 
     @property
@@ -92,53 +82,95 @@ class Committer:
         """Offer every committed batch to `publisher` from now on."""
         self._publisher = publisher
 
-    def assemble(self, entries: Sequence[Entry]) -> Assembled:
-        """Make the next batch of `entries`, behind everything assembled before."""
-        if self._core is None:
-            raise RetryError("not the leader yet")
-        return Assembled(entries, self._core, self._clock.wall_ns())
+    def assemble(self, entries: Sequence[Entry], beside: Assembly | None = None) -> Assembly | None:
+        """Make the next batch of `entries` when all their keys are surely new, else return None.
 
-    async def commit(self, assembled: Assembled) -> None:
+        `beside` is a batch whose outcome is still open: a key that it claims is not surely new.
+        """
+        orders = orders_of(entries)
+        claims: Claims | None = None
+        memory = self._keys.memory
+        if memory is not None:
+            claims = memory.claim(list(map(key_of, orders)))
+            if claims is None or (beside is not None and beside.overlaps(claims)):
+                return None
+        assembly = Assembly(entries, orders, claims)
+        assembly.give_ids(self._leading(), self._clock.wall_ns())
+        return assembly
+
+    async def resolve(self, entries: Sequence[Entry]) -> Assembly:
+        """Make the next batch of the orders in `entries` that are new; refuse bad entries.
+
+        For when no other batch is open, and `assemble` was not sure. One look-up for all.
+        """
+        keys = list(map(key_of, orders_of(entries)))
+        memory = self._keys.memory
+        if memory is None:
+            raise RetryError("keys are not remembered")
+        try:
+            known = await self._until_done(lambda: self._keys.rows_with(keys))
+        except Exception as error:
+            Assembly(entries, (), None).fail(error)
+            raise
+        placing = Placing(memory, known)
+        placing.add(entries)
+        for entry, refusal in placing.refused:
+            if not entry.done.done():
+                entry.done.set_exception(refusal)
+        assembly = Assembly.of_placing(placing)
+        self.repeats += len(keys) - len(assembly.orders)
+        assembly.give_ids(self._leading(), self._clock.wall_ns())
+        return assembly
+
+    async def commit(self, assembly: Assembly) -> None:
         """Commit, answer the callers, and hand the batch on to be published.
 
         Raises when this process can lead no longer; the callers have their answers then too.
         """
         try:
-            batch = await self._commit_until_known(assembled)
+            await self._commit_until_known(assembly)
         except BaseException as error:
-            for entry in assembled.entries:
-                if not entry.done.done():
-                    entry.done.set_exception(_as_answer(error, assembled.batch))
+            assembly.fail(_as_answer(error, assembly.batch))
             raise
-        self._acknowledged_id = batch.last_id
-        self.rows += batch.row_count
-        self.batches += 1
-        if self._publisher is not None:
-            self._publisher.offer(batch)
-        _answer(assembled.entries, batch)
+        batch = assembly.batch
+        if batch is not None:
+            self._acknowledged_id = batch.last_id
+            self.rows += batch.row_count
+            self.batches += 1
+            self._keys.remember(batch)
+            if self._publisher is not None:
+                self._publisher.offer(batch)
+        assembly.answer()
 
-    async def _commit_until_known(self, assembled: Assembled) -> Batch:
-        """Return the batch as it was committed, which another epoch may have made anew."""
-        if assembled.core is not self._core:
-            # The batch before it went wrong and raised the epoch: ids and seal are void.
-            assembled = self.assemble(assembled.entries)
-        deadline_ns = self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
+    async def _commit_until_known(self, assembly: Assembly) -> None:
+        """Commit `assembly`, under whichever epoch of ours it succeeds."""
+        deadline_ns = self._deadline_ns()
         while True:
-            batch = assembled.batch
-            published_id = self._publisher.published_id if self._publisher else 0
+            if assembly.core is not self._core:
+                # Something went wrong and raised the epoch: ids and seal are void.
+                assembly.give_ids(self._leading(), self._clock.wall_ns())
+            batch = assembly.batch
             try:
-                await self._store.commit(batch, published_id=published_id, intake=assembled.intake)
+                if batch is None:
+                    await self._move_intake(assembly)
+                else:
+                    await self._store.commit(
+                        batch, published_id=self._published_id(), intake=assembly.intake
+                    )
             except UnknownOutcome as error:
                 self.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
-                if await self._find_out(batch, error, deadline_ns):
-                    return batch
+                if batch is not None and await self._find_out(batch, error, deadline_ns):
+                    return
             except RetryError as error:
-                _log.warning("chain %d: %s; trying again", batch.chain_id, error)
+                _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
                 await self._take_over_until(deadline_ns, error)
             else:
-                return batch
-            assembled = self.assemble(assembled.entries)
+                return
+
+    async def _move_intake(self, assembly: Assembly) -> None:
+        if assembly.intake:
+            await self._store.move_intake(assembly.intake)
 
     async def _find_out(self, batch: Batch, unknown: UnknownOutcome, deadline_ns: int) -> bool:
         """Raise the epoch, then say whether `batch` was committed. Raises `unknown` at the end."""
@@ -153,40 +185,56 @@ class Committer:
                 is_committed = await self._store.has_committed(batch)
             except (RetryError, ConnectError):
                 continue
-            if fenced is None:
-                return is_committed
-            if is_committed:
-                self._acknowledged_id = batch.last_id
-                return True
-            raise fenced
+            if fenced is not None and not is_committed:
+                raise fenced
+            return is_committed
 
     async def _take_over_until(self, deadline_ns: int, cause: Exception) -> None:
         """Take over, trying again while the database is away. Raises `cause` at the deadline."""
+
+        async def take_over() -> None:
+            self.lead(await self._leadership.renew_term())
+
+        await self._until_done(take_over, deadline_ns, cause)
+
+    async def _until_done(
+        self,
+        work: Callable[[], Awaitable[_Result]],
+        deadline_ns: int | None = None,
+        cause: Exception | None = None,
+    ) -> _Result:
+        """Return what `work` does, trying again while the database is away.
+
+        Raises `cause`, or what `work` raised last, at the deadline.
+        """
+        deadline_ns = self._deadline_ns() if deadline_ns is None else deadline_ns
         pause = _RETRY_SECONDS
         while True:
-            if self._clock.monotonic_ns() >= deadline_ns:
-                raise cause
             try:
-                self.lead(await self._leadership.renew_term())
+                return await work()
             except (RetryError, ConnectError) as error:
+                if self._clock.monotonic_ns() + pause * 1e9 >= deadline_ns:
+                    raise cause or error from error
                 _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _RETRY_SECONDS_MAX)
-            else:
-                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS_MAX)
+
+    def _deadline_ns(self) -> int:
+        return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
+
+    def _published_id(self) -> int:
+        return self._publisher.published_id if self._publisher is not None else 0
+
+    def _leading(self) -> SequencerCore:
+        if self._core is None:
+            raise RetryError("not the leader yet")
+        return self._core
 
 
-def _answer(entries: Sequence[Entry], batch: Batch) -> None:
-    """Tell every caller where its orders stand; a cancelled one has gone, its orders have not."""
-    index = 0
-    for entry in entries:
-        if not entry.done.done():
-            entry.done.set_result((batch, index))
-        index += len(entry.orders)
-
-
-def _as_answer(error: BaseException, batch: Batch) -> Exception:
+def _as_answer(error: BaseException, batch: Batch | None) -> Exception:
     """Return what callers are told. Stopped in mid commit, nothing is known."""
     if isinstance(error, Exception):
         return error
+    if batch is None:
+        return RetryError("the sequencer was stopped")
     return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)

@@ -40,6 +40,11 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     queue_bytes_max: Annotated[int, Meta(ge=PAYLOAD_BYTES_MAX, le=2**32)] = 32 * 2**20
     """Payload and key bytes that may wait for a commit; beyond it `submit` waits for room."""
 
+    key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
+    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 12
+    bytes of memory each. Beyond it a free-form key is new again, and a client's number too old. 0:
+    keys are not compared at all."""
+
     frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024
     """Bytes of one record. Must stay below the topic's `max.message.bytes`."""
     publish_queue_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MAX, le=2**32)] = 32 * 2**20

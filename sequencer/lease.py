@@ -6,28 +6,17 @@ It decides only who tries. Two processes that both believe to lead harm nothing:
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
-from orderchain.errors import Fenced, RetryError
-from orderchain.refusals import connect_refusal
+from orderchain.errors import Fenced
 from orderchain.sql import load_sql
+from sequencer.connecting import SideConnection
 
 if TYPE_CHECKING:
     from orderchain.batch import LeaseSight, Term
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
-_ERRORS: Final = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-)
 
 
 class LeaseWatch:
@@ -67,8 +56,8 @@ class PostgresLease:
     """
 
     def __init__(self, config: SequencerConfig) -> None:
-        self._config = config
-        self._connection: asyncpg.Connection | None = None
+        # Losing the last beat in a crash costs nothing: do not wait for the disk.
+        self._side = SideConnection(config, "lease", synchronous_commit="off")
 
     async def renew(self, term: Term) -> None:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
@@ -79,36 +68,13 @@ class PostgresLease:
         await self._move("release_lease", term)
 
     async def close(self) -> None:
-        """Close the connection within a second, or drop it."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(*_ERRORS):
-                await connection.close(timeout=1.0)
+        """Close the connection; see `orderchain.ports.Lease.close`."""
+        await self._side.close()
 
     async def _move(self, statement: str, term: Term) -> None:
-        try:
-            async with asyncio.timeout(self._config.commit_seconds):
-                connection = self._connection or await self._connect()
-                moved = await connection.fetchval(_SQL[statement], term.chain_id, term.epoch)
-        except _ERRORS as error:
-            if self._connection is not None:
-                self._connection.terminate()
-                self._connection = None
-            raise RetryError(f"lease: {error or type(error).__name__}") from error
+        moved = await self._side.run(
+            "lease",
+            lambda connection: connection.fetchval(_SQL[statement], term.chain_id, term.epoch),
+        )
         if moved is None:
             raise Fenced(term.chain_id, term.epoch)
-
-    async def _connect(self) -> asyncpg.Connection:
-        try:
-            self._connection = await asyncpg.connect(
-                self._config.database,
-                timeout=self._config.connect_seconds,
-                server_settings={
-                    "application_name": f"orderchain lease {self._config.chain_id}",
-                    # Losing the last beat in a crash costs nothing: do not wait for the disk.
-                    "synchronous_commit": "off",
-                },
-            )
-        except (*_ERRORS, ValueError) as error:
-            raise connect_refusal(error, self._config.database) from error
-        return self._connection

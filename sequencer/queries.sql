@@ -31,7 +31,7 @@ UPDATE chain_head
    SET epoch = epoch + 1, nonce = $4, owner = $5, backend_pid = pg_backend_pid(),
        backend_start = (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
  WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
-RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids
+RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids, key_salt
 
 -- take_lease: begin the new term's lease; $2 is the counter that was seen, null for our own lease
 UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
@@ -68,6 +68,9 @@ RETURNING 1
 INSERT INTO chain_intake (chain_id, source, position, digest) VALUES ($1, $2, $3, $4)
 ON CONFLICT (chain_id, source)
 DO UPDATE SET position = excluded.position, digest = excluded.digest
+
+-- lock_head: the fence alone, for a transaction that adds no row
+SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR UPDATE
 
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
@@ -115,3 +118,38 @@ SELECT batch.first_id, batch.last_id, batch.prev_last_id, batch.epoch, batch.sea
 -- batch_rows: the rows from id $2 to id $3
 SELECT id, pid, key, event_time_ns, payload
   FROM chain_event WHERE chain_id = $1 AND id BETWEEN $2 AND $3 ORDER BY id
+
+-- rows_by_id: the rows that may hold a key
+SELECT id, pid, key, event_time_ns, payload
+  FROM chain_event WHERE chain_id = $1 AND id = ANY($2)
+
+-- key_outline: which pages there are
+SELECT after_id, until_id, (length(hashes) / 8)::bigint
+  FROM chain_key_page WHERE chain_id = $1 ORDER BY after_id
+
+-- key_page: one page
+SELECT after_id, until_id, spans, hashes
+  FROM chain_key_page WHERE chain_id = $1 AND after_id = $2
+
+-- clients: what is known of every client
+SELECT client, number, id, known_from, known_from_id FROM chain_client WHERE chain_id = $1
+
+-- keys_after: the keys of the next rows behind id $2, up to id $3
+SELECT id, key FROM chain_event WHERE chain_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
+
+-- save_key_page: store a page; one that was made anew is as good as the one before
+INSERT INTO chain_key_page (chain_id, after_id, until_id, spans, hashes)
+VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (chain_id, after_id)
+DO UPDATE SET until_id = excluded.until_id, spans = excluded.spans, hashes = excluded.hashes
+
+-- save_clients: store how far clients have come; a number never falls
+INSERT INTO chain_client AS stored (chain_id, client, number, id, known_from, known_from_id)
+SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+ON CONFLICT (chain_id, client)
+DO UPDATE SET number = excluded.number, id = excluded.id, known_from = excluded.known_from,
+              known_from_id = excluded.known_from_id
+        WHERE excluded.number > stored.number
+
+-- forget_key_pages: drop the pages up to id $2
+DELETE FROM chain_key_page WHERE chain_id = $1 AND until_id <= $2

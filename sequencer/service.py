@@ -12,6 +12,8 @@ from orderchain.errors import OrderchainError, OrderError, RetryError, StoppedEr
 from sequencer.batcher import Batcher, Entry
 from sequencer.committer import Committer
 from sequencer.kafka_sink import KafkaFrameSink
+from sequencer.key_keeper import KeyKeeper
+from sequencer.key_store import PostgresKeyStore
 from sequencer.leadership import Leadership
 from sequencer.lease import PostgresLease
 from sequencer.order import Ack, Order, check_orders
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
-    from orderchain.batch import Batch, IntakeMark
+    from orderchain.batch import IntakeMark
     from orderchain.clock import Clock
-    from orderchain.ports import ChainStore, FrameSink, Lease
-    from sequencer.committer import Assembled
+    from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
+    from sequencer.assembly import Assembly
     from sequencer.config import SequencerConfig
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ def open_sequencer(config: SequencerConfig) -> Sequencer:
     return Sequencer(
         config,
         store=PostgresChainStore(config),
+        keys=PostgresKeyStore(config),
         lease=PostgresLease(config),
         sink=KafkaFrameSink(config),
         clock=SystemClock(),
@@ -56,12 +59,14 @@ class Sequencer:
         config: SequencerConfig,
         *,
         store: ChainStore,
+        keys: KeyStore,
         lease: Lease,
         sink: FrameSink,
         clock: Clock,
     ) -> None:
         self._config = config
         self._store = store
+        self._key_store = keys
         self._lease = lease
         self._sink = sink
         self._batcher = Batcher(
@@ -70,10 +75,11 @@ class Sequencer:
             queue_bytes_max=config.queue_bytes_max,
         )
         self._leadership = Leadership(config, store, lease, clock)
-        self._committer = Committer(config, store, self._leadership, clock)
+        self._keys = KeyKeeper(keys, config.key_window_rows)
+        self._committer = Committer(config, store, self._leadership, self._keys, clock)
         self._publisher: Publisher | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._is_open = False
         self._stopped = asyncio.Event()
 
@@ -82,6 +88,7 @@ class Sequencer:
         try:
             term = await self._leadership.acquire()
             self._committer.lead(term)
+            await self._keys.load(term)
             await self._sink.start(term.topic, term.partition)
             self._publisher = Publisher(self._config, self._store, self._sink, term)
             await self._publish_tail(self._publisher, term.published_id, term.last_id)
@@ -93,6 +100,7 @@ class Sequencer:
             asyncio.create_task(self._commit_all(), name="orderchain commits"),
             asyncio.create_task(self._run(self._publisher.run()), name="orderchain publisher"),
             asyncio.create_task(self._run(self._leadership.keep()), name="orderchain lease"),
+            asyncio.create_task(self._run(self._keys.run()), name="orderchain keys"),
         ]
         self._is_open = True
         return self
@@ -117,22 +125,22 @@ class Sequencer:
             raise self._failure
 
     async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
-        """Return the order's id and pid once it is committed.
+        """Return the order's id and pid once it is committed; the first one's for a repeated key.
 
         Waits for room while the queue is full. Cancelled after it was queued, the order is
-        committed all the same. Raises OrderError; Fenced, UnknownOutcome or RetryError when the
-        sequencer had to stop; StoppedError when it is not open.
+        committed all the same. Raises OrderError, of which KeyConflict, KeyTooOld and
+        NumberOutOfOrder tell of the key; Fenced, UnknownOutcome or RetryError when the sequencer
+        had to stop; StoppedError when it is not open.
         """
         entry = self._entry((Order(key, payload, event_time_ns),), None)
         await self._batcher.add(entry)
-        batch, index = await entry.done
-        event = batch.events[index]
-        return Ack(event.id, event.pid)
+        (ack,) = await entry.done
+        return ack
 
     def submit_nowait(
         self, key: str, payload: bytes, event_time_ns: int | None = None
-    ) -> asyncio.Future[tuple[Batch, int]]:
-        """Queue the order and return at once, with a future of its batch and its index in it.
+    ) -> asyncio.Future[list[Ack]]:
+        """Queue the order and return at once, with a future of its place (a list of one).
 
         Raises QueueFull instead of waiting for room, else as `submit`.
         """
@@ -145,15 +153,15 @@ class Sequencer:
     ) -> list[Ack]:
         """Commit `orders` together, in their order, and return their places; all or nothing.
 
-        `intake` is stored in the same transaction. Raises OrderError when one of them is bad, there
-        is none, or there are more than `batch_rows_max`; else as `submit`.
+        Those whose keys were accepted before add nothing and return their first place. `intake` is
+        stored in the same transaction. Raises OrderError when one of them is bad, there is none, or
+        there are more than `batch_rows_max`; else as `submit`.
         """
         if not 1 <= len(orders) <= self._config.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
         entry = self._entry(orders, intake)
         await self._batcher.add(entry)
-        batch, index = await entry.done
-        return [Ack(event.id, event.pid) for event in batch.events[index : index + len(orders)]]
+        return await entry.done
 
     async def intake(self, source: str) -> IntakeMark | None:
         """Return how far the intake `source` was read, None if never."""
@@ -175,6 +183,8 @@ class Sequencer:
             head_published=publisher.published_id if publisher else 0,
             rows=committer.rows,
             batches=committer.batches,
+            repeats=committer.repeats,
+            keys_remembered=memory.index.rows if (memory := self._keys.memory) else 0,
             queue_rows=batcher.rows,
             queue_bytes=batcher.bytes,
             publish_queue_bytes=publisher.queue_bytes if publisher else 0,
@@ -206,29 +216,36 @@ class Sequencer:
 
     async def _commit_all(self) -> None:
         """Commit until closed and empty, assembling one batch ahead while another commits."""
-        upcoming: Assembled | None = None
+        upcoming: Assembly | None = None
         try:
-            while True:
-                current = upcoming or await self._next()
-                if current is None:
-                    return
+            while current := upcoming or await self._next():
                 upcoming = None
                 commit = asyncio.ensure_future(self._committer.commit(current))
                 # Only a batch that would not grow by waiting is worth assembling early.
                 if self._batcher.has_full_batch():
                     await asyncio.sleep(0)  # the commit's first statement goes out before
-                    upcoming = self._committer.assemble(self._batcher.take())
+                    upcoming = self._assemble_ahead(current)
                 await commit
         except BaseException as error:
             self._fail(error)
-            for entry in upcoming.entries if upcoming else ():
-                if not entry.done.done():
-                    entry.done.set_exception(self._failure or error)
+            if upcoming is not None:
+                upcoming.fail(self._failure or RetryError("the sequencer was stopped"))
             raise
 
-    async def _next(self) -> Assembled | None:
+    async def _next(self) -> Assembly | None:
+        """Return the next assembly once there is one; None once closed and empty."""
         entries = await self._batcher.next_batch()
-        return self._committer.assemble(entries) if entries else None
+        if not entries:
+            return None
+        return self._committer.assemble(entries) or await self._committer.resolve(entries)
+
+    def _assemble_ahead(self, current: Assembly) -> Assembly | None:
+        """Return the assembly behind `current`, None where it depends on its outcome."""
+        entries = self._batcher.take()
+        upcoming = self._committer.assemble(entries, beside=current)
+        if upcoming is None:
+            self._batcher.put_back(entries)
+        return upcoming
 
     async def _run(self, work: Coroutine[object, object, None]) -> None:
         """Do `work` until cancelled; what it raises ends the leadership."""
@@ -250,7 +267,7 @@ class Sequencer:
 
     async def _drain(self) -> None:
         """Commit what is queued, publish it, and store how far that went."""
-        commits, publishing, _ = self._tasks
+        commits, publishing, *_ = self._tasks
         await asyncio.wait([commits])
         if self._failure is None and self._publisher is not None:
             published = asyncio.ensure_future(self._publisher.drain())
@@ -266,4 +283,5 @@ class Sequencer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sink.close()
         await self._lease.close()
+        await self._key_store.close()
         await self._store.close()

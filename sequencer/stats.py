@@ -18,6 +18,10 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Orders committed."""
     batches: int
     """Commits."""
+    repeats: int
+    """Orders whose key was accepted before, or refused for their key."""
+    keys_remembered: int
+    """Rows whose keys a repeat is compared with."""
     queue_rows: int
     """Orders that wait for a commit."""
     queue_bytes: int

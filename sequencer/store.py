@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -23,10 +22,11 @@ from orderchain.errors import (
 )
 from orderchain.event import Event
 from orderchain.frame import NONCE_BYTES
-from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
+from orderchain.refusals import schema_refusal, sqlstate_of
 from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER, row_images
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
+from sequencer.connecting import CONNECTION_ERRORS, close_connection, connect, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -48,19 +48,6 @@ _SAFE_DURABILITY: Final = {
 }
 
 _GIVEN_UP: Final = "the connection to the database was given up"
-
-_PASSING_SQLSTATE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
-"""Connection, rollback, resources (disk full), object in use, intervention, system error: nothing
-that the batch itself is guilty of, so the same batch may succeed later."""
-
-_CONNECTION_ERRORS: Final = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    # What the driver raises when the server ended the session between two of our statements.
-    asyncpg.InternalClientError,
-)
 
 
 class PostgresChainStore:
@@ -130,6 +117,20 @@ class PostgresChainStore:
                 self._abandon()
                 raise
 
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
+        async with self._lock:
+            connection, term = self._leading()
+            try:
+                async with asyncio.timeout(self._config.commit_seconds), connection.transaction():
+                    held = (term.chain_id, term.epoch, term.nonce)
+                    if await connection.fetchval(_SQL["lock_head"], *held) is None:
+                        raise Fenced(term.chain_id, term.epoch)
+                    await self._save_intake(connection, term.chain_id, intake)
+            except CONNECTION_ERRORS as error:
+                self._abandon()
+                raise failure_of("intake", error) from error
+
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
         if self._connection is None:
@@ -180,25 +181,12 @@ class PostgresChainStore:
     async def close(self) -> None:
         """Close the connection within a second, or drop it."""
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with suppress(*_CONNECTION_ERRORS):
-            await connection.close(timeout=1.0)
+        if connection is not None:
+            await close_connection(connection)
 
     async def _connect(self) -> asyncpg.Connection:
-        try:
-            return await asyncpg.connect(
-                self._config.database,
-                timeout=self._config.connect_seconds,
-                server_settings={
-                    "application_name": f"orderchain sequencer {self._config.chain_id}",
-                    # A leader that stops in mid transaction must not hold the head row for ever.
-                    "idle_in_transaction_session_timeout": "60s",
-                    "jit": "off",
-                },
-            )
-        except (*_CONNECTION_ERRORS, ValueError) as error:
-            raise connect_refusal(error, self._config.database) from error
+        # A leader that stops in mid transaction must not hold the head row for ever.
+        return await connect(self._config, "sequencer", idle_in_transaction_session_timeout="60s")
 
     async def _check(self, connection: asyncpg.Connection) -> UUID:
         """Return the database id. Raises SchemaError, DurabilityError."""
@@ -260,14 +248,15 @@ class PostgresChainStore:
             published_id=head["published_id"],
             topic=head["topic"],
             partition=head["topic_partition"],
+            key_salt=head["key_salt"] % 2**64,
             partition_ids=head["partition_ids"],
         )
 
     def _given_up(self, connection: asyncpg.Connection, error: BaseException) -> BaseException:
         """Give `connection` up, and return what to raise for `error`."""
         connection.terminate()
-        if isinstance(error, _CONNECTION_ERRORS):
-            return schema_refusal(error) or _failure("take-over", error)
+        if isinstance(error, CONNECTION_ERRORS):
+            return schema_refusal(error) or failure_of("take-over", error)
         return error
 
     async def _extend(self, connection: asyncpg.Connection, batch: Batch) -> None:
@@ -342,9 +331,9 @@ class PostgresChainStore:
                 async with asyncio.timeout(self._config.commit_seconds):
                     rows: list[asyncpg.Record] = await self._connection.fetch(_SQL[name], *values)
                     return rows
-            except _CONNECTION_ERRORS as error:
+            except CONNECTION_ERRORS as error:
                 self._abandon()
-                raise _failure(name, error) from error
+                raise failure_of(name, error) from error
 
     def _leading(self) -> tuple[asyncpg.Connection, Term]:
         """Return connection and term. Raises RetryError when the connection was given up."""
@@ -369,17 +358,9 @@ def _commit_failure(batch: Batch, error: Exception, *, sent_commit: bool) -> Exc
     # A parent that is taken asks the same question as the fence: who leads?
     if isinstance(error, asyncpg.UniqueViolationError):
         return Fenced(batch.chain_id, batch.epoch)
-    if isinstance(error, _CONNECTION_ERRORS):
-        return _failure("commit", error)
+    if isinstance(error, CONNECTION_ERRORS):
+        return failure_of("commit", error)
     return error
-
-
-def _failure(what: str, error: Exception) -> OrderchainError:
-    """Return RetryError where the same statement may succeed later, else OrderchainError."""
-    state_class = sqlstate_of(error)[:2]
-    if state_class and state_class not in _PASSING_SQLSTATE_CLASSES:
-        return OrderchainError(f"{what} refused: {error}")
-    return RetryError(f"{what}: {error or type(error).__name__}")
 
 
 async def _check_durability(connection: asyncpg.Connection) -> None:

@@ -14,6 +14,9 @@ from orderchain.seal import genesis_seal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from orderchain.event import Event
+    from orderchain.key_page import ClientNumber, KeyPage
+
 
 class CommitFault(Enum):
     """What happens to one commit."""
@@ -40,6 +43,8 @@ class MemoryChain:
         self.published_id = 0
         self.intake: dict[str, IntakeMark] = {}
         self.skips: list[tuple[int, int]] = []
+        self.key_pages: dict[int, KeyPage] = {}
+        self.clients: dict[str, ClientNumber] = {}
         # A commit whose client is gone, but whose transaction may still land.
         self.in_flight: tuple[Batch, int, tuple[IntakeMark, ...]] | None = None
 
@@ -143,6 +148,7 @@ class MemoryChainStore:
             published_id=chain.published_id,
             topic=f"orders.{chain.chain_id}",
             partition=0,
+            key_salt=chain.chain_id,
             partition_ids=chain.partition_ids,
         )
         return self._term
@@ -168,6 +174,10 @@ class MemoryChainStore:
             self._term = None
             raise Fenced(batch.chain_id, batch.epoch)
         chain.store(batch, published_id, intake)
+
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
+        self._fenced().intake.update({mark.source: mark for mark in intake})
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
@@ -256,3 +266,62 @@ class MemoryLease:
         if chain.epoch != term.epoch:
             raise Fenced(self._chain_id, term.epoch)
         return chain
+
+
+class MemoryKeyStore:
+    """Keys of a chain in memory; implements `orderchain.ports.KeyStore`."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
+        self._database = database
+        self._chain_id = chain_id
+
+    async def rows(self, ids: Sequence[int]) -> list[Event]:
+        """Return rows by id; see `orderchain.ports.KeyStore.rows`."""
+        wanted = set(ids)
+        return [event for event in self._events() if event.id in wanted]
+
+    async def outline(self) -> list[tuple[int, int, int]]:
+        """Return which pages there are; see `orderchain.ports.KeyStore.outline`."""
+        pages = self._chain().key_pages.values()
+        return sorted((page.after_id, page.until_id, len(page.hashes) // 8) for page in pages)
+
+    async def page(self, after_id: int) -> KeyPage:
+        """Return one page; see `orderchain.ports.KeyStore.page`."""
+        return self._chain().key_pages[after_id]
+
+    async def clients(self) -> list[ClientNumber]:
+        """Return all clients; see `orderchain.ports.KeyStore.clients`."""
+        return list(self._chain().clients.values())
+
+    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+        """Return the next keys; see `orderchain.ports.KeyStore.keys`."""
+        rows = [
+            (event.id, event.key) for event in self._events() if after_id < event.id <= until_id
+        ]
+        return rows[:at_most]
+
+    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        """Store a page with its clients; see `orderchain.ports.KeyStore.save`."""
+        chain = self._chain()
+        chain.key_pages[page.after_id] = page
+        for known in clients:
+            stored = chain.clients.get(known.client)
+            if stored is None or stored.number < known.number:
+                chain.clients[known.client] = known
+
+    async def forget(self, until_id: int) -> None:
+        """Drop old pages; see `orderchain.ports.KeyStore.forget`."""
+        pages = self._chain().key_pages
+        for page in [page for page in pages.values() if page.until_id <= until_id]:
+            del pages[page.after_id]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _chain(self) -> MemoryChain:
+        if self._database.is_away:
+            raise RetryError("the database is away")
+        return self._database.chains[self._chain_id]
+
+    def _events(self) -> list[Event]:
+        return [event for batch in self._chain().batches for event in batch.events]

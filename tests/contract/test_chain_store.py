@@ -1,88 +1,24 @@
-"""What every ChainStore must do, shown on the one in memory and on the real PostgreSQL alike."""
+"""What every ChainStore and Lease must do, shown on those in memory and on PostgreSQL alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
 from orderchain.batch import IntakeMark, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError
-from orderchain.roles import SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
-from orderchain.simulation.memory_store import MemoryChainStore, MemoryDatabase, MemoryLease
-from sequencer.config import SequencerConfig
 from sequencer.core import SequencerCore
-from sequencer.lease import PostgresLease
 from sequencer.order import Order
-from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch
-    from orderchain.ports import ChainStore, Lease
+    from orderchain.ports import ChainStore
 
-OpenStore = Callable[..., "ChainStore"]
-OpenLease = Callable[[], "Lease"]
+    from .conftest import OpenLease, OpenStore
 
 WALL_NS = 1_700_000_000_000_000_000
-
-
-@pytest.fixture
-def memory() -> MemoryDatabase:
-    database = MemoryDatabase()
-    database.create(1)
-    return database
-
-
-async def make_chain_in_postgres(database: str) -> None:
-    connection = await asyncpg.connect(database)
-    try:
-        database_id = await connection.fetchval("SELECT database_id FROM schema_version")
-        await connection.execute(
-            "SELECT chain_create(1, $1, 'orders', 0, 1000000)", genesis_seal(database_id, 1)
-        )
-    finally:
-        await connection.close()
-
-
-@pytest.fixture(params=["memory", "postgres"])
-async def open_store(
-    request: pytest.FixtureRequest, memory: MemoryDatabase
-) -> AsyncIterator[OpenStore]:
-    """Open stores of one database, each as a process of its own would."""
-    if request.param == "memory":
-        yield lambda chain_id=1: MemoryChainStore(memory, chain_id)
-        return
-    await make_chain_in_postgres(request.getfixturevalue("database"))
-    dsn = request.getfixturevalue("role_dsn")(SEQUENCER_WRITER)
-    opened: list[PostgresChainStore] = []
-
-    def open_one(chain_id: int = 1) -> ChainStore:
-        opened.append(PostgresChainStore(config_for(dsn, chain_id)))
-        return opened[-1]
-
-    yield open_one
-    for store in opened:
-        await store.close()
-
-
-@pytest.fixture
-async def open_lease(
-    request: pytest.FixtureRequest, open_store: OpenStore, memory: MemoryDatabase
-) -> AsyncIterator[OpenLease]:
-    """Open leases of the same database."""
-    if isinstance(open_store(), MemoryChainStore):
-        yield lambda: MemoryLease(memory, 1)
-        return
-    lease = PostgresLease(config_for(request.getfixturevalue("role_dsn")(SEQUENCER_WRITER)))
-    yield lambda: lease
-    await lease.close()
-
-
-def config_for(dsn: str, chain_id: int = 1) -> SequencerConfig:
-    return SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
 
 
 async def take_over(store: ChainStore, owner: str) -> Term:
@@ -259,3 +195,14 @@ async def test_release_shows_in_the_next_look(open_store: OpenStore, open_lease:
     assert not (await store.look()).released
     await open_lease().release(term)
     assert (await store.look()).released
+
+
+async def test_move_intake_alone_is_stored_and_fenced(open_store: OpenStore) -> None:
+    store = open_store()
+    await take_over(store, "me")
+    mark = IntakeMark(source="topic:t:0", position=7, digest=b"")
+    await store.move_intake([mark])
+    assert await store.intake("topic:t:0") == mark
+    await take_over(open_store(), "other")
+    with pytest.raises((Fenced, RetryError)):
+        await store.move_intake([mark])

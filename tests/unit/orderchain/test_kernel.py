@@ -20,13 +20,15 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__pat
 
 PUBLIC = {
     "batch": "Batch IntakeMark LeaseSight Term",
+    "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
     "dsn": "hosts_of mask_dsn",
     "event": "Event",
     "frame": "FrameHeader decode_body decode_header encode_frame",
+    "key_page": "ClientNumber KeyPage",
     "link": "first_break is_linked",
     "mark": "ChainHead Mark Standing",
-    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource Lease",
+    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource KeyStore Lease",
     "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of",
     "row_image": "row_images",
     "run": "Run",

@@ -26,6 +26,7 @@ def make_term(
         published_id=last_id,
         topic="orders",
         partition=0,
+        key_salt=1,
         partition_ids=partition_ids,
     )
 

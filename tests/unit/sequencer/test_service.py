@@ -17,6 +17,7 @@ from orderchain.simulation.memory_store import (
     CommitFault,
     MemoryChainStore,
     MemoryDatabase,
+    MemoryKeyStore,
     MemoryLease,
 )
 from sequencer import Sequencer, SequencerConfig
@@ -52,6 +53,7 @@ class World:
         return Sequencer(
             config,
             store=self.store,
+            keys=MemoryKeyStore(self.database, 1),
             lease=MemoryLease(self.database, 1),
             sink=self.sink,
             clock=SystemClock(),
@@ -204,6 +206,7 @@ async def test_start_while_a_leader_lives_is_refused_naming_it(world: World) -> 
         second = Sequencer(
             SequencerConfig(chain_id=1, database="memory", kafka="memory", **settings),
             store=MemoryChainStore(world.database, 1),
+            keys=MemoryKeyStore(world.database, 1),
             lease=MemoryLease(world.database, 1),
             sink=world.sink,
             clock=SystemClock(),

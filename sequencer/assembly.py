@@ -1,0 +1,90 @@
+"""Entries on their way to a commit: which of their orders become rows, and the batch of those."""
+
+from __future__ import annotations
+
+from itertools import chain as flatten
+from typing import TYPE_CHECKING
+
+from sequencer.key_memory import Claims
+from sequencer.order import Ack, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orderchain.batch import Batch, IntakeMark
+    from sequencer.batcher import Entry
+    from sequencer.core import SequencerCore
+    from sequencer.order import Order
+    from sequencer.placing import Place, Placing
+
+
+def orders_of(entries: Sequence[Entry]) -> Sequence[Order]:
+    """Return the orders of all entries, one after the other."""
+    if len(entries) == 1:
+        return entries[0].orders
+    return list(flatten.from_iterable(entry.orders for entry in entries))
+
+
+class Assembly:
+    """What one commit is to do, for whom.
+
+    `batch` is None where every order is a repeat: then there is nothing to add, but intake marks to
+    move. It is made anew, with other ids, when the epoch rises before it is committed.
+    """
+
+    __slots__ = ("_places", "batch", "claims", "core", "entries", "intake", "orders")
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        orders: Sequence[Order],
+        claims: Claims | None,
+        places: Sequence[Sequence[Place]] | None = None,
+    ) -> None:
+        self.entries = entries
+        self.orders = orders
+        self.claims = claims
+        self._places = places
+        self.intake: list[IntakeMark] = [mark for entry in entries if (mark := entry.intake)]
+        self.batch: Batch | None = None
+        self.core: SequencerCore | None = None
+
+    @classmethod
+    def of_placing(cls, placing: Placing) -> Assembly:
+        """Return the assembly of entries that were placed one by one."""
+        return cls(
+            [entry for entry, _ in placing.placed],
+            placing.new,
+            Claims(set(map(key_of, placing.new)), placing.rising),
+            [places for _, places in placing.placed],
+        )
+
+    def give_ids(self, core: SequencerCore, wall_ns: int) -> None:
+        """Make the batch behind everything that `core` assembled before."""
+        self.core = core
+        self.batch = core.assemble(self.orders, wall_ns) if self.orders else None
+
+    def overlaps(self, other: Claims | None) -> bool:
+        """Say whether `other` claims a key that this one claims too."""
+        return self.claims is not None and other is not None and self.claims.overlap(other)
+
+    def answer(self) -> None:
+        """Tell every caller its orders' places; a cancelled one has gone, its orders have not."""
+        events = self.batch.events if self.batch is not None else []
+        new = [Ack(event.id, event.pid) for event in events]
+        start = 0
+        for index, entry in enumerate(self.entries):
+            if self._places is None:
+                acks = new[start : start + len(entry.orders)]
+                start += len(entry.orders)
+            else:
+                places = self._places[index]
+                acks = [place if isinstance(place, Ack) else new[place] for place in places]
+            if not entry.done.done():
+                entry.done.set_result(acks)
+
+    def fail(self, error: Exception) -> None:
+        """Tell every caller that has no answer yet."""
+        for entry in self.entries:
+            if not entry.done.done():
+                entry.done.set_exception(error)

@@ -1,0 +1,109 @@
+"""Connections to the database: how they are opened, and what their errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import asyncpg
+
+from orderchain.errors import OrderchainError, RetryError
+from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sequencer.config import SequencerConfig
+
+_Result = TypeVar("_Result")
+
+CONNECTION_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
+
+_PASSING_SQLSTATE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
+"""Connection, rollback, resources (disk full), object in use, intervention, system error: nothing
+that the statement itself is guilty of, so the same one may succeed later."""
+
+_CLOSE_SECONDS: Final = 1.0
+"""A connection that does not close by then is dropped: the server cleans up behind it."""
+
+
+def failure_of(what: str, error: Exception) -> OrderchainError:
+    """Return RetryError where the same statement may succeed later, else OrderchainError."""
+    state_class = sqlstate_of(error)[:2]
+    if state_class and state_class not in _PASSING_SQLSTATE_CLASSES:
+        return OrderchainError(f"{what} refused: {error}")
+    return RetryError(f"{what}: {error or type(error).__name__}")
+
+
+async def connect(config: SequencerConfig, purpose: str, **settings: str) -> asyncpg.Connection:
+    """Return a new connection to the chain's database. Raises as `connect_refusal` says."""
+    try:
+        return await asyncpg.connect(
+            config.database,
+            timeout=config.connect_seconds,
+            server_settings={
+                "application_name": f"orderchain {purpose} {config.chain_id}",
+                "jit": "off",
+                **settings,
+            },
+        )
+    except (*CONNECTION_ERRORS, ValueError) as error:
+        raise connect_refusal(error, config.database) from error
+
+
+async def close_connection(connection: asyncpg.Connection) -> None:
+    """Close `connection` in good time, or drop it."""
+    with suppress(*CONNECTION_ERRORS):
+        await connection.close(timeout=_CLOSE_SECONDS)
+
+
+class SideConnection:
+    """A connection beside the one that commits: opened when needed, given up after an error."""
+
+    def __init__(self, config: SequencerConfig, purpose: str, **settings: str) -> None:
+        self._config = config
+        self._purpose = purpose
+        self._settings = settings
+        self._connection: asyncpg.Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def run(
+        self, what: str, work: Callable[[asyncpg.Connection], Awaitable[_Result]]
+    ) -> _Result:
+        """Return what `work` does on the connection, within the deadline of a commit.
+
+        Raises RetryError, SchemaError or OrderchainError for what the server refused.
+        """
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    if self._connection is None:
+                        self._connection = await connect(
+                            self._config, self._purpose, **self._settings
+                        )
+                    return await work(self._connection)
+            except CONNECTION_ERRORS as error:
+                self._drop()
+                raise schema_refusal(error) or failure_of(what, error) from error
+            except BaseException:
+                self._drop()
+                raise
+
+    async def close(self) -> None:
+        """Close; never raises."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
