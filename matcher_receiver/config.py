@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.mark import Mark  # noqa: TC001 - msgspec reads the field's type
+from orderchain.mark import Mark
 
 ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -64,14 +64,6 @@ class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Deadline of a single request to the broker."""
     close_seconds: Seconds = 3.0
     """Deadline of the stop; what has not closed by then is left to the garbage collector."""
-    security_protocol: str = "PLAINTEXT"
-    """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`."""
-    sasl_mechanism: str = "PLAIN"
-    sasl_username: str | None = None
-    sasl_password: str | None = None
-
-    def __repr__(self) -> str:
-        return f"KafkaSourceConfig({self.bootstrap_servers}, {self.topic}[{self.partition}])"
 
 
 class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from orderchain.errors import HaltError  # noqa: TC001 - the field's type is read at run time
+from orderchain.errors import HaltError
 
 
 class State(Enum):

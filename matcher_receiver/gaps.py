@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from matcher_receiver.decisions import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from matcher_receiver.decisions import Cause
 
 
 class Gap(Struct, frozen=True, kw_only=True):

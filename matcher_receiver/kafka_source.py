@@ -15,7 +15,6 @@ from aiokafka.errors import (
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
 )
-from aiokafka.helpers import create_ssl_context
 
 from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
 
@@ -196,16 +195,9 @@ class KafkaFrameSource:
         return self._consumer
 
     def _connection_options(self) -> dict[str, Any]:
-        config = self._config
-        is_tls = config.security_protocol in ("SSL", "SASL_SSL")
         return {
-            "bootstrap_servers": config.bootstrap_servers,
-            "client_id": f"orderchain-receiver-{config.topic}",
-            "security_protocol": config.security_protocol,
-            "ssl_context": create_ssl_context() if is_tls else None,
-            "sasl_mechanism": config.sasl_mechanism,
-            "sasl_plain_username": config.sasl_username,
-            "sasl_plain_password": config.sasl_password,
+            "bootstrap_servers": self._config.bootstrap_servers,
+            "client_id": f"orderchain-receiver-{self._config.topic}",
         }
 
     def _request_ms(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from matcher_receiver.decisions import State  # noqa: TC001 - msgspec reads the field's type
+from matcher_receiver.decisions import State
 
 
 class ReceiverStats(Struct, frozen=True, kw_only=True):

@@ -229,7 +229,7 @@ async def live_through(script: list[tuple[object, ...]]) -> World:
 
 @given(scripts)
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 @example([("commit", 5, 2, ["arrive", "lose"]), ("heartbeat",)])
 @example([("broker down",), ("commit", 5, 2, ["arrive"]), ("wait",), ("broker up",)])
