@@ -78,7 +78,9 @@ class Receiver:
     linked, committed runs; `await receiver.checkpoint(run)` stores how far the caller has come.
 
     The iteration ends at `until_id`, when idle, or after `stop`; it can be resumed after a
-    cancellation, since nothing is lost by one. It raises HaltError when the primary contradicts
+    cancellation, since nothing is lost by one. `stop` takes effect at once, whatever is awaited;
+    leaving the `async with` takes as long as the slowest of the three closes (their deadlines are
+    2 to 4 s by default). It raises HaltError when the primary contradicts
     what was delivered (and again at every further call), RowsMissing or RowsArchived when rows
     cannot be read. A broker or a database that is away is waited for.
     """
@@ -130,6 +132,7 @@ class Receiver:
         self._last_use_ns = 0
         self._last_check_ns: int | None = None
         self._last_run_ns = 0
+        self._handed_ns: int | None = None
         self._patience = config.poll_after_seconds
 
         self._delivered: Mark | None = None
@@ -270,6 +273,7 @@ class Receiver:
         core = self._running()
         if core.halted_by is not None:
             raise core.halted_by
+        self._forgive_callers_time()
         try:
             while not (self._is_over or self._stopping):
                 run = self._ready or await self._step(core)
@@ -308,8 +312,20 @@ class Receiver:
             run = cut
         self._ready = None
         self._delivered = run.end
-        self._last_run_ns = self._clock.monotonic_ns()
+        self._handed_ns = self._last_run_ns = self._clock.monotonic_ns()
         return run
+
+    def _forgive_callers_time(self) -> None:
+        """Leave the time that the caller worked on a run out of what counts as silence.
+
+        Frames have piled up meanwhile: they are to be looked at, not the database.
+        """
+        if self._handed_ns is None:
+            return
+        now = self._clock.monotonic_ns()
+        self._last_use_ns += now - self._handed_ns
+        self._last_run_ns = now
+        self._handed_ns = None
 
     async def _cut(self, run: Run, until_id: int) -> Run | None:
         """Return the rows of `run` up to `until_id`; None if there are none."""

@@ -305,6 +305,22 @@ async def test_frames_that_arrive_while_a_fill_is_handed_out_are_delivered_after
 
 
 @virtual
+async def test_slow_caller_finds_its_frames_in_kafka_and_causes_no_reading() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        reads = rig.source.reads
+        for _ in range(5):
+            rig.commit_and_publish(3)
+            await anext(receiver)
+            rig.commit_and_publish(3)
+            await asyncio.sleep(30.0)  # works on the run
+            await anext(receiver)
+        assert rig.source.reads == reads
+        assert receiver.stats().rows_live == 30
+
+
+@virtual
 async def test_kafka_gone_delivery_goes_on_from_the_database_and_returns() -> None:
     rig = Rig([4])
     async with rig.receiver() as receiver:
