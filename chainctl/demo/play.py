@@ -215,10 +215,12 @@ class _Play:
     def _rows_moved(self) -> tuple[int, int]:
         """Return rows sequenced and delivered, and show them."""
         sequenced = self._sequencing.last(Sequenced) if self._sequencing else None
-        delivered = self._lives[-1].last(Delivered) if self._lives else None
-        rows = sequenced.rows if sequenced else 0, delivered.events if delivered else 0
-        self._bar.move_to(rows[1], f"delivered, {rows[0]:,} sequenced")
-        return rows
+        told = [life.last(Delivered) for life in self._lives]
+        rows = sequenced.rows if sequenced else 0
+        # The last life that has said something: a new one must not seem to begin at nothing.
+        delivered = next((report.events for report in reversed(told) if report), 0)
+        self._bar.move_to(delivered, f"delivered, {rows:,} sequenced")
+        return rows, delivered
 
 
 def _reached(matching: Player, row: int) -> Delivered | None:

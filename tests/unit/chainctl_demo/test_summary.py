@@ -122,7 +122,7 @@ def test_summary_rows_say_what_worked_the_orders_off_and_how_the_last_frame_fare
 @pytest.mark.parametrize(("digest", "code"), [(STRAIGHT.digest, 0), ("e" * 64, 1)])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_command_ends_with_the_exit_code_of_the_verdict(
-    digest: str, code: int, form: list[str], monkeypatch: pytest.MonkeyPatch, capsys: object
+    digest: str, code: int, form: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_run, "run_demo", lambda *_: summary(digest=digest))
     assert chainctl_main.main(["demo", *form]) == code
