@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from chain_verifier.findings import Finding
+from chain_verifier.findings import Finding
 
 
 class Verdict(enum.StrEnum):

@@ -5,6 +5,7 @@ The theorem behind it, with its proof and the odds of a collision: `docs/verific
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from chain_verifier.bucket import Bucket
 from chain_verifier.sources.table import BLOCK, CONTENT, HAS_NULL, MALFORMED, POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame, Row
 

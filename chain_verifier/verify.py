@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ from chain_verifier.session import open_session
 from chain_verifier.sources.database import DatabaseTable
 from chain_verifier.sources.journal import JournalTable
 from chain_verifier.sources.parquet import ParquetTable
+from chain_verifier.sources.table import Table
 from chain_verifier.spark_errors import as_broken
 from orderchain.errors import SettingError
 
@@ -34,12 +36,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.sources.table import Table
-
     Progress = Callable[[str], None]
 
 _KEY_BITS: Final = 63
 """A key is a positive bigint: Spark's literals have no unsigned type."""
+
+_LONG_RUN_BYTES: Final = 2**30
+"""A scan of a gigabyte runs long enough for Java's thorough compiler to pay for itself."""
 
 
 def _silent(line: str) -> None:
@@ -60,7 +63,7 @@ def verify(
     if session is not None:
         return _Verification(request, session, progress, began, 0.0).run()
     progress("starting Spark")
-    with open_session(request.master) as own:
+    with open_session(request.master, is_long_run=_is_long(request.sources)) as own:
         start_seconds = time.monotonic() - began
         return _Verification(request, own, progress, began, start_seconds).run()
 
@@ -72,6 +75,12 @@ def _require_distinct(sources: Sequence[Source]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise SettingError("source", name, "each source once")
+
+
+def _is_long(sources: Sequence[Source]) -> bool:
+    """Whether the files alone are so large that tuning Spark for a short run would cost more."""
+    paths = [Path(s.path) for s in sources if not isinstance(s, DatabaseSource)]
+    return sum(path.stat().st_size for path in paths if path.is_file()) > _LONG_RUN_BYTES
 
 
 class _Looked(Struct, frozen=True, kw_only=True):
@@ -162,7 +171,7 @@ class _Verification:
             return Findings(), ()
         notes: tuple[str, ...] = ()
         if self._database is not None and table is not self._database:
-            head_now = max(head, self._database.read_head().last_id)
+            head_now = max(head, self._database.head_now())
             if head_now > head:
                 notes = (f"rows behind the head {head} were committed since, and left out",)
             if examined.beyond_id <= head_now:

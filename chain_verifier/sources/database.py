@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
 from chain_verifier.jdbc import JdbcAddress, jdbc_address
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
-from chain_verifier.spark_errors import at_connect
+from chain_verifier.spark_errors import as_broken, at_connect
 from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, SchemaError
 from orderchain.schema import SCHEMA_VERSION
@@ -40,6 +40,8 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
 class DatabaseTable:
     """The rows of one chain up to the last one there was when the head was read.
 
+    To open it reads the head, and raises ChainMissing, SchemaError or ConnectError.
+
     Rows committed later are left out: each connection reads a snapshot of its own, and what lies
     below the head no longer changes.
     """
@@ -52,18 +54,19 @@ class DatabaseTable:
         self._chain_id = chain_id
         self._address: JdbcAddress = jdbc_address(source.dsn)
         self._shown = mask_dsn(source.dsn)
-        self.head = self.read_head()
-
-    def read_head(self) -> DatabaseHead:
-        """Read where the chain stands now.
-
-        Raises ChainMissing, SchemaError, ConnectError.
-        """
         with at_connect(self._shown):
-            heads = self._query("heads").where(F.col("chain_id") == self._chain_id).collect()
-            versions = [head["version"] for head in heads] or [
-                row["version"] for row in self._query("versions").collect()
-            ]
+            self.head = self._read_head()
+
+    def head_now(self) -> int:
+        """Read the head once more. Raises SourceBroken."""
+        with as_broken(self.name):
+            return self._read_head().last_id
+
+    def _read_head(self) -> DatabaseHead:
+        heads = self._query("heads").where(F.col("chain_id") == self._chain_id).collect()
+        versions = [head["version"] for head in heads] or [
+            row["version"] for row in self._query("versions").collect()
+        ]
         if versions != [SCHEMA_VERSION]:
             raise SchemaError("schema", f"version {versions}", f"version {SCHEMA_VERSION}")
         if not heads:
@@ -91,10 +94,10 @@ class DatabaseTable:
     def rows(self) -> DataFrame:
         """The rows, with the id range split over several connections."""
         reader = self._reader().option("dbtable", f"({_SQL['rows']}) AS chain_rows")
-        with at_connect(self._shown):
-            found = self._split(reader).load()
         return (
-            found.where((F.col("chain_id") == self._chain_id) & (F.col("id") <= self.last_row_id))
+            self._split(reader)
+            .load()
+            .where((F.col("chain_id") == self._chain_id) & (F.col("id") <= self.last_row_id))
             .select(*CONTENT, HAS_NULL)
             .withColumn(MALFORMED, F.lit(False))
         )

@@ -6,6 +6,7 @@ The file is read as lines, so that each keeps its place and none is taken for so
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,10 @@ _JSON_OPTIONS: Final = {
 }
 
 
+_LITERALLY: Final = re.compile(r"[\\*?\[\]{}]")
+"""Spark takes a path for a pattern; what stands here is meant as it is written."""
+
+
 class _LineIds(msgspec.Struct):
     id: int
 
@@ -69,6 +74,8 @@ class JournalTable:
             ) from error
         # Made once: Spark lists the file now, and reads no line that begins behind this end.
         self._lines = _numbered_lines(spark, self._path)
+        if self._bytes and not self._lines.inputFiles():
+            raise InputError("journal", source.path, "a file name that begins with neither _ nor .")
 
     def _look_at_end(self, file: BinaryIO) -> None:
         self._bytes = file.seek(0, os.SEEK_END)
@@ -123,7 +130,7 @@ _SHOWN_CHARACTERS_MAX: Final = 120
 def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:
     return (
         spark.read.option("lineSep", "\n")
-        .text(path.as_uri())
+        .text(_LITERALLY.sub(r"\\\g<0>", f"file://{path}"))
         .select(
             F.col("value").alias(_LINE),
             F.col("_metadata.file_block_start").alias(BLOCK),

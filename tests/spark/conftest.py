@@ -1,26 +1,95 @@
-"""One Spark for all tests, and chains to look at."""
+"""One Spark for all tests, and sources made of rows."""
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.config import ParquetSource
+from chain_verifier.examine import Examined, How, examine
+from chain_verifier.horizon import Horizon
 from chain_verifier.session import open_session
+from chain_verifier.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
+from tests.spark.planting import CHAIN_ID, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+    from chain_verifier.sources.table import Table
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    with open_session(None) as session:
-        yield session
+    MakeParquet = Callable[[Sequence[Row]], ParquetSource]
+    Examine = Callable[..., Examined]
+
+SCHEMA = ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+            # PySpark leaves the socket of every `collect` to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with open_session(None) as session:
+        # A few rows a test: more partitions would only be more tasks to start.
+        session.conf.set("spark.sql.shuffle.partitions", "1")
+        yield session
+
+
+def frame_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+    return spark.createDataFrame([row.columns() for row in rows], SCHEMA).coalesce(1)
+
+
+@pytest.fixture
+def parquet_of(spark: SparkSession, tmp_path: Path) -> MakeParquet:
+    """Writes rows to Parquet."""
+
+    def write(rows: Sequence[Row]) -> ParquetSource:
+        path = str(tmp_path / f"rows-{secrets.token_hex(4)}.parquet")
+        frame_of(spark, rows).write.parquet(path)
+        return ParquetSource(path=path)
+
+    return write
+
+
+@pytest.fixture
+def examine_table() -> Examine:
+    """Examines a table in small buckets, so that a few rows fill many of them."""
+
+    def run(table: Table, head: int | None, bits: int = 4, start: int = 0) -> Examined:
+        horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
+        how = How(key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=False)
+        return examine(table, horizon, how)
+
+    return run
+
+
+class RowTable:
+    """A table of rows in memory."""
+
+    name = "rows"
+    has_positions = False
+    span = None
+
+    def __init__(self, spark: SparkSession, rows: Sequence[Row]) -> None:
+        frame = frame_of(spark, rows).withColumn(HAS_NULL, any_null())
+        self.rows = frame.withColumn(MALFORMED, F.lit(False))
+
+
+@pytest.fixture
+def examine_rows(spark: SparkSession, examine_table: Examine) -> Examine:
+    """Examines rows as a source named `rows`."""
+
+    def run(rows: Sequence[Row], head: int | None, **options: int) -> Examined:
+        return examine_table(RowTable(spark, rows), head, **options)
+
+    return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,9 @@ from chain_verifier.faults import Link, find_faults
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.horizon import Horizon
 from chain_verifier.locate import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Row = tuple[int, int]
 """(pid, id)"""

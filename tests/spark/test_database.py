@@ -1,0 +1,285 @@
+"""The chain in a real PostgreSQL, read with the auditor's role."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.report import Report, Verdict
+from chain_verifier.verify import verify
+from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
+from orderchain.roles import AUDITOR, GAP_READER
+from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, write_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    Verified = Callable[..., Report]
+
+ROWS = chain_of(random.Random(9), 300)
+HEAD = head_of(ROWS)
+PARTITION_IDS = 200
+BATCH_ROWS = 50
+
+
+async def _execute(dsn: str, *statements: str) -> None:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _store(dsn: str, rows: Sequence[Row]) -> None:
+    """Create the chain and store `rows` in batches, as commits of a sequencer leave them."""
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        seal = bytes(32)
+        await connection.execute(
+            "SELECT chain_create($1, $2, $3, 0, $4)", CHAIN_ID, seal, "t", PARTITION_IDS
+        )
+        for first in range(0, len(rows), BATCH_ROWS):
+            await _commit(connection, rows[first : first + BATCH_ROWS])
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _commit(connection: asyncpg.Connection[Any], rows: Sequence[Row]) -> None:
+    last_id = rows[-1].id
+    await connection.execute("SELECT chain_event_extend($1, $2)", CHAIN_ID, last_id)
+    names = ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
+    records = [(r.chain_id, r.id, r.pid, r.key, r.event_time_ns, r.payload) for r in rows]
+    await connection.copy_records_to_table("chain_event", records=records, columns=names)
+    await connection.execute(
+        "INSERT INTO chain_batch VALUES ($1, $2, $3, $4, $5, 1, $6, now())",
+        CHAIN_ID, rows[0].id, last_id, rows[0].pid, len(rows), bytes(32),
+    )  # fmt: skip
+    await connection.execute(
+        "UPDATE chain_head SET last_id = $2 WHERE chain_id = $1", CHAIN_ID, last_id
+    )
+
+
+@pytest.fixture
+def execute(database: str) -> Callable[..., None]:
+    """Does to the database, as its owner, what no role of ours may do."""
+    return lambda *statements: asyncio.run(_execute(database, *statements))
+
+
+@pytest.fixture
+def stored(database: str) -> str:
+    asyncio.run(_store(database, ROWS))
+    return database
+
+
+@pytest.fixture
+def audit(stored: str, role_dsn: Callable[[str], str]) -> DatabaseSource:
+    return DatabaseSource(dsn=role_dsn(AUDITOR))
+
+
+@pytest.fixture
+def verified(spark: SparkSession, audit: DatabaseSource) -> Verified:
+    """Verifies the stored chain, alone or with journals."""
+
+    def run(*others: JournalSource, **options: Any) -> Report:
+        request = VerifyRequest(
+            chain_id=CHAIN_ID, sources=(*others, audit), bucket_bits=5, leaf_bits=5, **options
+        )
+        return verify(request, spark)
+
+    return run
+
+
+def test_database_with_a_clean_chain_is_complete(verified: Verified) -> None:
+    report = verified()
+    assert report.verdict is Verdict.COMPLETE
+    assert report.head == HEAD
+    assert report.sources[0].rows == len(ROWS)
+
+
+def test_database_with_an_empty_chain_is_complete(
+    spark: SparkSession, database: str, role_dsn: Callable[[str], str]
+) -> None:
+    asyncio.run(_store(database, []))
+    source = DatabaseSource(dsn=role_dsn(AUDITOR))
+    report = verify(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)), spark)
+    assert (report.verdict, report.head, report.sources[0].rows) == (Verdict.COMPLETE, 0, 0)
+
+
+@pytest.mark.parametrize("index", [0, 150, 299])
+def test_database_with_a_row_deleted_names_its_id(
+    verified: Verified, execute: Callable[..., None], index: int
+) -> None:
+    row = ROWS[index]
+    execute(f"DELETE FROM chain_event WHERE chain_id = {CHAIN_ID} AND id = {row.id}")  # noqa: S608
+    report = verified()
+    expected = Finding(kind=Kind.GAP, source="database", after_id=row.pid, until_id=row.id)
+    assert report.findings == (expected,)
+    assert report.verdict is Verdict.BROKEN
+    assert f"missing {row.id}" in "\n".join(report.lines())
+
+
+def test_database_with_a_row_and_the_link_to_it_taken_out_lacks_one_row(
+    verified: Verified, execute: Callable[..., None]
+) -> None:
+    execute(
+        f"DELETE FROM chain_event WHERE id = {ROWS[20].id}",  # noqa: S608
+        f"UPDATE chain_event SET pid = {ROWS[20].pid} WHERE id = {ROWS[21].id}",  # noqa: S608
+    )
+    expected = Finding(
+        kind=Kind.ROW_COUNT, source="database", count=len(ROWS) - 1, expected_count=len(ROWS)
+    )
+    assert verified().findings == (expected,)
+
+
+def test_database_with_a_row_behind_its_head_names_it(
+    verified: Verified, execute: Callable[..., None]
+) -> None:
+    execute(
+        f"INSERT INTO chain_event VALUES ({CHAIN_ID}, {HEAD + 2}, {HEAD}, 'k', 0, '')"  # noqa: S608
+    )
+    expected = Finding(
+        kind=Kind.BEYOND_HEAD, source="database", id=HEAD + 2, pid=HEAD, until_id=HEAD
+    )
+    assert verified().findings == (expected,)
+
+
+def test_database_with_a_head_known_to_lie_further_lacks_the_tail(verified: Verified) -> None:
+    expected = Finding(kind=Kind.GAP, source="database", after_id=HEAD, until_id=HEAD + 10)
+    assert verified(head=HEAD + 10).findings == (expected,)
+    assert verified(head=HEAD - 10).verdict is Verdict.COMPLETE
+
+
+def test_database_against_a_whole_journal_is_complete(verified: Verified, tmp_path: Path) -> None:
+    journal = write_journal(tmp_path / "j", ROWS)
+    report = verified(JournalSource(path=str(journal)))
+    assert report.verdict is Verdict.COMPLETE
+    assert [comparison.against for comparison in report.comparisons] == ["database"]
+    assert report.comparisons[0].is_equal
+
+
+def test_database_against_a_journal_that_ends_early_names_the_tail(
+    verified: Verified, tmp_path: Path
+) -> None:
+    journal = JournalSource(path=str(write_journal(tmp_path / "j", ROWS[:-3])))
+    report = verified(journal)
+    gap = Finding(kind=Kind.GAP, source=journal.name, after_id=ROWS[-4].id, until_id=HEAD)
+    assert gap in report.findings
+    assert report.comparisons[0].counts == {"lacking": 3}
+
+
+def test_database_against_a_journal_with_rows_never_committed_names_them(
+    verified: Verified, tmp_path: Path
+) -> None:
+    phantom = Row(HEAD + 1, HEAD, "phantom")
+    journal = JournalSource(path=str(write_journal(tmp_path / "j", [*ROWS, phantom])))
+    expected = Finding(
+        kind=Kind.BEYOND_HEAD, source=journal.name, id=phantom.id, pid=HEAD, until_id=HEAD
+    )
+    assert verified(journal).findings == (expected,)
+
+
+def test_database_that_grows_meanwhile_leaves_the_new_rows_of_a_journal_out(
+    spark: SparkSession, stored: str, audit: DatabaseSource, tmp_path: Path
+) -> None:
+    new = Row(HEAD + 1, HEAD, "new")
+    journal = JournalSource(path=str(write_journal(tmp_path / "j", [*ROWS, new])))
+
+    def commit_while_checking(line: str) -> None:
+        if line == "checking database":
+            asyncio.run(_commit_one(stored, new))
+
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(audit, journal))
+    report = verify(request, spark, commit_while_checking)
+    assert report.verdict is Verdict.COMPLETE
+    assert report.head == HEAD
+    assert "were committed since" in report.sources[1].notes[0]
+
+
+async def _commit_one(dsn: str, row: Row) -> None:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        await _commit(connection, [row])
+    finally:
+        await connection.close(timeout=5)
+
+
+def test_database_that_breaks_off_behind_its_head_is_no_verdict(
+    spark: SparkSession, audit: DatabaseSource, execute: Callable[..., None]
+) -> None:
+    def break_off(line: str) -> None:
+        if line == "checking database":
+            execute("ALTER TABLE chain_event RENAME TO gone")
+
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(audit,))
+    with pytest.raises(SourceBroken, match="database: could not be read to its end"):
+        verify(request, spark, break_off)
+
+
+def test_database_read_over_several_connections_is_the_same(
+    spark: SparkSession, verified: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chain_verifier.sources.database._ROWS_A_CONNECTION", 100)
+    report = verified()
+    assert report.verdict is Verdict.COMPLETE
+    assert report.sources[0].rows == len(ROWS)
+
+
+def test_database_with_another_chain_is_missing(spark: SparkSession, audit: DatabaseSource) -> None:
+    with pytest.raises(ChainMissing):
+        verify(VerifyRequest(chain_id=CHAIN_ID + 1, sources=(audit,)), spark)
+
+
+def test_database_without_our_schema_is_refused(
+    spark: SparkSession, database: str, execute: Callable[..., None],
+    role_dsn: Callable[[str], str],
+) -> None:  # fmt: skip
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(dsn=role_dsn(AUDITOR)),))
+    execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(SchemaError, match="99"):
+        verify(request, spark)
+    execute("DROP TABLE schema_version")
+    with pytest.raises(SchemaError, match="missing"):
+        verify(request, spark)
+
+
+def test_database_with_a_role_that_may_not_read_is_refused(
+    spark: SparkSession, stored: str, execute: Callable[..., None],
+    role_dsn: Callable[[str], str],
+) -> None:  # fmt: skip
+    execute(f"REVOKE SELECT ON chain_event FROM {GAP_READER}")  # noqa: S608
+    source = DatabaseSource(dsn=role_dsn(GAP_READER))
+    with pytest.raises(ConnectError, match="permission denied"):
+        verify(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)), spark)
+
+
+def test_database_with_a_wrong_password_is_refused_without_showing_it(
+    spark: SparkSession, audit: DatabaseSource
+) -> None:
+    parts = urlsplit(audit.dsn)
+    dsn = audit.dsn.replace(str(parts.password), "sesame")
+    with pytest.raises(ConnectError, match="password authentication failed") as refused:
+        verify(VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(dsn=dsn),)), spark)
+    assert "sesame" not in str(refused.value)
+
+
+def test_database_at_a_closed_port_is_refused(spark: SparkSession) -> None:
+    source = DatabaseSource(dsn="postgresql://auditor:sesame@127.0.0.1:1/x")
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1.*refused") as refused:
+        verify(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)), spark)
+    assert "sesame" not in str(refused.value)
+
+
+def test_verify_with_a_source_given_twice_is_refused(audit: DatabaseSource) -> None:
+    with pytest.raises(SettingError, match="each source once"):
+        verify(VerifyRequest(chain_id=CHAIN_ID, sources=(audit, audit)))
