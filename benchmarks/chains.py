@@ -36,7 +36,8 @@ def benchmark_stack() -> LocalStack:
 
 
 def open_site(stack: LocalStack) -> Site:
-    """Start `stack` if it is down, and return where it is."""
+    """Start `stack` anew and empty, and return where it is."""
+    stack.reset()
     stack.up()
     environment: Mapping[str, str] = stack.environment()
     return Site(
