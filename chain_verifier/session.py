@@ -51,11 +51,15 @@ def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[S
     """Start Spark, give its session, stop it.
 
     Without a `master` it runs inside a Java process of our own, tuned for a short run unless told
-    that this one is long.
+    that this one is long. Where a session is at work already, it is given as it is, and left on.
 
     What Java and Spark have to say goes to a file in a temporary folder, which is removed at the
     end. Raises SettingError when there is no Java, or Spark does not start.
     """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
     require_java(os.environ)
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         session = _start(master, Path(folder), {} if is_long_run else _SHORT_RUN)

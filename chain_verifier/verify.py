@@ -20,12 +20,13 @@ from chain_verifier.config import (
 from chain_verifier.examine import Examined, How, examine
 from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
 from chain_verifier.horizon import Horizon
+from chain_verifier.jdbc import jdbc_address
 from chain_verifier.open_rows import rows_beyond
 from chain_verifier.reconcile import compare
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
 from chain_verifier.session import open_session
 from chain_verifier.sources.database import DatabaseTable
-from chain_verifier.sources.journal import JournalTable
+from chain_verifier.sources.journal import JournalTable, require_readable
 from chain_verifier.sources.parquet import ParquetTable
 from chain_verifier.sources.table import Table
 from chain_verifier.spark_errors import as_broken
@@ -59,6 +60,8 @@ def verify(
     SourceBroken (it broke off: nothing is known of the whole). A report means that all was read.
     """
     _require_distinct(request.sources)
+    for source in request.sources:
+        _require_usable(source)
     began = time.monotonic()
     if session is not None:
         return _Verification(request, session, progress, began, 0.0).run()
@@ -75,6 +78,14 @@ def _require_distinct(sources: Sequence[Source]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise SettingError("source", name, "each source once")
+
+
+def _require_usable(source: Source) -> None:
+    """Refuse what cannot be used, as far as that shows before Spark takes seconds to start."""
+    if isinstance(source, DatabaseSource):
+        jdbc_address(source.dsn)
+    if isinstance(source, JournalSource):
+        require_readable(source)
 
 
 def _is_long(sources: Sequence[Source]) -> bool:

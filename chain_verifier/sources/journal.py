@@ -65,13 +65,9 @@ class JournalTable:
     def __init__(self, spark: SparkSession, source: JournalSource) -> None:
         self.name = source.name
         self._path = Path(source.path).absolute()
-        try:
-            with self._path.open("rb") as file:
-                self._look_at_end(file)
-        except OSError as error:
-            raise InputError(
-                "journal", source.path, f"a readable file ({error.strerror})"
-            ) from error
+        require_readable(source)
+        with self._path.open("rb") as file:
+            self._look_at_end(file)
         # Made once: Spark lists the file now, and reads no line that begins behind this end.
         self._lines = _numbered_lines(spark, self._path)
         if self._bytes and not self._lines.inputFiles():
@@ -125,6 +121,15 @@ class JournalTable:
 
 _SHOWN_CHARACTERS_MAX: Final = 120
 """Enough of a line to recognise it."""
+
+
+def require_readable(source: JournalSource) -> None:
+    """Raise InputError unless there is a file that can be read."""
+    try:
+        with Path(source.path).open("rb"):
+            pass
+    except OSError as error:
+        raise InputError("journal", source.path, f"a readable file ({error.strerror})") from error
 
 
 def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from chain_verifier.config import (
+    BUCKETS_MAX,
+    LEAF_BITS,
+    DatabaseSource,
+    JournalSource,
+    ParquetSource,
+    bucket_bits,
+    parse_source,
+)
+from orderchain.errors import SettingError
+
+DSN = "postgresql://auditor:sesame@h/d"
+
+
+def test_source_with_each_form_is_parsed() -> None:
+    assert parse_source("database", DSN) == DatabaseSource(dsn=DSN)
+    assert parse_source("journal:a:b.jsonl", None) == JournalSource(path="a:b.jsonl")
+    assert parse_source("parquet:s3a://b/c", None) == ParquetSource(path="s3a://b/c")
+
+
+@pytest.mark.parametrize("text", ["", "journal", "journal:", "parquet:", "database:x", "x:y"])
+def test_source_with_another_form_is_refused_with_the_forms_there_are(text: str) -> None:
+    with pytest.raises(SettingError, match="database, journal:FILE or parquet:PATH"):
+        parse_source(text, DSN)
+
+
+@pytest.mark.parametrize("text", ["topic", "topic:t"])
+def test_source_with_a_topic_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(SettingError, match="topics"):
+        parse_source(text, DSN)
+
+
+def test_source_with_the_database_unset_is_refused() -> None:
+    with pytest.raises(SettingError, match="URL of the database"):
+        parse_source("database", None)
+
+
+def test_source_with_a_password_never_shows_it() -> None:
+    assert "sesame" not in repr(DatabaseSource(dsn=DSN))
+
+
+@pytest.mark.parametrize("span", [0, 1, 4096, 10**6, 10**9, 2**40, 2**63])
+def test_bucket_bits_with_any_span_gives_few_buckets(span: int) -> None:
+    bits = bucket_bits(span)
+    assert bits >= LEAF_BITS
+    assert span >> bits <= BUCKETS_MAX
+
+
+def test_bucket_bits_with_an_unknown_span_are_those_of_a_leaf() -> None:
+    assert bucket_bits(None) == LEAF_BITS
+
+
+def test_config_when_imported_brings_no_spark() -> None:
+    code = (
+        "import sys, chain_verifier.config, chain_verifier.report\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
