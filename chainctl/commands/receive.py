@@ -96,7 +96,8 @@ class Received(Struct, frozen=True, kw_only=True):
     last_id: int
     """Last id in the journal, 0 while it is empty."""
     seconds: float
-    stats: ReceiverStats
+    stats: Struct
+    """The receiver's own counters, a `matcher_receiver.ReceiverStats`."""
 
 
 @click.command()

@@ -19,13 +19,13 @@ from chainctl.intake.json_rows import JsonRows
 from chainctl.intake.orders import Columns, OrderEncoder, length_prefixed
 from orderchain.batch import IntakeMark
 from orderchain.errors import InputError
+from sequencer.order import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from chainctl.intake.rows import RowSource
-    from sequencer.order import Order
 
 FileFormat = Literal["csv", "jsonl"]
 
@@ -63,10 +63,10 @@ class FileIntake:
     def __init__(self, path: Path, options: FileOptions) -> None:
         self._path = path
         self.source = f"file:{content_name(path)}"
-        file_format = options.format or _format_of(path)
         self._stream = FileStream(path)
         try:
-            self._rows: RowSource = _READERS[file_format](self._stream)
+            read = _READERS[options.format or _format_of(path)]
+            self._rows: RowSource = read(self._stream)
             columns = Columns(
                 names=self._rows.columns, key=options.key_column, time=options.time_column
             )

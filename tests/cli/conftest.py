@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
@@ -60,7 +61,10 @@ def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `chainctl` and returns the process; whatever is left of it is killed at the end."""
+    """Starts `chainctl` and returns the process; whatever is left of it is killed at the end.
+
+    With `script` Python runs that instead, with the same arguments.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def run(
@@ -73,10 +77,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "text": True,
             "cwd": tmp_path,
             "env": clean_environment(settings or {}),
+            **popen,
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "chainctl", *map(str, arguments)], **(options | popen)
-        )
+        script = options.pop("script", None)
+        how = ["-m", "chainctl"] if script is None else ["-c", script]
+        process = subprocess.Popen([sys.executable, *how, *map(str, arguments)], **options)
         started.append(process)
         return process
 
@@ -151,6 +156,23 @@ def chain(call: Call, module_settings: dict[str, str], free_chain: int) -> int:
     done = call("chain", "create", free_chain, settings=module_settings)
     assert done.code == 0, done
     return free_chain
+
+
+@pytest.fixture
+def head_moved(module_settings: dict[str, str], chain: int) -> Callable[[], None]:
+    """Returns once the chain holds a row."""
+
+    async def wait() -> None:
+        connection = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
+                while not await connection.fetchval(query, chain):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    return lambda: asyncio.run(wait())
 
 
 @pytest.fixture
