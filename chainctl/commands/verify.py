@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -70,7 +71,13 @@ def _source(text: str, settings: Settings) -> Source:
 def _verified(request: VerifyRequest) -> Report:
     from chain_verifier.verify import verify
 
-    return verify(request, progress=talk)
+    # Spark takes seconds: whoever watches is told what goes on, a log file is not.
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    return verify(request, progress=talk if is_watched else _unwatched)
+
+
+def _unwatched(line: str) -> None:
+    """Tell nobody."""
 
 
 def _show(report: Report, *, as_json: bool) -> ExitCode:
