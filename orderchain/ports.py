@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
     from orderchain.event import Event
@@ -44,9 +44,17 @@ class ChainStore(Protocol):
         ...
 
     async def commit(
-        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+        self,
+        batch: Batch,
+        *,
+        published_id: int,
+        intake: Sequence[IntakeMark] = (),
+        meanwhile: Callable[[], bool] | None = None,
     ) -> None:
         """Commit `batch` behind the fence, or not at all.
+
+        `meanwhile` is called once while the server is at work on the rows, if that takes a while;
+        it returns whether another commit will follow at once.
 
         Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
         answer was lost, RetryError when surely nothing was committed. After the last two the

@@ -8,7 +8,6 @@ needs anyway costs 85 ns a row, encoding twice would cost 270).
 
 from __future__ import annotations
 
-from itertools import chain as flatten
 from itertools import repeat
 from operator import attrgetter
 from struct import Struct
@@ -38,24 +37,34 @@ _payload_of = attrgetter("payload")
 
 def row_images(chain_id: int, events: Sequence[Event]) -> bytes:
     """Return the images of `events` of one chain, one after the other."""
-    prefix = _PREFIX.pack(len(COLUMNS), 4, chain_id, 8)
-    keys = [key.encode() for key in map(_key_of, events)]
-    payloads = list(map(_payload_of, events))
-    return b"".join(
-        flatten.from_iterable(
-            zip(
-                map(
-                    _IDS.pack,
-                    repeat(prefix),
-                    map(_id_of, events),
-                    repeat(8),
-                    map(_pid_of, events),
-                    map(len, keys),
-                ),
-                keys,
-                map(_TIME.pack, repeat(8), map(_time_of, events), map(len, payloads)),
-                payloads,
-                strict=True,
-            )
-        )
+    return column_images(
+        chain_id,
+        list(map(_id_of, events)),
+        list(map(_pid_of, events)),
+        list(map(_key_of, events)),
+        list(map(_time_of, events)),
+        list(map(_payload_of, events)),
     )
+
+
+def column_images(
+    chain_id: int,
+    ids: Sequence[int],
+    pids: Sequence[int],
+    keys: Sequence[str],
+    times_ns: Sequence[int],
+    payloads: Sequence[bytes],
+) -> bytes:
+    """Return the images of rows that are given as columns of equal length.
+
+    The pieces of all rows are laid out in one list and joined once: per-row concatenation costs a
+    sequencer twice as much.
+    """
+    prefix = _PREFIX.pack(len(COLUMNS), 4, chain_id, 8)
+    encoded = list(map(str.encode, keys))
+    pieces: list[bytes] = [b""] * (4 * len(encoded))
+    pieces[0::4] = map(_IDS.pack, repeat(prefix), ids, repeat(8), pids, map(len, encoded))
+    pieces[1::4] = encoded
+    pieces[2::4] = map(_TIME.pack, repeat(8), times_ns, map(len, payloads))
+    pieces[3::4] = payloads
+    return b"".join(pieces)

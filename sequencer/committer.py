@@ -122,13 +122,14 @@ class Committer:
         assembly.give_ids(self._leading(), self._clock.wall_ns())
         return assembly
 
-    async def commit(self, assembly: Assembly) -> None:
+    async def commit(self, assembly: Assembly, meanwhile: Callable[[], bool] | None = None) -> None:
         """Commit, answer the callers, and hand the batch on to be published.
 
+        `meanwhile` is called once while the server is at work, or not at all; see `ChainStore`.
         Raises when this process can lead no longer; the callers have their answers then too.
         """
         try:
-            await self._commit_until_known(assembly)
+            await self._commit_until_known(assembly, meanwhile)
         except BaseException as error:
             assembly.fail(_as_answer(error, assembly.batch))
             raise
@@ -137,12 +138,15 @@ class Committer:
             self._acknowledged_id = batch.last_id
             self.rows += batch.row_count
             self.batches += 1
-            self._keys.remember(batch)
-            if self._publisher is not None:
-                self._publisher.offer(batch)
+            self._keys.remember(batch, assembly.claims)
+        # The callers first: publishing must not stand between a commit and its acknowledgement.
         assembly.answer()
+        if batch is not None and self._publisher is not None:
+            self._publisher.offer(batch)
 
-    async def _commit_until_known(self, assembly: Assembly) -> None:
+    async def _commit_until_known(
+        self, assembly: Assembly, meanwhile: Callable[[], bool] | None
+    ) -> None:
         """Commit `assembly`, under whichever epoch of ours it succeeds."""
         deadline_ns = self._deadline_ns()
         while True:
@@ -154,8 +158,12 @@ class Committer:
                 if batch is None:
                     await self._move_intake(assembly)
                 else:
+                    attempt, meanwhile = meanwhile, None
                     await self._store.commit(
-                        batch, published_id=self._published_id(), intake=assembly.intake
+                        batch,
+                        published_id=self._published_id(),
+                        intake=assembly.intake,
+                        meanwhile=attempt,
                     )
             except UnknownOutcome as error:
                 self.unknown_outcomes += 1

@@ -8,7 +8,7 @@ from orderchain.batch import Batch
 from orderchain.errors import OrderchainError
 from orderchain.event import Event
 from orderchain.limits import ID_MAX
-from orderchain.row_image import row_images
+from orderchain.row_image import column_images
 from orderchain.seal import next_seal
 from sequencer.order import key_of, payload_of, time_of
 
@@ -46,8 +46,11 @@ class SequencerCore:
         last_id = first_id + len(orders) - 1
         if last_id >= ID_MAX:
             raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
-        events = _events(orders, self._last_id, first_id, wall_ns)
-        rows = row_images(self._term.chain_id, events)
+        ids = range(first_id, last_id + 1)
+        pids = [self._last_id, *ids[:-1]]
+        keys, payloads = list(map(key_of, orders)), list(map(payload_of, orders))
+        times = _times(orders, wall_ns)
+        rows = column_images(self._term.chain_id, ids, pids, keys, times, payloads)
         # A clock that steps back must not make committed_at fall along the chain.
         committed_at_us = max(wall_ns // 1_000, self._last_committed_at_us)
         seal = next_seal(
@@ -55,7 +58,7 @@ class SequencerCore:
             epoch=self._term.epoch,
             first_id=first_id,
             last_id=last_id,
-            row_count=len(events),
+            row_count=len(ids),
             committed_at_us=committed_at_us,
             rows=rows,
         )
@@ -68,7 +71,7 @@ class SequencerCore:
             seal_before=self._last_seal,
             seal=seal,
             committed_at_us=committed_at_us,
-            events=events,
+            events=list(map(Event, ids, pids, keys, times, payloads)),
             rows=rows,
         )
         self._last_id, self._last_seal = last_id, seal
@@ -86,12 +89,7 @@ class SequencerCore:
         return first_id
 
 
-def _events(orders: Sequence[Order], pid: int, first_id: int, wall_ns: int) -> list[Event]:
-    """Return the rows of `orders`, linked behind `pid`."""
-    ids = range(first_id, first_id + len(orders))
+def _times(orders: Sequence[Order], wall_ns: int) -> list[int]:
+    """Return the time of every order: its own, else the wall clock's."""
     times = list(map(time_of, orders))
-    if None in times:
-        times = [wall_ns if time_ns is None else time_ns for time_ns in times]
-    return list(
-        map(Event, ids, [pid, *ids[:-1]], map(key_of, orders), times, map(payload_of, orders))
-    )
+    return [wall_ns if time_ns is None else time_ns for time_ns in times]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import ConnectError, OrderchainError, RetryError, RowsMissing
 from sequencer.key_index import PIECE_ROWS, merge_pieces, piece_of
-from sequencer.key_memory import KeyMemory
+from sequencer.key_memory import Claims, KeyMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -83,10 +83,10 @@ class KeyKeeper:
         wanted = set(keys)
         return {row.key: row for row in rows if row.key in wanted}
 
-    def remember(self, batch: Batch) -> None:
+    def remember(self, batch: Batch, claims: Claims | None) -> None:
         """Take up the keys of a committed batch."""
-        if self._memory is not None:
-            self._take_up(self._memory.remember(batch))
+        if self._memory is not None and claims is not None:
+            self._take_up(self._memory.remember(batch, claims))
 
     async def run(self) -> None:
         """Save pages and merge pieces until cancelled. What fails costs the next start time."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from orderchain.client_key import SEPARATOR, split_client_key
-from sequencer.client_numbers import BEFORE_ALL, ClientNumbers
+from orderchain.client_key import client_key, split_client_key
+from sequencer.client_numbers import ClientNumbers
 from sequencer.key_index import KeyIndex, hash_keys
 from sequencer.order import key_of
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch
     from orderchain.key_page import KeyPage
+
+
+id_of = attrgetter("id")
 
 
 class Claims(Struct, frozen=True, gc=False):
@@ -58,12 +62,13 @@ class KeyMemory:
         free: list[str] = []
         highest = self.clients.highest
         for key in keys:
-            split = split_client_key(key) if SEPARATOR in key else None
+            split = split_client_key(key)
             if split is None:
                 free.append(key)
                 continue
             client, number = split
-            if number <= rising.get(client, BEFORE_ALL) or number <= highest(client):
+            before = rising.get(client)
+            if number <= (highest(client) if before is None else before):
                 return None
             rising[client] = number
         if free and self.index.find(hash_keys(free, self._salt)):
@@ -82,19 +87,34 @@ class KeyMemory:
                 ids.add(known.id)
         return ids
 
-    def remember(self, batch: Batch) -> KeyPage | None:
-        """Take up the rows of a committed batch; return the page that became full, to be stored."""
+    def remember(self, batch: Batch, claims: Claims) -> KeyPage | None:
+        """Take up the rows of a committed batch, whose keys made `claims`.
+
+        Returns the page that became full with them, to be stored.
+        """
         keys = list(map(key_of, batch.events))
-        ids = [event.id for event in batch.events]
-        return self.remember_rows(keys, ids)
+        ids = list(map(id_of, batch.events))
+        rising: dict[str, tuple[int, int]] = {}
+        if claims.rising:
+            id_by_key = dict(zip(keys, ids, strict=True))
+            rising = {
+                client: (number, id_by_key[client_key(client, number)])
+                for client, number in claims.rising.items()
+            }
+        return self._take_up(keys, ids, rising)
 
     def remember_rows(self, keys: Sequence[str], ids: Sequence[int]) -> KeyPage | None:
-        """Take up committed rows, which follow those taken up before."""
+        """Take up committed rows that were read back; they follow those taken up before."""
         rising: dict[str, tuple[int, int]] = {}
         for key, row_id in zip(keys, ids, strict=True):
-            split = split_client_key(key) if SEPARATOR in key else None
+            split = split_client_key(key)
             if split is not None:
                 rising[split[0]] = (split[1], row_id)
+        return self._take_up(keys, ids, rising)
+
+    def _take_up(
+        self, keys: Sequence[str], ids: Sequence[int], rising: dict[str, tuple[int, int]]
+    ) -> KeyPage | None:
         self.clients.rise(
             rising, head_before=self._head, forgotten_until=self.index.forgotten_until
         )

@@ -56,13 +56,21 @@ def check_orders(orders: Sequence[Order]) -> int:
             and "\0" not in text
             and all(keys)
             and max(map(len, keys)) <= KEY_BYTES_MAX
-            and set(map(time_of, orders)) <= {None}
+            and _are_plain_times(list(map(time_of, orders)))
         )
     except (AttributeError, TypeError, ValueError):
         is_plain = False
     if is_plain:
         return len(text) + sum(sizes)
     return sum(map(_check_order, orders))
+
+
+def _are_plain_times(times: list[int | None]) -> bool:
+    """Say whether every time is None, or every one an integer of 64 bits."""
+    kinds = set(map(type, times))
+    if kinds == {int}:
+        return min(times) >= _INT64_MIN and max(times) <= _INT64_MAX  # type: ignore[type-var,operator]
+    return kinds <= {type(None)}
 
 
 def _check_order(order: Order) -> int:

@@ -69,6 +69,24 @@ INSERT INTO chain_intake (chain_id, source, position, digest) VALUES ($1, $2, $3
 ON CONFLICT (chain_id, source)
 DO UPDATE SET position = excluded.position, digest = excluded.digest
 
+-- commit_rows: the same with the rows, for few of them
+WITH fence AS (
+    UPDATE chain_head
+       SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id = $4
+    RETURNING chain_id
+), batch AS (
+    INSERT INTO chain_batch
+        (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
+    SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
+), rows AS (
+    INSERT INTO chain_event (chain_id, id, pid, key, event_time_ns, payload)
+    SELECT fence.chain_id, event.*
+      FROM fence,
+           unnest($11::bigint[], $12::bigint[], $13::text[], $14::bigint[], $15::bytea[]) AS event
+)
+SELECT 1 FROM fence
+
 -- lock_head: the fence alone, for a transaction that adds no row
 SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR UPDATE
 

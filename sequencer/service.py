@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from orderchain.clock import SystemClock
@@ -80,6 +81,7 @@ class Sequencer:
         self._publisher: Publisher | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: Exception | None = None
+        self._upcoming: Assembly | None = None
         self._is_open = False
         self._stopped = asyncio.Event()
 
@@ -216,21 +218,19 @@ class Sequencer:
 
     async def _commit_all(self) -> None:
         """Commit until closed and empty, assembling one batch ahead while another commits."""
-        upcoming: Assembly | None = None
         try:
-            while current := upcoming or await self._next():
-                upcoming = None
-                commit = asyncio.ensure_future(self._committer.commit(current))
-                # Only a batch that would not grow by waiting is worth assembling early.
-                if self._batcher.has_full_batch():
-                    await asyncio.sleep(0)  # the commit's first statement goes out before
-                    upcoming = self._assemble_ahead(current)
-                await commit
+            while current := self._take_upcoming() or await self._next():
+                await self._committer.commit(current, partial(self._assemble_ahead, current))
         except BaseException as error:
             self._fail(error)
+            upcoming = self._take_upcoming()
             if upcoming is not None:
                 upcoming.fail(self._failure or RetryError("the sequencer was stopped"))
             raise
+
+    def _take_upcoming(self) -> Assembly | None:
+        upcoming, self._upcoming = self._upcoming, None
+        return upcoming
 
     async def _next(self) -> Assembly | None:
         """Return the next assembly once there is one; None once closed and empty."""
@@ -239,13 +239,18 @@ class Sequencer:
             return None
         return self._committer.assemble(entries) or await self._committer.resolve(entries)
 
-    def _assemble_ahead(self, current: Assembly) -> Assembly | None:
-        """Return the assembly behind `current`, None where it depends on its outcome."""
+    def _assemble_ahead(self, current: Assembly) -> bool:
+        """Assemble the batch behind `current` if it would not grow by waiting; say whether.
+
+        Not where it depends on the outcome of `current`: a key that both claim.
+        """
+        if not self._batcher.has_full_batch():
+            return False
         entries = self._batcher.take()
-        upcoming = self._committer.assemble(entries, beside=current)
-        if upcoming is None:
+        self._upcoming = self._committer.assemble(entries, beside=current)
+        if self._upcoming is None:
             self._batcher.put_back(entries)
-        return upcoming
+        return self._upcoming is not None
 
     async def _run(self, work: Coroutine[object, object, None]) -> None:
         """Do `work` until cancelled; what it raises ends the leadership."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -29,7 +31,7 @@ from orderchain.sql import load_sql
 from sequencer.connecting import CONNECTION_ERRORS, close_connection, connect, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from sequencer.config import SequencerConfig
 
@@ -41,6 +43,11 @@ _TERMINATE_MS: Final = 5_000
 """How long the end of the old backend is awaited: a live one ends at once, and one that the kernel
 holds in I/O is waited for by the compare-and-set behind it anyway."""
 
+STATEMENT_ROWS_MAX: Final = 100
+"""Rows that are committed by one statement. Beyond it COPY's cheaper rows outweigh its trips."""
+
+_row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
+
 _SAFE_DURABILITY: Final = {
     "fsync": {"on"},
     "full_page_writes": {"on"},
@@ -48,6 +55,83 @@ _SAFE_DURABILITY: Final = {
 }
 
 _GIVEN_UP: Final = "the connection to the database was given up"
+
+
+class _Commit:
+    """One commit on its way. A leader that was replaced must not even copy its rows: the fence
+    comes first, in whatever form.
+    """
+
+    def __init__(
+        self,
+        connection: asyncpg.Connection,
+        term: Term,
+        batch: Batch,
+        published_id: int,
+        is_chained: bool,
+    ) -> None:
+        self._connection = connection
+        self._batch = batch
+        self._fence_values = (
+            batch.chain_id,
+            term.epoch,
+            term.nonce,
+            batch.pid,
+            batch.first_id,
+            batch.last_id,
+            batch.row_count,
+            batch.seal,
+            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
+            published_id,
+        )
+        self.is_chained = is_chained
+        """Whether a transaction is open: begun by the end of the commit before, without a trip."""
+        self.may_be_done = False
+        """Whether the server was told to commit: from then on a lost answer is an open question."""
+
+    async def in_one_statement(self) -> None:
+        """Do it all in one round trip: for few rows, where trips cost more than rows."""
+        if self.is_chained:
+            await self._connection.execute("COMMIT")
+            self.is_chained = False
+        columns = zip(*map(_row_of, self._batch.events), strict=True)
+        self.may_be_done = True
+        self._check_fence(
+            await self._connection.fetchval(
+                _SQL["commit_rows"], *self._fence_values, *map(list, columns)
+            )
+        )
+
+    async def pass_fence(self) -> None:
+        """Begin, and pass the fence or raise Fenced."""
+        if not self.is_chained:
+            await self._connection.execute("BEGIN")
+        self._check_fence(
+            await self._connection.fetchval(_SQL["commit_batch"], *self._fence_values)
+        )
+
+    async def copy_rows(self, meanwhile: Callable[[], bool] | None) -> None:
+        """Send the rows, and call `meanwhile` while the server takes them in."""
+        self.is_chained = False
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"".join((COPY_HEADER, self._batch.rows, COPY_TRAILER))
+            if meanwhile is not None:
+                await asyncio.sleep(0)  # the loop sends what was yielded at the end of its turn
+                self.is_chained = meanwhile()
+
+        await self._connection.copy_to_table(
+            "chain_event", source=pieces(), columns=COLUMNS, format="binary"
+        )
+
+    async def end(self) -> None:
+        """Commit; begin the next transaction with the same trip where one will follow."""
+        self.may_be_done = True
+        await self._connection.execute("COMMIT AND CHAIN" if self.is_chained else "COMMIT")
+
+    def _check_fence(self, passed: object) -> None:
+        if passed is None:
+            raise Fenced(self._batch.chain_id, self._batch.epoch)
 
 
 class PostgresChainStore:
@@ -62,6 +146,7 @@ class PostgresChainStore:
         self._connection: asyncpg.Connection | None = None
         self._term: Term | None = None
         self._extended_until = -1
+        self._is_chained = False
         self._database_id = UUID(int=0)
         # The publisher notes what it skips over the same connection, between two commits.
         self._lock = asyncio.Lock()
@@ -93,23 +178,32 @@ class PostgresChainStore:
         return await self._raise_epoch(owner, held.epoch, held.nonce, None)
 
     async def commit(
-        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+        self,
+        batch: Batch,
+        *,
+        published_id: int,
+        intake: Sequence[IntakeMark] = (),
+        meanwhile: Callable[[], bool] | None = None,
     ) -> None:
         """Commit `batch` behind the fence; see `orderchain.ports.ChainStore.commit`."""
         async with self._lock:
             connection, term = self._leading()
-            sent_commit = False
+            work = _Commit(connection, term, batch, published_id, self._is_chained)
+            self._is_chained = False
             try:
                 async with asyncio.timeout(self._config.commit_seconds):
                     await self._extend(connection, batch)
-                    await connection.execute("BEGIN")
-                    await self._write_batch(connection, term, batch, published_id)
-                    await self._save_intake(connection, batch.chain_id, intake)
-                    sent_commit = True
-                    await connection.execute("COMMIT")
+                    if batch.row_count <= STATEMENT_ROWS_MAX and not intake:
+                        await work.in_one_statement()
+                    else:
+                        await work.pass_fence()
+                        await self._save_intake(connection, batch.chain_id, intake)
+                        await work.copy_rows(meanwhile)
+                        await work.end()
+                        self._is_chained = work.is_chained
             except Exception as error:
                 self._abandon()
-                outcome = _commit_failure(batch, error, sent_commit=sent_commit)
+                outcome = _commit_failure(batch, error, may_be_done=work.may_be_done)
                 if outcome is error:
                     raise
                 raise outcome from error
@@ -122,7 +216,7 @@ class PostgresChainStore:
         async with self._lock:
             connection, term = self._leading()
             try:
-                async with asyncio.timeout(self._config.commit_seconds), connection.transaction():
+                async with asyncio.timeout(self._config.commit_seconds), self._transaction():
                     held = (term.chain_id, term.epoch, term.nonce)
                     if await connection.fetchval(_SQL["lock_head"], *held) is None:
                         raise Fenced(term.chain_id, term.epoch)
@@ -267,33 +361,6 @@ class PostgresChainStore:
         await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
         self._extended_until = (batch.last_id // span + 1) * span
 
-    async def _write_batch(
-        self, connection: asyncpg.Connection, term: Term, batch: Batch, published_id: int
-    ) -> None:
-        """Pass the fence, then write: a leader that was replaced must not even copy its rows."""
-        passed = await connection.fetchval(
-            _SQL["commit_batch"],
-            batch.chain_id,
-            term.epoch,
-            term.nonce,
-            batch.pid,
-            batch.first_id,
-            batch.last_id,
-            batch.row_count,
-            batch.seal,
-            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
-            published_id,
-        )
-        if passed is None:
-            raise Fenced(batch.chain_id, batch.epoch)
-        await connection.copy_to_table(
-            "chain_event",
-            # A memoryview: this version of the driver takes plain bytes for the path of a file.
-            source=memoryview(b"".join((COPY_HEADER, batch.rows, COPY_TRAILER))),
-            columns=COLUMNS,
-            format="binary",
-        )
-
     async def _save_intake(
         self, connection: asyncpg.Connection, chain_id: int, intake: Sequence[IntakeMark]
     ) -> None:
@@ -329,11 +396,26 @@ class PostgresChainStore:
                 raise RetryError(_GIVEN_UP)
             try:
                 async with asyncio.timeout(self._config.commit_seconds):
+                    await self._end_chained()
                     rows: list[asyncpg.Record] = await self._connection.fetch(_SQL[name], *values)
                     return rows
             except CONNECTION_ERRORS as error:
                 self._abandon()
                 raise failure_of(name, error) from error
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        """A transaction of our own, whatever the last commit left open."""
+        connection, _ = self._leading()
+        await self._end_chained()
+        async with connection.transaction():
+            yield
+
+    async def _end_chained(self) -> None:
+        """End the transaction that the last commit began, for whoever does not go on with it."""
+        if self._is_chained and self._connection is not None:
+            self._is_chained = False
+            await self._connection.execute("COMMIT")
 
     def _leading(self) -> tuple[asyncpg.Connection, Term]:
         """Return connection and term. Raises RetryError when the connection was given up."""
@@ -343,17 +425,20 @@ class PostgresChainStore:
 
     def _abandon(self) -> None:
         """Give the connection up at once, without a word to the server."""
+        self._is_chained = False
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
 
 
-def _commit_failure(batch: Batch, error: Exception, *, sent_commit: bool) -> Exception:
+def _commit_failure(batch: Batch, error: Exception, *, may_be_done: bool) -> Exception:
     """Return what to raise for `error` in a commit: which of the three outcomes it is."""
+    if isinstance(error, OrderchainError):
+        return error
     state_class = sqlstate_of(error)[:2]
     # Once COMMIT was sent, only the server's own refusal says that it did not happen; a session
     # that was ended (57) or a connection that broke (08) says nothing.
-    if sent_commit and state_class in {"", "08", "57"}:
+    if may_be_done and state_class in {"", "08", "57"}:
         return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
     # A parent that is taken asks the same question as the fence: who leads?
     if isinstance(error, asyncpg.UniqueViolationError):

@@ -12,7 +12,7 @@ from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
 from orderchain.seal import genesis_seal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from orderchain.event import Event
     from orderchain.key_page import ClientNumber, KeyPage
@@ -154,9 +154,16 @@ class MemoryChainStore:
         return self._term
 
     async def commit(
-        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+        self,
+        batch: Batch,
+        *,
+        published_id: int,
+        intake: Sequence[IntakeMark] = (),
+        meanwhile: Callable[[], bool] | None = None,
     ) -> None:
         """Commit behind the fence, or meet the next fault; see `orderchain.ports.ChainStore`."""
+        if meanwhile is not None:
+            meanwhile()
         chain = self._leading()
         fault = self.faults.popleft() if self.faults else None
         if fault is CommitFault.REFUSED:

@@ -30,7 +30,7 @@ PUBLIC = {
     "mark": "ChainHead Mark Standing",
     "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource KeyStore Lease",
     "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of",
-    "row_image": "row_images",
+    "row_image": "column_images row_images",
     "run": "Run",
     "schema": "schema_sql",
     "seal": "genesis_seal next_seal",
