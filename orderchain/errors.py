@@ -15,6 +15,7 @@ OrderchainError
 │   └── DurabilityError       the database may lose what it has acknowledged
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
+│   ├── BrokerAway            the broker has been away for longer than the policy allows
 │   ├── ChainLed              another process leads the chain, and is alive
 │   ├── NotYetReadable        a standby has not replayed the range yet
 │   └── SourceBroken          a source broke off, or changed, while it was being verified
@@ -131,6 +132,18 @@ class RetryError(OrderchainError):
 
 class QueueFull(RetryError):
     """The queue of a sequencer is full; `submit` would have waited."""
+
+
+class BrokerAway(RetryError):
+    """The broker has been away for longer than the policy allows; the order was not accepted."""
+
+    def __init__(self, chain_id: int, away_seconds: float) -> None:
+        super().__init__(
+            f"chain {chain_id}: the broker has not answered for {away_seconds:.1f} s, and no order "
+            "is accepted without it (when_kafka_is_away)"
+        )
+        self.chain_id = chain_id
+        self.away_seconds = away_seconds
 
 
 class ChainLed(RetryError):

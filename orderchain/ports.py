@@ -158,6 +158,11 @@ class Lease(Protocol):
 class FrameSink(Protocol):
     """Where frames are published: one partition, in order."""
 
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the topic takes, as it was last read."""
+        ...
+
     async def start(self, topic: str, partition: int) -> None:
         """Connect and check the topic. Raises ConnectError, TopicError."""
         ...
@@ -166,12 +171,16 @@ class FrameSink(Protocol):
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
 
         Raises RetryError when it did not in time: some may be there all the same, all are sent
-        again, and the receiver drops what it has seen.
+        again, and the receiver drops what it has seen. Refused as too large, `frame_bytes_max` is
+        read again.
         """
         ...
 
     async def close(self) -> None:
-        """Close; never raises, never waits beyond its deadline."""
+        """Close; never raises, never waits beyond its deadline.
+
+        A later `send` connects again, and reads `frame_bytes_max` again.
+        """
         ...
 
 

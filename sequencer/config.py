@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -46,7 +46,8 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keys are not compared at all."""
 
     frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024
-    """Bytes of one record. Must stay below the topic's `max.message.bytes`."""
+    """Bytes of one record. Frames are cut smaller where the topic's `max.message.bytes` is lower; a
+    batch with a row that fits into none is not published, and recorded as skipped."""
     publish_queue_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MAX, le=2**32)] = 32 * 2**20
     """Frames that may wait for the broker. Beyond it they are forgotten: the receivers read those
     rows from the database, and the publisher goes on at the head."""
@@ -54,6 +55,16 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Rows that a start publishes again; a longer unpublished tail is skipped and recorded."""
     heartbeat_seconds: Seconds = 0.25
     """Idle time before the head is published again. It bounds how long a lost last frame hides."""
+
+    when_kafka_is_away: Literal["continue", "refuse"] = "continue"
+    """Whether orders are accepted that nobody sees on Kafka for now: receivers read them from the
+    database. With "refuse" every submit raises BrokerAway until the broker is back."""
+    kafka_away_seconds: Seconds = 10.0
+    """How long the broker must have given no answer before it counts as away. Below
+    `heartbeat_seconds` and the time of a slow send, orders are refused while nothing is wrong."""
+    kafka_at_start: Literal["required", "optional"] = "required"
+    """Whether a start, and so a take-over, needs the broker. With "optional" the topic is checked
+    once the broker is there, and what was committed is published then."""
 
     connect_seconds: Seconds = 10.0
     lease_seconds: Seconds = 5.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orderchain.frame import HEADER_BYTES, FrameHeader, encode_frame
-from orderchain.limits import FRAME_ROWS_MAX
+from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
 from orderchain.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
@@ -13,13 +13,27 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch, Term
 
+_ROW_OVERHEAD_BYTES: Final = 64
+"""What the body adds to key and payload of its only row: at most 46 bytes of MessagePack."""
+
+
+def has_unfit_row(batch: Batch, frame_bytes_max: int) -> bool:
+    """Say whether a row of `batch` fits into no frame.
+
+    Only where a topic takes less than FRAME_BYTES_MIN, into which every legal row fits.
+    """
+    if frame_bytes_max >= FRAME_BYTES_MIN:
+        return False
+    room = frame_bytes_max - HEADER_BYTES - _ROW_OVERHEAD_BYTES
+    return any(len(event.key.encode()) + len(event.payload) > room for event in batch.events)
+
 
 def batch_frames(batch: Batch, term: Term, frame_bytes_max: int) -> list[bytes]:
     """Return the frames of `batch` in order, each at most `frame_bytes_max` long.
 
     `term` is the publisher's, which may be later than the batch's. A row's image is always longer
     than its share of a frame, so the images tell how many slices are needed before any is made;
-    uneven rows are halved once more.
+    uneven rows are halved once more. No row of `batch` may be unfit (`has_unfit_row`).
     """
     slices = max(
         -(-(len(batch.rows) + HEADER_BYTES) // frame_bytes_max),

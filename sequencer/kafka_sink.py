@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
-from orderchain.errors import ConnectError, OrderchainError, RetryError, TopicError
+from orderchain.errors import ConnectError, RetryError, TopicError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,16 @@ _RECORD_OVERHEAD_BYTES: Final = 512
 """What a record batch adds to the value of its only record: below 100 bytes, with room."""
 
 _CLOSE_SECONDS: Final = 2.0
-"""With the broker away, the client's own stop waits for ever."""
+"""How long the client's own stop is awaited. With the broker away it waits until its records have
+expired, which takes up to twice `publish_seconds`."""
 
 _ERRORS: Final = (KafkaError, OSError, TimeoutError)
+
+_log = logging.getLogger(__name__)
+
+# Stops that go on behind our back. Cut off, the client would keep its sender, its records and its
+# connections for good; each ends by itself, so only a few are ever under way.
+_leaving: set[asyncio.Task[None]] = set()
 
 
 class KafkaFrameSink:
@@ -39,13 +47,13 @@ class KafkaFrameSink:
         self._producer: AIOKafkaProducer | None = None
         self._topic = ""
         self._partition = 0
+        self.frame_bytes_max = config.frame_bytes_max
 
     async def start(self, topic: str, partition: int) -> None:
         """Connect and check the topic; see `orderchain.ports.FrameSink.start`."""
         self._topic, self._partition = topic, partition
         try:
             async with asyncio.timeout(self._config.connect_seconds):
-                await self._check_topic()
                 await self._open()
         except _ERRORS as error:
             await self.close()
@@ -63,7 +71,7 @@ class KafkaFrameSink:
                     for frame in frames
                 ]
                 await asyncio.gather(*acks)
-        except _ERRORS as error:
+        except (*_ERRORS, TopicError) as error:
             await self.close()
             raise RetryError(f"kafka: {error or type(error).__name__}") from error
 
@@ -71,26 +79,32 @@ class KafkaFrameSink:
         """Throw the producer away."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(*_ERRORS):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await producer.stop()
+            stop = asyncio.create_task(_stop(producer), name="orderchain producer stop")
+            _leaving.add(stop)
+            stop.add_done_callback(_leaving.discard)
+            await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
 
     async def _open(self) -> AIOKafkaProducer:
+        """Open a producer that keeps to what the topic takes now."""
+        await self._read_topic()
         producer = AIOKafkaProducer(
             bootstrap_servers=self._config.kafka,
             acks="all",
             # Room for several frames a request: one request a partition is in flight at a time, so
             # bytes per round trip are the ceiling of the rate.
-            max_batch_size=self._config.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
-            max_request_size=self._config.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            max_batch_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            max_request_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
             request_timeout_ms=int(self._config.publish_seconds * 1_000),
         )
         self._producer = producer
         await producer.start()
         return producer
 
-    async def _check_topic(self) -> None:
-        """Raise TopicError unless the topic has the one partition and keeps every record."""
+    async def _read_topic(self) -> None:
+        """Read how large a record may be.
+
+        Raises TopicError unless the topic has the one partition and keeps every record.
+        """
         admin = AIOKafkaAdminClient(bootstrap_servers=self._config.kafka)
         try:
             await admin.start()
@@ -103,15 +117,28 @@ class KafkaFrameSink:
             settings = await _topic_settings(admin, self._topic)
             if "compact" in settings["cleanup.policy"]:
                 raise TopicError("cleanup.policy", settings["cleanup.policy"], "delete")
-            if int(settings["max.message.bytes"]) < self._config.frame_bytes_max:
-                raise TopicError(
-                    "max.message.bytes",
-                    settings["max.message.bytes"],
-                    f"at least frame_bytes_max, {self._config.frame_bytes_max}",
-                )
+            self._keep_below(int(settings["max.message.bytes"]))
         finally:
             with suppress(*_ERRORS):
                 await admin.close()
+
+    def _keep_below(self, record_bytes_max: int) -> None:
+        """Take over how large a record may be; the setting of ours is the upper bound."""
+        bytes_max = min(self._config.frame_bytes_max, record_bytes_max - _RECORD_OVERHEAD_BYTES)
+        if bytes_max < self._config.frame_bytes_max:
+            _log.warning(
+                "topic %s: max.message.bytes is %d: frames are cut to %d bytes, not %d",
+                self._topic,
+                record_bytes_max,
+                bytes_max,
+                self._config.frame_bytes_max,
+            )
+        self.frame_bytes_max = bytes_max
+
+
+async def _stop(producer: AIOKafkaProducer) -> None:
+    with suppress(*_ERRORS):
+        await producer.stop()
 
 
 async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
@@ -119,6 +146,6 @@ async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, s
     (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     for error_code, message, _, _, entries in response.resources:
         if error_code:
-            raise OrderchainError(f"kafka: settings of topic {topic}: {message}")
+            raise RetryError(f"kafka: settings of topic {topic}: {message}")
         return {entry[0]: entry[1] for entry in entries}
-    raise OrderchainError(f"kafka: no settings of topic {topic}")
+    raise RetryError(f"kafka: no settings of topic {topic}")

@@ -9,10 +9,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import RetryError
-from sequencer.framing import batch_frames, heartbeat_frame
+from sequencer.framing import batch_frames, has_unfit_row, heartbeat_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orderchain.batch import Batch, Term
+    from orderchain.clock import Clock
     from orderchain.ports import ChainStore, FrameSink
     from sequencer.config import SequencerConfig
 
@@ -36,12 +39,20 @@ class Publisher:
     """
 
     def __init__(
-        self, config: SequencerConfig, store: ChainStore, sink: FrameSink, term: Term
+        self,
+        config: SequencerConfig,
+        store: ChainStore,
+        sink: FrameSink,
+        term: Term,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._store = store
         self._sink = sink
         self._term = term
+        self._clock = clock
+        # When the oldest send began that the broker has not answered since; None when it answers.
+        self._unanswered_since_ns: int | None = None
         self._queue: deque[Batch] = deque()
         self._queue_bytes = 0
         self._wake = asyncio.Event()
@@ -59,6 +70,13 @@ class Publisher:
     def queue_bytes(self) -> int:
         """Row bytes of the batches that wait for the broker."""
         return self._queue_bytes
+
+    @property
+    def away_seconds(self) -> float:
+        """For how long the broker has given no answer, while it was asked for one."""
+        if self._unanswered_since_ns is None:
+            return 0.0
+        return (self._clock.monotonic_ns() - self._unanswered_since_ns) / 1e9
 
     def lead(self, term: Term) -> None:
         """Publish under a newer term of this same process, from now on."""
@@ -109,7 +127,7 @@ class Publisher:
         if self._forgotten_until is not None:
             await self._skip(self._forgotten_until)
         elif self._queue:
-            await self._publish(self._next_batches())
+            await self._publish_front()
         else:
             self._idle.set()
             await self._wait_or_beat()
@@ -122,18 +140,51 @@ class Publisher:
             bytes_ += len(batch.rows)
             if batches and bytes_ > _SEND_BYTES_MAX:
                 break
+            if has_unfit_row(batch, self._frame_bytes_max()):
+                break
             batches.append(batch)
         return batches
 
+    def _frame_bytes_max(self) -> int:
+        return min(self._config.frame_bytes_max, self._sink.frame_bytes_max)
+
+    async def _publish_front(self) -> None:
+        """Publish what is at the front of the queue, or skip it when the topic cannot take it."""
+        batches = self._next_batches()
+        if batches:
+            await self._publish(batches)
+        else:
+            await self._skip_unfit(self._queue[0])
+
     async def _publish(self, batches: list[Batch]) -> None:
-        term, frame_bytes_max = self._term, self._config.frame_bytes_max
+        term, frame_bytes_max = self._term, self._frame_bytes_max()
         frames = [
             frame for batch in batches for frame in batch_frames(batch, term, frame_bytes_max)
         ]
-        await self._sink.send(frames)
+        await self._send(frames)
         self.frames_sent += len(frames)
+        self._done_with(batches)
+
+    async def _skip_unfit(self, batch: Batch) -> None:
+        """Record a batch as skipped that the topic would refuse for ever, and the rest behind it.
+
+        Whole, since a restart publishes again from the end of a batch.
+        """
+        _log.warning(
+            "chain %d: rows %d to %d are not published: one of them is too large for the topic",
+            batch.chain_id,
+            batch.first_id,
+            batch.last_id,
+        )
+        await self._store.skip_published(self.published_id, batch.last_id)
+        self._done_with([batch])
+        # The next send reads the topic's limit again: it may have been raised.
+        await self._sink.close()
+
+    def _done_with(self, batches: list[Batch]) -> None:
+        """Move on behind `batches`, which were at the front of the queue."""
         self.published_id = batches[-1].last_id
-        # While the send was under way the queue may have been forgotten, these batches with it.
+        # In the meantime the queue may have been forgotten, these batches with it.
         for batch in batches:
             if self._queue and self._queue[0] is batch:
                 self._queue.popleft()
@@ -159,5 +210,11 @@ class Publisher:
 
     async def _beat(self) -> None:
         frame = heartbeat_frame(self._term, last_id=self._head_id, last_seal=self._head_seal)
-        await self._sink.send([frame])
+        await self._send([frame])
         self.heartbeats_sent += 1
+
+    async def _send(self, frames: Sequence[bytes]) -> None:
+        if self._unanswered_since_ns is None:
+            self._unanswered_since_ns = self._clock.monotonic_ns()
+        await self._sink.send(frames)
+        self._unanswered_since_ns = None

@@ -9,7 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from orderchain.clock import SystemClock
-from orderchain.errors import OrderchainError, OrderError, RetryError, StoppedError
+from orderchain.errors import (
+    BrokerAway,
+    ConnectError,
+    OrderchainError,
+    OrderError,
+    RetryError,
+    StoppedError,
+)
 from sequencer.batcher import Batcher, Entry
 from sequencer.committer import Committer
 from sequencer.kafka_sink import KafkaFrameSink
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
-    from orderchain.batch import IntakeMark
+    from orderchain.batch import IntakeMark, Term
     from orderchain.clock import Clock
     from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.assembly import Assembly
@@ -75,6 +82,7 @@ class Sequencer:
             bytes_max=config.batch_bytes_max,
             queue_bytes_max=config.queue_bytes_max,
         )
+        self._clock = clock
         self._leadership = Leadership(config, store, lease, clock)
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._committer = Committer(config, store, self._leadership, self._keys, clock)
@@ -91,8 +99,8 @@ class Sequencer:
             term = await self._leadership.acquire()
             self._committer.lead(term)
             await self._keys.load(term)
-            await self._sink.start(term.topic, term.partition)
-            self._publisher = Publisher(self._config, self._store, self._sink, term)
+            await self._start_sink(term)
+            self._publisher = Publisher(self._config, self._store, self._sink, term, self._clock)
             await self._publish_tail(self._publisher, term.published_id, term.last_id)
         except BaseException:
             await self._close()
@@ -132,7 +140,8 @@ class Sequencer:
         Waits for room while the queue is full. Cancelled after it was queued, the order is
         committed all the same. Raises OrderError, of which KeyConflict, KeyTooOld and
         NumberOutOfOrder tell of the key; Fenced, UnknownOutcome or RetryError when the sequencer
-        had to stop; StoppedError when it is not open.
+        had to stop; BrokerAway where `when_kafka_is_away` says so; StoppedError when it is not
+        open.
         """
         entry = self._entry((Order(key, payload, event_time_ns),), None)
         await self._batcher.add(entry)
@@ -202,8 +211,25 @@ class Sequencer:
             raise self._failure
         if not self._is_open:
             raise StoppedError("the sequencer is not open")
+        self._check_broker()
         size = check_orders(orders)
         return Entry(orders, size, intake, asyncio.get_running_loop().create_future())
+
+    def _check_broker(self) -> None:
+        """Raise BrokerAway where no order may be accepted without the broker."""
+        if self._config.when_kafka_is_away == "continue" or self._publisher is None:
+            return
+        away_seconds = self._publisher.away_seconds
+        if away_seconds >= self._config.kafka_away_seconds:
+            raise BrokerAway(self._config.chain_id, away_seconds)
+
+    async def _start_sink(self, term: Term) -> None:
+        try:
+            await self._sink.start(term.topic, term.partition)
+        except (ConnectError, RetryError) as error:
+            if self._config.kafka_at_start == "required":
+                raise
+            _log.warning("chain %d: %s; starting without it", term.chain_id, error)
 
     async def _publish_tail(self, publisher: Publisher, after_id: int, last_id: int) -> None:
         """Queue again what may not have been published: repeats are harmless, silence is not."""
@@ -256,7 +282,9 @@ class Sequencer:
         """Do `work` until cancelled; what it raises ends the leadership."""
         try:
             await work
-        except OrderchainError as error:
+        except Exception as error:
+            # Whatever it is: a leader that publishes nothing, or lets its lease stand still, must
+            # not go on as if it did.
             self._fail(error)
             raise
 
