@@ -108,12 +108,10 @@ async def submit_many(
 ) -> float:
     """Return orders per second of the embedded sequencer, publishing to Kafka beside it."""
     chain_id = await make_chain(site)
-    config = config_of(
-        site, chain_id, batch_rows_max=max(batch_rows, 5_000), key_window_rows=window
-    )
+    config = config_of(site, chain_id, batch_rows_max=batch_rows, key_window_rows=window)
     async with open_sequencer(config) as sequencer:
         if present and key is not None:
-            await submit_all(sequencer, list(keyed(present, 5_000, key, b"")))
+            await submit_all(sequencer, list(keyed(present, batch_rows, key, b"")))
         batches = list(
             order_batches(orders, batch_rows)
             if key is None
