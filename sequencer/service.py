@@ -97,6 +97,11 @@ class Sequencer:
         """Take over and start. Raises as `Leadership.acquire` and `FrameSink.start`."""
         try:
             term = await self._leadership.acquire()
+            # From here on we lead: a start that takes long must not look like a dead leader.
+            keeping = asyncio.create_task(
+                self._run(self._leadership.keep()), name="orderchain lease"
+            )
+            self._tasks = [keeping]
             self._committer.lead(term)
             await self._keys.load(term)
             await self._start_sink(term)
@@ -109,7 +114,7 @@ class Sequencer:
         self._tasks = [
             asyncio.create_task(self._commit_all(), name="orderchain commits"),
             asyncio.create_task(self._run(self._publisher.run()), name="orderchain publisher"),
-            asyncio.create_task(self._run(self._leadership.keep()), name="orderchain lease"),
+            keeping,
             asyncio.create_task(self._run(self._keys.run()), name="orderchain keys"),
         ]
         self._is_open = True
