@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import uuid
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -27,9 +29,6 @@ from local_stack.server import LaunchListener, Server
 from local_stack.service_user import Account, service_account
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from local_stack.process import ProcessIdentity
 
 _FORMAT_DEADLINE_S: Final = 120.0

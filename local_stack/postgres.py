@@ -7,7 +7,9 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote
 
@@ -27,9 +29,6 @@ from local_stack.server import LaunchListener, Server
 from local_stack.service_user import Account, service_account
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from local_stack.installation import Installation
     from local_stack.process import ProcessIdentity
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,7 +25,6 @@ from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from local_stack.process import ProcessIdentity
     from local_stack.service_user import Account

@@ -9,7 +9,7 @@ import msgspec
 
 from local_stack.errors import FolderUnusable
 from local_stack.folders import write_file
-from local_stack.process import ProcessIdentity  # noqa: TC001 - msgspec needs it to decode
+from local_stack.process import ProcessIdentity
 
 if TYPE_CHECKING:
     from pathlib import Path

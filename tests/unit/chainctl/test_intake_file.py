@@ -14,9 +14,8 @@ from orderchain.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.chainctl.conftest import Write
-
     from orderchain.batch import IntakeMark
+    from tests.unit.chainctl.conftest import Write
 
 ROWS = "n,x\n" + "".join(f"{number},v{number}\n" for number in range(1, 101))
 

@@ -14,9 +14,8 @@ import pytest
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from tests.unit.chainctl.conftest import ReadAll, Write
-
     from sequencer import Order
+    from tests.unit.chainctl.conftest import ReadAll, Write
 
 
 def values(order: Order) -> dict[str, str]:
