@@ -1,0 +1,141 @@
+"""The built wheel, in an environment that holds what one extra asks for and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+
+PROMISES = {
+    "": ["orderchain.frame", "orderchain.seal", "orderchain.simulation.memory_store"],
+    "sequencer": ["sequencer"],
+    "receiver": ["matcher_receiver", "gapfill"],
+    "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
+    "spark": ["chain_verifier.verify"],
+    "stack": ["local_stack"],
+}
+"""What can be imported with each extra."""
+
+FOREIGN = {
+    "": ["asyncpg", "aiokafka", "pyspark", "numpy", "click"],
+    "sequencer": ["pyspark", "click", "rich"],
+    "receiver": ["pyspark", "click", "rich", "numpy"],
+    "cli": ["pyspark"],
+    "spark": ["asyncpg", "aiokafka", "click"],
+    "stack": ["asyncpg", "aiokafka", "click"],
+}
+"""What an extra must not bring along."""
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel, as a release would."""
+    folder = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def required_by(found: Distribution, extra: str) -> set[str]:
+    """Return the names of all distributions that `found` with `extra` asks for, itself left out."""
+    names: set[str] = set()
+    waiting = [(found, extra)]
+    while waiting:
+        current, wanted = waiting.pop()
+        for text in current.requires or []:
+            requirement = Requirement(text)
+            environment = {**default_environment(), "extra": wanted}
+            if requirement.marker and not requirement.marker.evaluate(environment):
+                continue
+            name = canonicalize_name(requirement.name)
+            if name == canonicalize_name(found.metadata["Name"]):
+                waiting += [(found, more) for more in requirement.extras]
+            elif name not in names:
+                names.add(name)
+                waiting += [(distribution(name), more) for more in requirement.extras or {""}]
+    return names
+
+
+def make_environment(folder: Path, wheel: Path, extra: str) -> Path:
+    """Unpack the wheel into `folder`, and link what `extra` requires beside it."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    (metadata,) = folder.glob("orderchain-*.dist-info")
+    for name in required_by(Distribution.at(metadata), extra):
+        required = distribution(name)
+        for top in {file.parts[0] for file in required.files or [] if file.parts[0] != ".."}:
+            place = folder / top
+            source = Path(str(required.locate_file(top)))
+            if not place.exists() and source.exists():
+                place.symlink_to(source)
+    return folder
+
+
+def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` by an interpreter that sees the standard library and `folder` alone."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.append({str(folder)!r})\n{program}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("extra", PROMISES)
+def test_wheel_with_one_extra_imports_what_it_promises_and_brings_nothing_else(
+    wheel: Path, tmp_path: Path, extra: str
+) -> None:
+    folder = make_environment(tmp_path, wheel, extra)
+    for module in PROMISES[extra]:
+        done = run_in(folder, f"import {module}")
+        assert done.returncode == 0, f"{module}: {done.stderr}"
+    for module in FOREIGN[extra]:
+        done = run_in(folder, f"import {module}")
+        assert "ModuleNotFoundError" in done.stderr, module
+
+
+def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert "orderchain/schema.sql" in names
+    for package in ("orderchain", "sequencer", "matcher_receiver", "gapfill", "chain_verifier"):
+        assert f"{package}/py.typed" in names
+    for sql in ("sequencer/queries.sql", "gapfill/queries.sql", "matcher_receiver/queries.sql"):
+        assert sql in names
+
+
+def test_wheel_without_the_extra_of_a_command_says_what_to_install(
+    wheel: Path, tmp_path: Path
+) -> None:
+    folder = make_environment(tmp_path, wheel, "cli")
+    done = run_in(
+        folder,
+        "from chainctl.main import main\nsys.exit(main(['verify', '--chain', '1', "
+        "'--source', 'database', '--database', 'postgresql://x@127.0.0.1:1/y']))",
+    )
+    assert done.returncode == 2
+    assert "orderchain[spark]" in done.stderr
+    assert "Traceback" not in done.stderr
