@@ -90,14 +90,9 @@ def make_environment(folder: Path, wheel: Path, extra: str) -> Path:
 
 def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     """Run `program` by an interpreter that sees the standard library and `folder` alone."""
+    path = f"import sys; sys.path.append({str(folder)!r})"
     return subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.append({str(folder)!r})\n{program}",
-        ],
+        [sys.executable, "-I", "-S", "-c", f"{path}\n{program}"],
         capture_output=True,
         text=True,
         timeout=60,
