@@ -1,0 +1,217 @@
+"""Servers that may be broken, chains on them, and sequencers in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from local_stack import KafkaConfig, KafkaServer, PostgresConfig, PostgresServer, ProxiedListener
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import LOGIN_ROLES, SEQUENCER_WRITER
+from orderchain.schema import schema_sql
+from orderchain.seal import genesis_seal
+from sequencer import SequencerConfig
+
+from .inspector import Chain
+from .processes import Worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MakeChain = Callable[..., Awaitable[Chain]]
+StartWorker = Callable[..., Awaitable[Worker]]
+
+LEASE_SECONDS = 1.0
+"""Short, so that a test need not wait long; a commit under load stays below it."""
+
+QUICK = {
+    "lease_seconds": LEASE_SECONDS,
+    "commit_seconds": 0.8,
+    "publish_seconds": 3.0,
+    "heartbeat_seconds": 0.1,
+    "takeover_skip_ids": 1_000,
+    "recover_seconds": 60.0,
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long form out unless it was asked for."""
+    if "long" in (config.option.markexpr or ""):
+        return
+    here = os.path.dirname(__file__)  # noqa: PTH120 - compared as text
+    long = [
+        item
+        for item in items
+        if str(item.path).startswith(here) and item.get_closest_marker("long")
+    ]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture
+def seeded(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness whose seed is printed when a test fails; FAULTS_SEED sets it."""
+    seed = int(os.environ.get("FAULTS_SEED") or secrets.randbits(32))
+    print(f"FAULTS_SEED={seed} {request.node.name}")  # noqa: T201 - pytest shows it on failure
+    return random.Random(seed)
+
+
+@pytest.fixture(scope="session")
+def breakable_postgres(session_folder: Path) -> Iterator[PostgresServer]:
+    """A PostgreSQL of the fault tests alone; see `postgres_to_break`."""
+    roles = (SUPERUSER, *LOGIN_ROLES)
+    config = PostgresConfig(
+        directory=session_folder / "breakable-postgres",
+        port=free_port(),
+        passwords={role: secrets.token_hex(16) for role in roles},
+        shared_buffers_mb=64,
+        max_wal_size_mb=512,
+    )
+    server = PostgresServer(config)
+    try:
+        server.start()
+        server.prepare_roles()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def postgres_to_break(breakable_postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """A PostgreSQL to stop, kill and freeze; whole again for the next test."""
+    yield breakable_postgres
+    breakable_postgres.thaw()
+    breakable_postgres.start()
+
+
+@pytest.fixture(scope="session")
+def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
+    """A Kafka of the fault tests alone, with a listener for a proxy; see `kafka_to_break`."""
+    ports: list[int] = []
+    for _ in range(4):
+        ports.append(free_port(ports))
+    config = KafkaConfig(
+        directory=session_folder / "breakable-kafka",
+        port=ports[0],
+        controller_port=ports[1],
+        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
+    )
+    server = KafkaServer(config)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def kafka_to_break(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
+    """A Kafka to stop, kill and freeze; whole again for the next test."""
+    yield breakable_kafka
+    breakable_kafka.thaw()
+    breakable_kafka.start()
+
+
+async def make_topic(kafka: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 1, 1)])
+    finally:
+        await admin.close()
+
+
+async def create_chain(
+    postgres: PostgresServer, database: str, kafka: KafkaServer, chain_id: int, **settings: object
+) -> Chain:
+    """Make a chain with its topic; the topic gets the database's name, since Kafka outlives it."""
+    topic = f"orderchain.{chain_id}.{database}"
+    dsn = postgres.dsn(SUPERUSER, database)
+    connection = await asyncpg.connect(dsn)
+    try:
+        seal = genesis_seal(
+            await connection.fetchval("SELECT database_id FROM schema_version"), chain_id
+        )
+        await connection.execute(
+            "SELECT chain_create($1, $2, $3, 0, $4)", chain_id, seal, topic, 2**23
+        )
+    finally:
+        await connection.close()
+    await make_topic(kafka.bootstrap, topic)
+    config = SequencerConfig(
+        chain_id=chain_id,
+        database=postgres.dsn(SEQUENCER_WRITER, database),
+        kafka=kafka.bootstrap,
+        **{**QUICK, **settings},  # type: ignore[arg-type]
+    )
+    return Chain(chain_id=chain_id, topic=topic, database=dsn, config=config)
+
+
+@pytest.fixture
+def make_chain(
+    postgres_server: PostgresServer, database_name: str, kafka_server: KafkaServer
+) -> MakeChain:
+    """Make chains on the servers of the whole run, which are not to be broken."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_server, database_name, kafka_server, chain_id, **settings
+        )
+
+    return make
+
+
+@pytest.fixture
+def chain_on_breakable_postgres(
+    postgres_to_break: PostgresServer, kafka_server: KafkaServer
+) -> Iterator[MakeChain]:
+    """Make chains in a fresh database of the PostgreSQL that may be broken."""
+    name = f"test_{secrets.token_hex(8)}"
+    postgres_to_break.create_database(name)
+    postgres_to_break.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(postgres_to_break, name, kafka_server, chain_id, **settings)
+
+    yield make
+    postgres_to_break.thaw()
+    postgres_to_break.start()
+    postgres_to_break.drop_database(name)
+
+
+@pytest.fixture
+def chain_on_breakable_kafka(
+    postgres_server: PostgresServer, database_name: str, kafka_to_break: KafkaServer
+) -> MakeChain:
+    """Make chains whose topic is on the Kafka that may be broken."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_server, database_name, kafka_to_break, chain_id, **settings
+        )
+
+    return make
+
+
+@pytest.fixture
+async def start_worker() -> AsyncIterator[StartWorker]:
+    """Start sequencers in processes of their own; whatever is left of them is killed."""
+    workers: list[Worker] = []
+
+    async def start(config: SequencerConfig, **options: int) -> Worker:
+        worker = await Worker.start(config, **options)
+        workers.append(worker)
+        return worker
+
+    yield start
+    await asyncio.gather(*(worker.close() for worker in workers))

@@ -1,0 +1,166 @@
+"""The test's side of a sequencer in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sequencer import Ack, SequencerConfig
+
+from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
+
+if TYPE_CHECKING:
+    from orderchain.event import Event
+
+_ROOT = Path(__file__).parents[2]
+_PATIENCE_SECONDS = 60.0
+"""For whatever must happen: many times what it takes on an idle machine."""
+
+
+class Acked(msgspec.Struct, frozen=True):
+    """An order that a sequencer acknowledged."""
+
+    ack: Ack
+    key: str
+    payload: bytes
+
+    def matches(self, row: Event) -> bool:
+        return (row.id, row.pid, row.key, row.payload) == (
+            self.ack.id,
+            self.ack.pid,
+            self.key,
+            self.payload,
+        )
+
+
+class Worker:
+    """One process. `acked` and `refused` fill up as it reports."""
+
+    def __init__(self, process: asyncio.subprocess.Process, payload_bytes: int) -> None:
+        self.process = process
+        self.payload_bytes = payload_bytes
+        self.acked: dict[str, Acked] = {}
+        self.refused: dict[str, Report] = {}
+        self.leads: Report | None = None
+        self.ended: Report | None = None
+        self.submitted: list[str] = []
+        self._changed = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, config: SequencerConfig, *, payload_bytes: int = 20) -> Worker:
+        """Start a process with these settings; it may not lead yet."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-W", "error", "-m", "tests.faults.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=None,
+            cwd=_ROOT,
+            limit=LINE_BYTES_MAX,
+        )
+        worker = cls(process, payload_bytes)
+        await worker._send(msgspec.json.encode(config))
+        return worker
+
+    async def submit(self, keys: list[str], *, together: bool = True) -> None:
+        """Hand orders over; their answers come in `acked` and `refused`."""
+        self.submitted += keys
+        work = Submit(keys=keys, payload_bytes=self.payload_bytes, together=together)
+        await self._send(msgspec.json.encode(work))
+
+    async def until_leading(self, seconds: float = _PATIENCE_SECONDS) -> Report:
+        await self._until(lambda: self.leads is not None or self.ended is not None, seconds)
+        assert self.leads is not None, f"it ended instead: {self.ended}"
+        return self.leads
+
+    async def until_acked(self, count: int, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Wait until so many orders are acknowledged."""
+        await self._until(lambda: len(self.acked) >= count, seconds)
+
+    async def until_answered(self, keys: list[str], seconds: float = _PATIENCE_SECONDS) -> None:
+        """Wait until each of `keys` is acknowledged or refused."""
+        wanted = set(keys)
+        await self._until(lambda: wanted <= self.acked.keys() | self.refused.keys(), seconds)
+
+    async def until_gone(self, seconds: float = _PATIENCE_SECONDS) -> int:
+        """Wait until the process has ended and all it said was read; return its exit code."""
+        async with asyncio.timeout(seconds):
+            code = await self.process.wait()
+            await self._reading
+        return code
+
+    async def stop(self) -> int:
+        """Stop it in order; return its exit code."""
+        self.send_signal(signal.SIGTERM)
+        return await self.until_gone()
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is gone; what it had said is read to the end."""
+        self.send_signal(signal.SIGKILL)
+        self.send_signal(signal.SIGCONT)
+        await self.until_gone()
+
+    def freeze(self) -> None:
+        self.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.send_signal(signal.SIGCONT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.process.returncode is None:
+            os.kill(self.process.pid, number)
+
+    async def close(self) -> None:
+        """End it, whatever state it is in."""
+        await self.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    async def _send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + b"\n")
+            await self.process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was killed, or has ended: `ended` and the missing answers tell
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            if not line.endswith(b"\n"):
+                break  # killed in mid sentence: it was not said
+            report = msgspec.json.decode(line, type=Report)
+            async with self._changed:
+                self._note(report)
+                self._changed.notify_all()
+        async with self._changed:
+            self.ended = self.ended or Report("ended", error="killed")
+            self._changed.notify_all()
+
+    def _note(self, report: Report) -> None:
+        if report.what == "leads":
+            self.leads = report
+        elif report.what == "ended":
+            self.ended = report
+        elif report.what == "acked":
+            for key, (row_id, pid) in zip(report.keys, report.acks, strict=True):
+                payload = payload_of(key, self.payload_bytes)
+                self.acked[key] = Acked(Ack(row_id, pid), key, payload)
+        else:
+            self.refused.update(dict.fromkeys(report.keys, report))
+
+    async def _until(self, happened, seconds: float) -> None:  # type: ignore[no-untyped-def]
+        async with asyncio.timeout(seconds), self._changed:
+            await self._changed.wait_for(lambda: happened() or self._is_over(happened))
+
+    def _is_over(self, happened) -> bool:  # type: ignore[no-untyped-def]
+        if self.ended is None or happened():
+            return False
+        raise AssertionError(f"the sequencer ended too early: {self.ended}")
