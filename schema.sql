@@ -150,6 +150,18 @@ CREATE TABLE chain_intake (
     PRIMARY KEY (chain_id, source)
 ) WITH (fillfactor = 50);
 
+-- Records of an intake that became no order, stored in the transaction that moved the intake past
+-- them. The record itself is found in its source, at its position.
+CREATE TABLE chain_intake_reject (
+    chain_id    integer     NOT NULL REFERENCES chain_head,
+    source      text        NOT NULL,
+    position    bigint      NOT NULL CHECK (position >= 0),
+    key         text,
+    reason      text        NOT NULL,
+    rejected_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, source, position)
+);
+
 -- Ranges that were never published: the broker was away for so long that the queue had to forget
 -- them. Receivers have read them from the database.
 CREATE TABLE chain_skip (
@@ -250,15 +262,15 @@ $$;
 REVOKE ALL ON FUNCTION chain_event_extend(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
 
-GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake, chain_skip
-    TO sequencer_writer;
+GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake,
+    chain_intake_reject, chain_skip TO sequencer_writer;
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
     ON chain_head TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
-GRANT INSERT ON chain_batch, chain_event, chain_skip TO sequencer_writer;
+GRANT INSERT ON chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
 
@@ -274,6 +286,6 @@ GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
 GRANT SELECT ON schema_version, chain_lease, chain_batch, chain_event, chain_key_page, chain_client,
-    chain_intake, chain_skip, receiver_checkpoint TO auditor;
+    chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint TO auditor;
 
 RESET ROLE;

@@ -32,6 +32,20 @@ class Batch(Struct, frozen=True, kw_only=True):
         return len(self.events)
 
 
+class IntakeReject(Struct, frozen=True, kw_only=True):
+    """A record of an intake that became no order; stored beside the mark that moved past it.
+
+    The record itself stays where it is: `position` says where.
+    """
+
+    position: int
+    """Of the record in its source: its offset, its row."""
+    key: str | None
+    """The record's key; None where it has none that can be written as one."""
+    reason: str
+    """What was wrong, for people."""
+
+
 class IntakeMark(Struct, frozen=True, kw_only=True):
     """How far an intake has been read; stored in the transaction of the batch it led to."""
 
@@ -41,6 +55,8 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     """Rows of the file, or the next offset of the partition."""
     digest: bytes
     """Running digest of what was read up to `position`; empty where the source needs none."""
+    rejects: tuple[IntakeReject, ...] = ()
+    """What was refused on the way here, to be stored with the mark; none in a mark that is read."""
 
 
 class LeaseSight(Struct, frozen=True, kw_only=True):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from itertools import chain as flatten
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from orderchain.errors import OrderError
 from sequencer.key_memory import Claims
 from sequencer.order import Ack, key_of
+from sequencer.sifting import reject_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +49,7 @@ class Assembly:
         self.orders = orders
         self.claims = claims
         self._places = places
-        self.intake: list[IntakeMark] = [mark for entry in entries if (mark := entry.intake)]
+        self.intake = self._marks()
         self.batch: Batch | None = None
         self.core: SequencerCore | None = None
 
@@ -75,16 +79,37 @@ class Assembly:
         start = 0
         for index, entry in enumerate(self.entries):
             if self._places is None:
-                acks = new[start : start + len(entry.orders)]
+                outcomes: list[Ack | OrderError] = [*new[start : start + len(entry.orders)]]
                 start += len(entry.orders)
             else:
                 places = self._places[index]
-                acks = [place if isinstance(place, Ack) else new[place] for place in places]
-            if not entry.done.done():
-                entry.done.set_result(acks)
+                outcomes = [new[place] if isinstance(place, int) else place for place in places]
+            entry.answer(outcomes)
+
+    def _marks(self) -> list[IntakeMark]:
+        """Return the intake marks to store, each with what was refused on the way."""
+        if self._places is None:
+            return [entry.intake for entry in self.entries if entry.intake is not None]
+        return [
+            _with_rejects(entry, entry.intake, places)
+            for entry, places in zip(self.entries, self._places, strict=True)
+            if entry.intake is not None
+        ]
 
     def fail(self, error: Exception) -> None:
         """Tell every caller that has no answer yet."""
         for entry in self.entries:
             if not entry.done.done():
                 entry.done.set_exception(error)
+
+
+def _with_rejects(entry: Entry, mark: IntakeMark, places: Sequence[Place]) -> IntakeMark:
+    """Return the mark of `entry`, with those of its orders that were refused."""
+    if entry.positions is None:
+        return mark
+    rejects = tuple(
+        reject_of(position, order.key, place)
+        for position, order, place in zip(entry.positions, entry.orders, places, strict=True)
+        if isinstance(place, OrderError)
+    )
+    return replace(mark, rejects=mark.rejects + rejects) if rejects else mark

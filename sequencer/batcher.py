@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orderchain.errors import QueueFull
 
@@ -12,25 +12,43 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orderchain.batch import IntakeMark
-    from sequencer.order import Ack, Order
+    from sequencer.order import Order
+    from sequencer.sifting import Sifted
 
 
 class Entry:
-    """The orders of one call: never split over two batches. `done` gets their places, in order."""
+    """The orders of one call: never split over two batches.
 
-    __slots__ = ("bytes", "done", "intake", "orders")
+    They are taken whole or refused whole; or, sifted, each for itself. `done` gets their places, in
+    order, and in the place of one that was refused its OrderError.
+    """
+
+    __slots__ = ("bytes", "done", "intake", "orders", "positions", "sifted")
 
     def __init__(
         self,
         orders: Sequence[Order],
         bytes_: int,
         intake: IntakeMark | None,
-        done: asyncio.Future[list[Ack]],
+        done: asyncio.Future[list[Any]],
+        *,
+        sifted: Sifted | None = None,
+        positions: Sequence[int] | None = None,
     ) -> None:
         self.orders = orders
         self.bytes = bytes_
         self.intake = intake
         self.done = done
+        self.sifted = sifted
+        # Where each order stands in the intake's source: for those that will be refused.
+        self.positions = positions
+
+    def answer(self, outcomes: list[Any]) -> None:
+        """Tell the caller what became of `orders`, unless it has gone."""
+        if not self.done.done():
+            self.done.set_result(
+                outcomes if self.sifted is None else self.sifted.together(outcomes)
+            )
 
 
 class Batcher:

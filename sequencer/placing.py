@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from sequencer.key_memory import KeyMemory
     from sequencer.order import Order
 
-Place = Ack | int
-"""Where an order stands: in the chain already, or at this index among the new orders."""
+Place = Ack | int | OrderError
+"""Where an order stands: in the chain already, or at this index among the new orders; or why it
+stands nowhere."""
 
 
 class Placing:
     """Goes through the entries of a batch in order, and tells new orders from repeats.
 
-    An entry is taken whole or refused whole. `known` holds the committed rows whose keys are asked
-    for; a repeat gets the place of the first one, within the batch or in the chain.
+    An entry is taken whole or refused whole; where it was sifted, each order for itself. `known`
+    holds the committed rows whose keys are asked for; a repeat gets the place of the first one,
+    within the batch or in the chain.
     """
 
     def __init__(self, memory: KeyMemory, known: Mapping[str, Event]) -> None:
@@ -43,6 +45,9 @@ class Placing:
     def add(self, entries: Sequence[Entry]) -> None:
         """Place `entries`, which follow those added before."""
         for entry in entries:
+            if entry.sifted is not None:
+                self.placed.append((entry, list(map(self._place_or_refuse, entry.orders))))
+                continue
             mark = len(self.new)
             rising = dict(self.rising) if len(entry.orders) > 1 else None
             try:
@@ -51,7 +56,13 @@ class Placing:
                 self.refused.append((entry, error))
                 self._withdraw(mark, rising)
 
-    def _place(self, order: Order) -> Place:
+    def _place_or_refuse(self, order: Order) -> Place:
+        try:
+            return self._place(order)
+        except OrderError as error:
+            return error
+
+    def _place(self, order: Order) -> Ack | int:
         key = order.key
         row = self._known.get(key)
         if row is not None:

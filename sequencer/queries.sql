@@ -64,8 +64,9 @@ INSERT INTO chain_batch
 SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
 RETURNING 1
 
--- save_intake: move an intake's place, in the transaction of its batch
-INSERT INTO chain_intake (chain_id, source, position, digest) VALUES ($1, $2, $3, $4)
+-- save_intake: move the places of intakes, each named once, in the transaction of their batch
+INSERT INTO chain_intake (chain_id, source, position, digest)
+SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bytea[])
 ON CONFLICT (chain_id, source)
 DO UPDATE SET position = excluded.position, digest = excluded.digest
 
@@ -86,6 +87,12 @@ WITH fence AS (
            unnest($11::bigint[], $12::bigint[], $13::text[], $14::bigint[], $15::bytea[]) AS event
 )
 SELECT 1 FROM fence
+
+-- save_rejects: note what became no order, beside the mark that moves past it; a take-over of our
+-- own may have us say it twice
+INSERT INTO chain_intake_reject (chain_id, source, position, key, reason)
+SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[])
+ON CONFLICT (chain_id, source, position) DO NOTHING
 
 -- lock_head: the fence alone, for a transaction that adds no row
 SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR UPDATE

@@ -26,6 +26,7 @@ from sequencer.leadership import Leadership
 from sequencer.lease import PostgresLease
 from sequencer.order import Ack, Order, check_orders
 from sequencer.publisher import Publisher
+from sequencer.sifting import check_positions, sift
 from sequencer.stats import SequencerStats
 from sequencer.store import PostgresChainStore
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.assembly import Assembly
     from sequencer.config import SequencerConfig
+    from sequencer.sifting import Refusal
 
 _log = logging.getLogger(__name__)
 
@@ -150,8 +152,8 @@ class Sequencer:
         """
         entry = self._entry((Order(key, payload, event_time_ns),), None)
         await self._batcher.add(entry)
-        (ack,) = await entry.done
-        return ack
+        acks: list[Ack] = await entry.done
+        return acks[0]
 
     def submit_nowait(
         self, key: str, payload: bytes, event_time_ns: int | None = None
@@ -178,6 +180,51 @@ class Sequencer:
         entry = self._entry(orders, intake)
         await self._batcher.add(entry)
         return await entry.done
+
+    async def submit_each(
+        self,
+        orders: Sequence[Order | Refusal],
+        *,
+        intake: IntakeMark | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> list[Ack | OrderError]:
+        """Commit `orders` together, in their order, each standing for itself.
+
+        A bad order, or one whose key is refused, gets its OrderError in its place and harms no
+        other. With an `intake`, `positions` says where each order stands in its source: what is
+        refused is stored there as a reject, in the transaction that moves the mark; that there is
+        no order at all then is fine. A Refusal stands for what its reader could not make an order.
+        Raises OrderError when there are more than `batch_rows_max`; else as `submit`.
+        """
+        return await (await self.queue_each(orders, intake=intake, positions=positions))
+
+    async def queue_each(
+        self,
+        orders: Sequence[Order | Refusal],
+        *,
+        intake: IntakeMark | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> asyncio.Future[list[Ack | OrderError]]:
+        """Queue `orders` as `submit_each` does, and return a future of their outcomes.
+
+        Once this returns, calls that follow come behind it, whatever happens: an intake that calls
+        again only then never moves its mark past orders that were not taken.
+        """
+        least = 0 if intake is not None else 1
+        if not least <= len(orders) <= self._config.batch_rows_max:
+            raise OrderError(
+                "orders", len(orders), f"{least} to {self._config.batch_rows_max} orders"
+            )
+        check_positions(positions, len(orders), intake)
+        self._check_open()
+        sifted = sift(orders)
+        if intake is not None and positions is not None:
+            intake = sifted.mark(intake, positions)
+            positions = [positions[index] for index in sifted.indexes]
+        done = asyncio.get_running_loop().create_future()
+        entry = Entry(sifted.orders, sifted.bytes, intake, done, sifted=sifted, positions=positions)
+        await self._batcher.add(entry)
+        return done
 
     async def intake(self, source: str) -> IntakeMark | None:
         """Return how far the intake `source` was read, None if never."""
@@ -212,13 +259,17 @@ class Sequencer:
         )
 
     def _entry(self, orders: Sequence[Order], intake: IntakeMark | None) -> Entry:
+        self._check_open()
+        size = check_orders(orders)
+        return Entry(orders, size, intake, asyncio.get_running_loop().create_future())
+
+    def _check_open(self) -> None:
+        """Raise what keeps orders from being taken."""
         if self._failure is not None:
             raise self._failure
         if not self._is_open:
             raise StoppedError("the sequencer is not open")
         self._check_broker()
-        size = check_orders(orders)
-        return Entry(orders, size, intake, asyncio.get_running_loop().create_future())
 
     def _check_broker(self) -> None:
         """Raise BrokerAway where no order may be accepted without the broker."""

@@ -364,10 +364,19 @@ class PostgresChainStore:
     async def _save_intake(
         self, connection: asyncpg.Connection, chain_id: int, intake: Sequence[IntakeMark]
     ) -> None:
-        for mark in intake:
-            await connection.execute(
-                _SQL["save_intake"], chain_id, mark.source, mark.position, mark.digest
-            )
+        """Move the marks, and note what was refused on the way, one statement each."""
+        # One statement cannot move a mark twice: the last one of a source counts.
+        marks = {mark.source: mark for mark in intake}.values()
+        if marks:
+            columns = [(mark.source, mark.position, mark.digest) for mark in marks]
+            await connection.execute(_SQL["save_intake"], chain_id, *zip(*columns, strict=True))
+        rejects = [
+            (mark.source, reject.position, reject.key, reject.reason)
+            for mark in intake
+            for reject in mark.rejects
+        ]
+        if rejects:
+            await connection.execute(_SQL["save_rejects"], chain_id, *zip(*rejects, strict=True))
 
     async def _read_batch(self, chain_id: int, row: asyncpg.Record) -> Batch:
         records = await self._fetch("batch_rows", chain_id, row["first_id"], row["last_id"])

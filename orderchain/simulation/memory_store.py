@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+from orderchain.batch import Batch, IntakeMark, IntakeReject, LeaseSight, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
 from orderchain.seal import genesis_seal
 
@@ -42,6 +42,7 @@ class MemoryChain:
         self.batches: list[Batch] = []
         self.published_id = 0
         self.intake: dict[str, IntakeMark] = {}
+        self.rejects: dict[tuple[str, int], IntakeReject] = {}
         self.skips: list[tuple[int, int]] = []
         self.key_pages: dict[int, KeyPage] = {}
         self.clients: dict[str, ClientNumber] = {}
@@ -64,7 +65,16 @@ class MemoryChain:
         """Apply a commit whose fence was passed."""
         self.batches.append(batch)
         self.published_id = max(self.published_id, published_id)
-        self.intake.update({mark.source: mark for mark in intake})
+        self.move_intake(intake)
+
+    def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Move marks, and note what was refused on the way."""
+        for mark in intake:
+            self.intake[mark.source] = IntakeMark(
+                source=mark.source, position=mark.position, digest=mark.digest
+            )
+            for reject in mark.rejects:
+                self.rejects.setdefault((mark.source, reject.position), reject)
 
     def settle(self) -> None:
         """Let the transaction in flight end: a take-over waits for it, or ends it."""
@@ -184,7 +194,7 @@ class MemoryChainStore:
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
-        self._fenced().intake.update({mark.source: mark for mark in intake})
+        self._fenced().move_intake(intake)
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
