@@ -74,7 +74,11 @@ class Committer:
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
-        self._core = SequencerCore(term, takeover_skip_ids=self._config.takeover_skip_ids)
+        self._core = SequencerCore(
+            term,
+            takeover_skip_ids=self._config.takeover_skip_ids,
+            id_strategy=self._config.id_strategy,
+        )
         if self._publisher is not None:
             self._publisher.lead(term)
 

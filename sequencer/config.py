@@ -16,6 +16,7 @@ from orderchain.limits import (
     FRAME_BYTES_MIN,
     PAYLOAD_BYTES_MAX,
 )
+from sequencer.id_strategy import IdStrategy
 
 _ADDRESS_CHARS_MAX: Final = 4096
 
@@ -85,6 +86,9 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
     """Ids left out at a take-over of a chain that has rows, so that an id that a lost primary may
     have given out is never given out again: more than was in flight to any standby."""
+    id_strategy: IdStrategy = "sequential"
+    """How ids rise. With "time" an id tells the millisecond of its batch; it needs a chain whose
+    partitions span at least an hour of such ids. It may be changed at any start: ids only rise."""
     unsafe_durability: bool = False
     """Start on a database that may lose acknowledged rows. For throw-away data only."""
 

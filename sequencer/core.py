@@ -10,12 +10,14 @@ from orderchain.event import Event
 from orderchain.limits import ID_MAX
 from orderchain.row_image import column_images
 from orderchain.seal import next_seal
+from sequencer.id_strategy import check_partition_ids, first_id
 from sequencer.order import key_of, payload_of, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orderchain.batch import Term
+    from sequencer.id_strategy import IdStrategy
     from sequencer.order import Order
 
 
@@ -26,8 +28,12 @@ class SequencerCore:
     later one back, and its orders are assembled anew: an id is only ever given by a commit.
     """
 
-    def __init__(self, term: Term, *, takeover_skip_ids: int) -> None:
+    def __init__(
+        self, term: Term, *, takeover_skip_ids: int, id_strategy: IdStrategy = "sequential"
+    ) -> None:
+        check_partition_ids(id_strategy, term.partition_ids)
         self._term = term
+        self._id_strategy = id_strategy
         # Invariant: the seal is the one after the batch that ends at last_id; none of the three
         # falls but by a rewind.
         self._last_id = term.last_id
@@ -39,14 +45,14 @@ class SequencerCore:
     def assemble(self, orders: Sequence[Order], wall_ns: int) -> Batch:
         """Return the batch of `orders`, in their order, behind all that was assembled before.
 
-        `wall_ns` is the wall clock: it stamps the batch and the orders without a time, and decides
-        nothing. Raises OrderchainError when the chain has no ids left.
+        `wall_ns` is the wall clock: it stamps the batch and the orders without a time, and may have
+        ids left out; it orders nothing. Raises OrderchainError when the chain has no ids left.
         """
-        first_id = self._first_id(len(orders))
-        last_id = first_id + len(orders) - 1
+        first = self._first_id(len(orders), wall_ns)
+        last_id = first + len(orders) - 1
         if last_id >= ID_MAX:
             raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
-        ids = range(first_id, last_id + 1)
+        ids = range(first, last_id + 1)
         pids = [self._last_id, *ids[:-1]]
         keys, payloads = list(map(key_of, orders)), list(map(payload_of, orders))
         times = _times(orders, wall_ns)
@@ -56,7 +62,7 @@ class SequencerCore:
         seal = next_seal(
             self._last_seal,
             epoch=self._term.epoch,
-            first_id=first_id,
+            first_id=first,
             last_id=last_id,
             row_count=len(ids),
             committed_at_us=committed_at_us,
@@ -66,7 +72,7 @@ class SequencerCore:
             chain_id=self._term.chain_id,
             epoch=self._term.epoch,
             pid=self._last_id,
-            first_id=first_id,
+            first_id=first,
             last_id=last_id,
             seal_before=self._last_seal,
             seal=seal,
@@ -78,15 +84,16 @@ class SequencerCore:
         self._last_committed_at_us = committed_at_us
         return batch
 
-    def _first_id(self, row_count: int) -> int:
-        """Return the id of the next row, moved on where the batch would straddle a partition."""
-        first_id = self._last_id + 1
-        if self._last_id == self._term.last_id:
-            first_id += self._skip_ids
-        span = self._term.partition_ids
-        if first_id // span != (first_id + row_count - 1) // span:
-            first_id = (first_id // span + 1) * span
-        return first_id
+    def _first_id(self, row_count: int, wall_ns: int) -> int:
+        """Return the id of the next row."""
+        is_first_batch = self._last_id == self._term.last_id
+        return first_id(
+            self._id_strategy,
+            least_id=self._last_id + 1 + (self._skip_ids if is_first_batch else 0),
+            wall_ns=wall_ns,
+            row_count=row_count,
+            partition_ids=self._term.partition_ids,
+        )
 
 
 def _times(orders: Sequence[Order], wall_ns: int) -> list[int]:
