@@ -24,6 +24,9 @@ _BEATS_PER_LEASE: Final = 5
 _LOOKS_PER_LEASE: Final = 20
 """How finely a standby measures the stand-still: it takes over a twentieth late at most."""
 
+_LOOK_SECONDS_MAX: Final = 0.5
+"""A leader that hands over is followed within this time, however long the lease is."""
+
 
 class Leadership:
     """Holds the term of this process, from the first take-over to the hand-over."""
@@ -62,7 +65,8 @@ class Leadership:
                 if not (self._config.standby and watch.has_looked):
                     raise
                 _log.warning("chain %d: %s; looking again", self._config.chain_id, error)
-            await asyncio.sleep(self._config.lease_seconds / _LOOKS_PER_LEASE)
+            pause = min(self._config.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
+            await asyncio.sleep(pause)
 
     async def renew_term(self) -> Term:
         """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
