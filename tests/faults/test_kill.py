@@ -3,54 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from .addresses import proxy_before, through
+from .client import Client
 from .inspector import Chain, inspect, inspect_topic
-from .processes import Acked, Worker
-from .proxy import Proxy, is_commit, is_produce, kafka_requests, postgres_requests
+from .processes import Worker
+from .proxy import Proxy, is_commit, is_produce, postgres_requests
 
 if TYPE_CHECKING:
+    import random
     from local_stack import KafkaServer, PostgresServer
 
     from .conftest import MakeChain, StartWorker
-
-
-class Client:
-    """A client that submits without end, and after a crash submits again what was not answered."""
-
-    def __init__(self, seeded: random.Random) -> None:
-        self.acked: dict[str, Acked] = {}
-        self._random = seeded
-        self._made = 0
-
-    async def run(self, worker: Worker, rounds: int = 40) -> None:
-        """Submit in calls of uneven size, some together, some one by one."""
-        for _ in range(rounds):
-            keys = self.new_keys(self._random.choice([1, 3, 40, 400]))
-            await worker.submit(keys, together=self._random.random() < 0.5)
-
-    def new_keys(self, count: int) -> list[str]:
-        first, self._made = self._made, self._made + count
-        return [f"k{number}" for number in range(first, self._made)]
-
-    def note(self, worker: Worker) -> None:
-        """Take over what `worker` said: an order once acknowledged never moves."""
-        for key, order in worker.acked.items():
-            assert self.acked.setdefault(key, order) == order, "S4: another place for the same key"
-
-    async def catch_up(self, worker: Worker, dead: Worker) -> None:
-        """Submit again what `dead` left open, and some that it had answered."""
-        open_keys = [key for key in dead.submitted if key not in dead.acked]
-        known = list(self.acked)
-        again = self._random.sample(known, min(20, len(known))) + open_keys
-        for start in range(0, len(again), 500):
-            await worker.submit(again[start : start + 500], together=self._random.random() < 0.5)
-        await worker.until_answered(again)
-        assert not worker.refused
-        self.note(worker)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +110,7 @@ async def test_kill_in_the_middle_of_a_send_is_sent_again(
 ) -> None:
     chain = await chain_on_breakable_kafka()
     client = Client(seeded)
-    listener = kafka_to_break.config.proxied
-    assert listener is not None
-    async with Proxy(listener.port, kafka_requests, port=listener.advertised_port) as proxy:
+    async with proxy_before(kafka_to_break) as proxy:
         kafka = f"127.0.0.1:{proxy.port}"
         worker = await start_worker(chain.with_settings(kafka=kafka, heartbeat_seconds=60.0))
         await worker.until_leading()
@@ -156,10 +121,3 @@ async def test_kill_in_the_middle_of_a_send_is_sent_again(
         await worker.kill()
         client.note(worker)
     await finish(chain, start_worker, client, worker)
-
-
-def through(chain: Chain, proxy: Proxy):  # type: ignore[no-untyped-def]
-    """Return the settings by which a sequencer reaches the database through `proxy`."""
-    address, _, name = chain.config.database.rpartition("/")
-    host, _, _ = address.rpartition(":")
-    return chain.with_settings(database=f"{host}:{proxy.port}/{name}?sslmode=disable")

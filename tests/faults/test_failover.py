@@ -1,0 +1,201 @@
+"""Two sequencers for one chain: fail-over, hand-over, the zombie, and the double start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .addresses import through
+from .client import Client
+from .conftest import LEASE_SECONDS
+from .inspector import Chain, inspect, inspect_topic
+from .proxy import Proxy, is_end_of_copy, postgres_requests
+
+if TYPE_CHECKING:
+    import random
+
+    from local_stack import PostgresServer
+
+    from .conftest import MakeChain, StartWorker
+    from .processes import Worker
+
+TAKE_OVER_SECONDS = LEASE_SECONDS + 10.0
+"""Generous, for a machine under load: the promise is lease + 2 s, which a benchmark measures."""
+
+
+async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, Worker]:
+    """Start a leader and, once it leads, a standby; return once the standby has looked."""
+    leader = await start_worker(chain.config)
+    await leader.until_leading()
+    standby = await start_worker(chain.with_settings(standby=True, owner="standby"))
+    await until_looking(chain)
+    return leader, standby
+
+
+async def until_looking(chain: Chain) -> None:
+    """Wait until a second store looks at the chain: the standby's."""
+    statement = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name = 'orderchain sequencer ' || $1::int AND state = 'idle'"
+    )
+    async with asyncio.timeout(30):
+        while await chain.value(statement, chain.chain_id) < 2:  # type: ignore[operator]
+            await asyncio.sleep(0.05)
+
+
+async def test_killed_leader_is_followed_by_the_hot_standby(
+    make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random
+) -> None:
+    chain = await make_chain()
+    client = Client(seeded)
+    leader, standby = await start_pair(chain, start_worker)
+    load = asyncio.create_task(client.run(leader))
+    await leader.until_acked(500)
+    assert standby.leads is None
+    killed_at = time.monotonic()
+    await leader.kill()
+    report = await standby.until_leading(TAKE_OVER_SECONDS)
+    took = time.monotonic() - killed_at
+    print(f"take-over {took:.2f} s after SIGKILL, lease {LEASE_SECONDS} s")  # noqa: T201
+    assert leader.leads is not None
+    assert report.epoch > leader.leads.epoch
+    await load
+    client.note(leader)
+    await client.catch_up(standby, leader)
+    assert await standby.stop() == 0
+    rows = await inspect(chain, client.acked.values())
+    await inspect_topic(chain, rows)
+
+
+async def test_leader_that_stops_in_order_hands_over_at_once_and_loses_nothing(
+    make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random
+) -> None:
+    # With such a lease only a hand-over lets the standby lead within the test's patience.
+    chain = await make_chain(lease_seconds=600.0)
+    client = Client(seeded)
+    leader, standby = await start_pair(chain, start_worker)
+    await client.run(leader)
+    await leader.until_acked(100)
+    assert await leader.stop() == 0
+    await standby.until_leading(60.0)
+    client.note(leader)
+    answered = leader.acked.keys() | leader.refused.keys()
+    assert answered <= set(leader.submitted)
+    await client.catch_up(standby, leader)
+    assert await standby.stop() == 0
+    rows = await inspect(chain, client.acked.values())
+    await inspect_topic(chain, rows)
+
+
+async def test_zombie_in_mid_copy_is_refused_and_says_so(
+    make_chain: MakeChain,
+    start_worker: StartWorker,
+    postgres_server: PostgresServer,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    chain = await make_chain(commit_seconds=0.9)
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        zombie = await start_worker(through(chain, proxy), payload_bytes=1_000)
+        await zombie.until_leading()
+        await zombie.submit(["before"])
+        await zombie.until_acked(1)
+        standby = await start_worker(chain.with_settings(standby=True))
+        await until_looking(chain)
+        trap = proxy.set_trap(is_end_of_copy, lets_through=False)
+        batch = [f"zombie{n}" for n in range(4_000)]
+        await zombie.submit(batch)
+        await trap.wait()
+        zombie.freeze()
+        leads = await standby.until_leading(TAKE_OVER_SECONDS)
+        await standby.submit(["after"])
+        await standby.until_acked(1)
+        trap.release()
+        zombie.thaw()
+        assert await zombie.until_gone() == 3
+    assert zombie.ended is not None
+    assert zombie.ended.error == "Fenced"
+    assert "another process leads it" in zombie.ended.text
+    assert {report.error for report in zombie.refused.values()} == {"Fenced"}
+    assert zombie.refused.keys() == set(batch)
+    assert await standby.stop() == 0
+    rows = await inspect(chain, [*zombie.acked.values(), *standby.acked.values()])
+    assert [row.key for row in rows] == ["before", "after"]
+    await inspect_topic(chain, rows)
+    epochs = await chain.fetch("SELECT last_id, epoch FROM chain_batch WHERE epoch > 0 ORDER BY 1")
+    assert [row["epoch"] for row in epochs] == [leads.epoch - 1, leads.epoch]
+
+
+async def test_zombie_that_was_idle_learns_it_and_ends(
+    make_chain: MakeChain, start_worker: StartWorker
+) -> None:
+    chain = await make_chain()
+    zombie, standby = await start_pair(chain, start_worker)
+    await zombie.submit(["before"])
+    await zombie.until_acked(1)
+    zombie.freeze()
+    await standby.until_leading(TAKE_OVER_SECONDS)
+    zombie.thaw()
+    assert await zombie.until_gone() == 3
+    assert zombie.ended is not None
+    assert zombie.ended.error == "Fenced"
+    await standby.submit(["after"])
+    await standby.until_acked(1)
+    assert await standby.stop() == 0
+    rows = await inspect(chain, [*zombie.acked.values(), *standby.acked.values()])
+    await inspect_topic(chain, rows)
+
+
+async def test_leader_frozen_for_less_than_a_lease_goes_on(
+    make_chain: MakeChain, start_worker: StartWorker
+) -> None:
+    chain = await make_chain(lease_seconds=20.0)
+    leader, standby = await start_pair(chain, start_worker)
+    leader.freeze()
+    await leader.submit([f"k{n}" for n in range(300)])
+    leader.thaw()
+    await leader.until_acked(300)
+    assert standby.leads is None
+    assert await leader.stop() == 0
+    await inspect(chain, leader.acked.values())
+
+
+@pytest.mark.parametrize(
+    "rounds", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
+async def test_two_started_at_once_yield_one_leader_and_no_fork(
+    make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random, rounds: int
+) -> None:
+    chain = await make_chain()
+    acked = []
+    for number in range(rounds):
+        pair = await asyncio.gather(*(start_worker(chain.config) for _ in range(2)))
+        for name, worker in zip("ab", pair, strict=True):
+            await worker.submit([f"{name}{number}.{n}" for n in range(seeded.randint(1, 200))])
+        loser = await first_to_end(*pair)
+        assert loser.ended is not None
+        assert loser.ended.error == "ChainLed"
+        assert loser.process.returncode == 3
+        leader = pair[0] if loser is pair[1] else pair[1]
+        await leader.until_answered(leader.submitted)
+        assert loser.acked == {}
+        acked += leader.acked.values()
+        # Every other time nothing tells the next pair that the leader is gone.
+        if number % 2:
+            await leader.kill()
+        else:
+            assert await leader.stop() == 0
+    rows = await inspect(chain, acked)
+    assert len(rows) == len(acked)
+
+
+async def first_to_end(*workers: Worker) -> Worker:
+    """Return the worker that ends first, once it is gone."""
+    ends = {asyncio.create_task(worker.until_gone()): worker for worker in workers}
+    done, pending = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return ends[done.pop()]
