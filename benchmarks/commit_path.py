@@ -4,7 +4,8 @@ Every arm writes the same rows into a chain of its own, one commit a batch:
 
 - bare: COPY of bytes that were made before, nothing else;
 - serial: the sequencer's commit path, one batch after the other;
-- submit_many: the sequencer as it is embedded, three calls in flight;
+- pipelined: the sequencer, three calls in flight, with a broker that takes everything at once;
+- submit_many: the sequencer as it is embedded, with a real broker on the same machine;
 - keys: the same with keys compared, by kind of key and with many keys present;
 - one order: a single order's commit beside a single INSERT.
 
@@ -29,13 +30,17 @@ from benchmarks.arms import interleave, ratio, spread
 from benchmarks.chains import Site, benchmark_stack, make_chain, open_site
 from benchmarks.host import RESULTS, describe_host
 from benchmarks.workload import EVENT_TIME_NS, order_batches
+from orderchain.clock import SystemClock
+from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from sequencer import Order, Sequencer, SequencerConfig, open_sequencer
 from sequencer.core import SequencerCore
+from sequencer.key_store import PostgresKeyStore
+from sequencer.lease import PostgresLease
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 BATCH_ROWS = (100, 1_000, 5_000)
 _IN_FLIGHT = 3
@@ -117,6 +122,38 @@ async def submit_many(
             if key is None
             else keyed(orders, batch_rows, key, bytes(100))
         )
+        return orders / await submit_all(sequencer, batches)
+
+
+class OpenSink:
+    """A broker that is always done: what the commit path does, and no more, is measured."""
+
+    frame_bytes_max = FRAME_BYTES_MAX
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Accept any topic."""
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Take the frames."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def pipelined(site: Site, orders: int, batch_rows: int) -> float:
+    """Return orders per second of the sequencer without a broker."""
+    chain_id = await make_chain(site)
+    config = config_of(site, chain_id, batch_rows_max=batch_rows, key_window_rows=0)
+    batches = list(order_batches(orders, batch_rows))
+    sequencer = Sequencer(
+        config,
+        store=PostgresChainStore(config),
+        keys=PostgresKeyStore(config),
+        lease=PostgresLease(config),
+        sink=OpenSink(),
+        clock=SystemClock(),
+    )
+    async with sequencer:
         return orders / await submit_all(sequencer, batches)
 
 
@@ -208,6 +245,7 @@ async def measure(site: Site, repeats: int, orders: int, present: int) -> dict[s
             {
                 "bare": lambda size=size, count=count: bare(site, count, size),
                 "serial": lambda size=size, count=count: serial(site, count, size),
+                "pipelined": lambda size=size, count=count: pipelined(site, count, size),
                 "submit_many": lambda size=size, count=count: submit_many(site, count, size),
             },
             repeats,
