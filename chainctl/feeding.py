@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chainctl.database import SQL, connected, database_id
 from chainctl.intake.file import Portion
 from orderchain.batch import IntakeMark
-from orderchain.errors import ChainMissing, InputError
+from orderchain.errors import ChainMissing, InputError, OrderError
 
 if TYPE_CHECKING:
     from chainctl.intake.file import FileIntake
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from sequencer import Ack, Sequencer
-
-IN_FLIGHT: Final = 3
-"""Batches handed to the sequencer and not committed yet: one commits, one is encoded behind it, one
-waits, so that it never waits for the file. More would only hold memory."""
 
 
 class Remainder(NamedTuple):
@@ -37,15 +32,26 @@ class Fed:
 
     def __init__(self) -> None:
         self.orders = 0
+        self.repeats = 0
+        """Rows whose keys were in the chain before, with the same content: they add nothing."""
         self.first_id: int | None = None
         self.last_id: int | None = None
+        self._head = 0
+
+    def start(self, head: int) -> None:
+        """Begin at the chain's head: what gets a place at or below it is a repeat."""
+        self._head = head
 
     def add(self, acks: list[Ack]) -> None:
-        """Count a committed batch."""
-        self.orders += len(acks)
+        """Count a committed batch. A repeat, also one within the batch, has another one's place."""
+        new = {ack.id for ack in acks if ack.id > self._head}
+        self.repeats += len(acks) - len(new)
+        if not new:
+            return
+        self.orders += len(new)
+        self._head = self.last_id = max(new)
         if self.first_id is None:
-            self.first_id = acks[0].id
-        self.last_id = acks[-1].id
+            self.first_id = min(new)
 
 
 async def taken_before(settings: Settings, chain_id: int, source: str) -> IntakeMark | None:
@@ -76,31 +82,58 @@ async def feed(
 ) -> None:
     """Add the rest of the file to the chain, and count it in `fed`.
 
-    Where a row cannot be read, the rows before it are committed before the InputError is raised.
+    Where a row cannot be read, or its key is refused, the rows before it are committed and none
+    after it: InputError. So a batch is handed over only when the one before it is in the chain:
+    behind a refused one it would move the file's mark past rows that were not taken. The next one
+    is read and encoded meanwhile.
     """
-    in_flight: deque[asyncio.Task[list[Ack]]] = deque()
-    intake = remainder.intake
     portion: Portion | InputError | None = remainder.first
-    try:
-        while isinstance(portion, Portion):
-            in_flight.append(
-                asyncio.create_task(sequencer.submit_many(portion.orders, intake=portion.mark))
-            )
-            # The task must reach the sequencer before the next portion is read: reading blocks.
+    while isinstance(portion, Portion):
+        commit = asyncio.create_task(_submit(sequencer, portion, fed))
+        try:
+            # The commit must have begun before the next portion is read: reading blocks.
             await asyncio.sleep(0)
-            if len(in_flight) >= IN_FLIGHT:
-                fed.add(await in_flight.popleft())
-                bar.move_to(intake.file_position, f"id {fed.last_id}")
-            portion = _read(intake, batch_rows)
-        while in_flight:
-            fed.add(await in_flight.popleft())
-    finally:
-        # After a failure, or Ctrl-C: what was handed over may be committed all the same.
-        for outcome in await asyncio.gather(*in_flight, return_exceptions=True):
-            if isinstance(outcome, list):
-                fed.add(outcome)
+            upcoming = _read(remainder.intake, batch_rows)
+        finally:
+            await commit
+        bar.move_to(remainder.intake.file_position, f"id {fed.last_id}")
+        portion = upcoming
     if portion is not None:
         raise portion
+
+
+async def _submit(sequencer: Sequencer, portion: Portion, fed: Fed) -> None:
+    """Commit a portion. Raises InputError for an order that is refused, once those before it are
+    committed."""
+    try:
+        fed.add(await sequencer.submit_many(portion.orders, intake=portion.mark))
+    except OrderError as error:
+        await _submit_up_to_bad(sequencer, portion, error, fed)
+        raise
+
+
+async def _submit_up_to_bad(
+    sequencer: Sequencer, portion: Portion, refusal: OrderError, fed: Fed
+) -> None:
+    """Commit the orders before the one that is refused, and raise InputError with its line.
+
+    The refusal names a key, which several orders may have: each of them is tried alone.
+    """
+    start = 0
+    for index, order in enumerate(portion.orders):
+        if order.key != refusal.value:
+            continue
+        if start < index:
+            before = portion.part(start, index)
+            fed.add(await sequencer.submit_many(before.orders, intake=before.mark))
+        alone = portion.part(index, index + 1)
+        try:
+            fed.add(await sequencer.submit_many(alone.orders, intake=alone.mark))
+        except OrderError as error:
+            raise InputError(
+                error.field, error.value, error.expected, portion.line_of(index)
+            ) from error
+        start = index + 1
 
 
 def _read(intake: FileIntake, limit: int) -> Portion | InputError | None:

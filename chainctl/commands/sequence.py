@@ -30,6 +30,8 @@ class Sequenced(Struct, frozen=True, kw_only=True):
     """Orders added by this call."""
     first_id: int | None
     last_id: int | None
+    repeats: int
+    """Rows whose keys were in the chain already, with the same content: they add nothing."""
     rows_before: int
     """Rows of the file that earlier calls had added."""
     seconds: float
@@ -120,6 +122,7 @@ async def _sequence(
         orders=fed.orders,
         first_id=fed.first_id,
         last_id=fed.last_id,
+        repeats=fed.repeats,
         rows_before=rows_before,
         seconds=seconds,
     )
@@ -135,6 +138,7 @@ async def _add(
     async with open_sequencer(sequencer_config(settings, chain_id)) as sequencer:
         if await sequencer.intake(remainder.intake.source) != remainder.taken:
             raise RetryError(f"another process adds {remainder.intake.source} to the chain too")
+        fed.start(sequencer.stats().head_persisted)
         stopwatch = Stopwatch()
         await feed(sequencer, remainder, settings.batch_rows, fed, bar)
         return stopwatch.seconds
@@ -143,6 +147,8 @@ async def _add(
 def _tell(done: Sequenced) -> None:
     if done.rows_before:
         talk(f"chainctl: {done.rows_before:,} rows of {done.source} were in the chain before")
+    if done.repeats:
+        talk(f"chainctl: {done.repeats:,} rows have keys that were in the chain before")
     if done.orders:
         talk(
             f"chainctl: {rate(done.orders, 'orders', done.seconds)} added to chain {done.chain}, "

@@ -6,6 +6,7 @@ were, which the digest tells; what stands behind them is new.
 
 from __future__ import annotations
 
+from copy import copy
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
@@ -19,13 +20,13 @@ from chainctl.intake.json_rows import JsonRows
 from chainctl.intake.orders import Columns, OrderEncoder, length_prefixed
 from orderchain.batch import IntakeMark
 from orderchain.errors import InputError
-from sequencer.order import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from chainctl.intake.rows import RowSource
+    from sequencer.order import Order
 
 FileFormat = Literal["csv", "jsonl"]
 
@@ -50,11 +51,63 @@ class FileOptions(Struct, frozen=True, kw_only=True):
     """None: by the file's name (.csv; .jsonl, .ndjson, .json)."""
 
 
-class Portion(Struct, frozen=True, kw_only=True):
+class Portion:
     """Some orders of a file, and how far the file is read behind them."""
 
-    orders: list[Order]
-    mark: IntakeMark
+    __slots__ = ("_before", "_line_of", "mark", "orders")
+
+    def __init__(
+        self,
+        orders: Sequence[Order],
+        mark: IntakeMark,
+        before: Progress,
+        line_of: Callable[[int], int],
+    ) -> None:
+        self.orders = orders
+        """One for each data row, in their order; at least one."""
+        self.mark = mark
+        """Stored with the orders, in one transaction."""
+        self._before = before
+        self._line_of = line_of
+
+    def line_of(self, index: int) -> int:
+        """Return the line, from 1, in which the row of the order `index` begins."""
+        return self._line_of(index)
+
+    def part(self, start: int, end: int) -> Portion:
+        """Return the orders from `start` to before `end`, with the mark behind them."""
+        before, behind = self._before.copy(), self._before.copy()
+        before.move(self.orders[:start])
+        behind.move(self.orders[:end])
+        return Portion(
+            self.orders[start:end],
+            behind.mark(self.mark.source),
+            before,
+            lambda index: self._line_of(start + index),
+        )
+
+
+class Progress:
+    """How many data rows were read, and the running digest of them."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.position = 0
+        self._digest = sha256(_DOMAIN + msgspec.msgpack.encode(columns))
+
+    def copy(self) -> Progress:
+        """Return one that moves on from here by itself."""
+        copied = copy(self)
+        copied._digest = self._digest.copy()
+        return copied
+
+    def move(self, orders: Sequence[Order]) -> None:
+        """Move over `orders`."""
+        self.position += len(orders)
+        self._digest.update(length_prefixed([order.payload for order in orders]))
+
+    def mark(self, source: str) -> IntakeMark:
+        """Return the mark of this place in `source`."""
+        return IntakeMark(source=source, position=self.position, digest=self._digest.digest())
 
 
 class FileIntake:
@@ -74,10 +127,8 @@ class FileIntake:
         except BaseException:
             self._stream.close()
             raise
-        self._digest = sha256(_DOMAIN + msgspec.msgpack.encode(columns))
+        self._progress = Progress(columns)
         self._failure: InputError | None = None
-        self.position = 0
-        """Data rows read so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +140,11 @@ class FileIntake:
         trace: TracebackType | None,
     ) -> None:
         self._stream.close()
+
+    @property
+    def position(self) -> int:
+        """Data rows read so far."""
+        return self._progress.position
 
     @property
     def file_bytes(self) -> int:
@@ -111,9 +167,9 @@ class FileIntake:
         self._failure = found.failure
         orders = self._encode(found.rows, found.line_of)
         if orders:
-            self.position += len(orders)
-            self._digest.update(length_prefixed([order.payload for order in orders]))
-            return Portion(orders=orders, mark=self._mark())
+            before = self._progress.copy()
+            self._progress.move(orders)
+            return Portion(orders, self._progress.mark(self.source), before, found.line_of)
         if self._failure is not None:
             raise self._failure
         if self.position == 0:
@@ -130,7 +186,7 @@ class FileIntake:
                 expected = f"at least the {taken.position} rows that were taken from it before"
                 raise InputError("input", f"{self._path} ({self.position} rows)", expected)
             yield
-        if self._digest.digest() != taken.digest:
+        if self._progress.mark(self.source).digest != taken.digest:
             expected = (
                 f"the {taken.position} rows at its beginning that were taken before, read with the "
                 "same columns; the beginning of the file has changed"
@@ -146,9 +202,6 @@ class FileIntake:
             index, fault = self._encoder.first_bad(rows)
         self._failure = InputError(fault.field, fault.value, fault.expected, line_of(index))
         return self._encoder.encode(rows[:index], first_row)
-
-    def _mark(self) -> IntakeMark:
-        return IntakeMark(source=self.source, position=self.position, digest=self._digest.digest())
 
 
 _READERS: Final[Mapping[FileFormat, Callable[[FileStream], RowSource]]] = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from chainctl.intake.compressed import FileStream
 
-READ_BYTES_MAX: Final = 8 * 1024 * 1024
+READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """A read ends above this much text however few rows it has: long rows must not fill the memory."""
 
 BUFFER_BYTES: Final = 256 * 1024

@@ -89,6 +89,7 @@ def test_file_is_sequenced_once_however_often_and_however_compressed(
         "orders": 1_000,
         "first_id": 1,
         "last_id": 1_000,
+        "repeats": 0,
         "rows_before": 0,
     }
     assert "1,000 orders" in first.err
@@ -262,3 +263,32 @@ def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
         peaks.append(int(out) / 1024)
     assert peaks[1] < 150, peaks
     assert peaks[1] < peaks[0] + 60, peaks
+
+
+def test_file_with_a_refused_key_keeps_the_rows_before_it_and_takes_none_after_it(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    content = "id,x\n" + "".join(f"k{number},{number}\n" for number in range(1, 101))
+    path = tmp_path / "o.csv"
+    options = ("--key-column", "id", "--batch-rows", 20)
+    conflict = content.replace("k47,47\n", "k41,47\n")
+    done = sequence(path, conflict, *options)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("chainctl: line 48: key was 'k41', expected the payload with which")
+    assert "orders added before that: 46" in done.err
+    assert keys(rows()) == [f"k{number}" for number in range(1, 47)]
+    mended = sequence(path, content, *options)
+    assert mended.code == 0, mended
+    assert keys(rows()) == [f"k{number}" for number in range(1, 101)]
+
+
+def test_file_with_keys_that_came_before_adds_the_new_ones_only(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    assert sequence(tmp_path / "o.csv", "id,x\na,1\nb,2\n", "--key-column", "id").code == 0
+    done = sequence(tmp_path / "p.csv", "id,x\na,1\nc,3\nb,2\nc,3\n", "--key-column", "id")
+    assert done.code == 0, done
+    summary = json.loads(done.out)
+    assert (summary["orders"], summary["repeats"]) == (1, 3)
+    assert summary["first_id"] == summary["last_id"]
+    assert keys(rows()) == ["a", "b", "c"]
