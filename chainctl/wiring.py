@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from sequencer import SequencerConfig
 
 
-def sequencer_config(settings: Settings, chain_id: int) -> SequencerConfig:
+def sequencer_config(
+    settings: Settings, chain_id: int, *, unsafe_durability: bool = False
+) -> SequencerConfig:
     """Return the config of a sequencer of `chain_id`. Raises SettingError."""
     from sequencer import SequencerConfig
 
@@ -28,6 +30,7 @@ def sequencer_config(settings: Settings, chain_id: int) -> SequencerConfig:
         owner=f"{platform.node() or 'unknown'}:{os.getpid()}",
         batch_rows_max=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
+        unsafe_durability=unsafe_durability,
     )
 
 

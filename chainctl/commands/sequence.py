@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chainctl.intake.file import FileFormat, FileIntake
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
+    from sequencer import SequencerConfig
 
 
 class Sequenced(Struct, frozen=True, kw_only=True):
@@ -64,6 +65,11 @@ class Sequenced(Struct, frozen=True, kw_only=True):
     type=click.Choice(["csv", "jsonl"]),
     help="What the file is.  [default: by its name]",
 )
+@click.option(
+    "--unsafe-durability",
+    is_flag=True,
+    help="Start on a database that may lose what it has acknowledged. For throw-away data only.",
+)
 @json_option
 @uses_settings("database", "kafka", "batch_rows", "connect_seconds")
 def command(
@@ -73,6 +79,7 @@ def command(
     key_column: str | None,
     time_column: str | None,
     file_format: FileFormat | None,
+    unsafe_durability: bool,
     as_json: bool,
 ) -> None:
     """Put the rows of a file into a chain, in their order.
@@ -85,25 +92,25 @@ def command(
     """
     from chainctl.intake.file import FileIntake, FileOptions
 
+    config = sequencer_config(settings, chain_id, unsafe_durability=unsafe_durability)
     options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
     with (
         FileIntake(path, options) as intake,
         progress(path.name, intake.file_bytes, "bytes") as bar,
     ):
-        done = run_async(_sequence(settings, chain_id, intake, bar))
+        done = run_async(_sequence(settings, config, intake, bar))
     _tell(done)
     if as_json:
         data_json(done)
 
 
 async def _sequence(
-    settings: Settings, chain_id: int, intake: FileIntake, bar: ProgressBar
+    settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
 ) -> Sequenced:
     """Add what is new in the file. The chain is taken over only once there is something to add."""
     from chainctl.feeding import Fed, Remainder, pass_over, taken_before
 
-    sequencer_config(settings, chain_id)  # what is not set is said before the file is read
-    taken = await taken_before(settings, chain_id, intake.source)
+    taken = await taken_before(settings, config.chain_id, intake.source)
     if taken is not None:
         await pass_over(intake, taken, bar)
     fed, rows_before = Fed(), intake.position
@@ -111,13 +118,13 @@ async def _sequence(
     seconds = 0.0
     if first is not None:
         try:
-            seconds = await _add(settings, chain_id, Remainder(first, intake, taken), fed, bar)
+            seconds = await _add(config, Remainder(first, intake, taken), fed, bar)
         except Exception as error:
             if fed.orders:
                 error.add_note(f"orders added before that: {fed.orders}")
             raise
     return Sequenced(
-        chain=chain_id,
+        chain=config.chain_id,
         source=intake.source,
         orders=fed.orders,
         first_id=fed.first_id,
@@ -128,19 +135,17 @@ async def _sequence(
     )
 
 
-async def _add(
-    settings: Settings, chain_id: int, remainder: Remainder, fed: Fed, bar: ProgressBar
-) -> float:
+async def _add(config: SequencerConfig, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
     """Lead the chain and feed it; returns the seconds from the first order to the last ack."""
     from chainctl.feeding import feed
     from sequencer import open_sequencer
 
-    async with open_sequencer(sequencer_config(settings, chain_id)) as sequencer:
+    async with open_sequencer(config) as sequencer:
         if await sequencer.intake(remainder.intake.source) != remainder.taken:
             raise RetryError(f"another process adds {remainder.intake.source} to the chain too")
         fed.start(sequencer.stats().head_persisted)
         stopwatch = Stopwatch()
-        await feed(sequencer, remainder, settings.batch_rows, fed, bar)
+        await feed(sequencer, remainder, config.batch_rows_max, fed, bar)
         return stopwatch.seconds
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from local_stack import PostgresServer
     from tests.cli.conftest import Call, Done, Refused, Start
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -224,13 +225,15 @@ def test_sequence_killed_in_the_middle_goes_on_without_doubling(
     assert keys(rows()) == [f"o.csv#{number}" for number in range(1, count + 1)]
 
 
-def test_sequence_interrupted_ends_with_what_it_had_accepted(
+@pytest.mark.parametrize("times", [1, 2])
+def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     start: Start,
     sequence: Callable[..., Done],
     head_moved: Callable[[], None],
     module_settings: dict[str, str],
     chain: int,
     tmp_path: Path,
+    times: int,
 ) -> None:
     path = tmp_path / "o.csv"
     path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 60_001)))
@@ -239,7 +242,8 @@ def test_sequence_interrupted_ends_with_what_it_had_accepted(
         settings=module_settings,
     )  # fmt: skip
     head_moved()
-    process.send_signal(signal.SIGINT)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert "Traceback" not in err
@@ -292,3 +296,25 @@ def test_file_with_keys_that_came_before_adds_the_new_ones_only(
     assert (summary["orders"], summary["repeats"]) == (1, 3)
     assert summary["first_id"] == summary["last_id"]
     assert keys(rows()) == ["a", "b", "c"]
+
+
+def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
+    call: Call,
+    refused: Refused,
+    stack_environment: dict[str, str],
+    postgres_server: PostgresServer,
+    database_name: str,
+    free_chain: int,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "o.csv").write_text("a\n1\n")
+    assert call("chain", "create", free_chain, settings=stack_environment).code == 0
+    postgres_server.execute(
+        "SELECT format('ALTER DATABASE %I SET synchronous_commit = off', current_database()) "
+        "\\gexec",
+        database=database_name,
+    )
+    sequence = ("sequence", "--chain", free_chain, "--input", tmp_path / "o.csv")
+    assert "synchronous_commit" in refused(*sequence, settings=stack_environment)
+    done = call(*sequence, "--unsafe-durability", settings=stack_environment)
+    assert done.code == 0, done
