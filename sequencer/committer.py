@@ -153,6 +153,7 @@ class Committer:
     ) -> None:
         """Commit `assembly`, under whichever epoch of ours it succeeds."""
         deadline_ns = self._deadline_ns()
+        pause = 0.0  # a connection that was lost while idle costs no time
         while True:
             if assembly.core is not self._core:
                 # Something went wrong and raised the epoch: ids and seal are void.
@@ -174,11 +175,15 @@ class Committer:
                 _log.warning("%s; taking over again to find out", error)
                 if batch is not None and await self._find_out(batch, error, deadline_ns):
                     return
+                failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
             except RetryError as error:
                 _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
                 await self._take_over_until(deadline_ns, error)
+                failure = error
             else:
                 return
+            await self._pause(pause, deadline_ns, failure)
+            pause = _longer(pause)
 
     async def _move_intake(self, assembly: Assembly) -> None:
         if assembly.intake:
@@ -186,6 +191,7 @@ class Committer:
 
     async def _find_out(self, batch: Batch, unknown: UnknownOutcome, deadline_ns: int) -> bool:
         """Raise the epoch, then say whether `batch` was committed. Raises `unknown` at the end."""
+        pause = 0.0
         while True:
             fenced: Fenced | None = None
             try:
@@ -196,6 +202,8 @@ class Committer:
             try:
                 is_committed = await self._store.has_committed(batch)
             except (RetryError, ConnectError):
+                await self._pause(pause, deadline_ns, unknown)
+                pause = _longer(pause)
                 continue
             if fenced is not None and not is_committed:
                 raise fenced
@@ -225,11 +233,16 @@ class Committer:
             try:
                 return await work()
             except (RetryError, ConnectError) as error:
-                if self._clock.monotonic_ns() + pause * 1e9 >= deadline_ns:
-                    raise cause or error from error
                 _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _RETRY_SECONDS_MAX)
+                failure = cause or error
+            await self._pause(pause, deadline_ns, failure)
+            pause = _longer(pause)
+
+    async def _pause(self, seconds: float, deadline_ns: int, failure: Exception) -> None:
+        """Wait before the next try. Raises `failure` where there is no time left for one."""
+        if self._clock.monotonic_ns() + seconds * 1e9 >= deadline_ns:
+            raise failure
+        await asyncio.sleep(seconds)
 
     def _deadline_ns(self) -> int:
         return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
@@ -241,6 +254,11 @@ class Committer:
         if self._core is None:
             raise RetryError("not the leader yet")
         return self._core
+
+
+def _longer(pause: float) -> float:
+    """Return the pause after `pause`."""
+    return min(max(2 * pause, _RETRY_SECONDS), _RETRY_SECONDS_MAX)
 
 
 def _as_answer(error: BaseException, batch: Batch | None) -> Exception:

@@ -72,11 +72,12 @@ class Leadership:
         """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
         if self.term is None:
             raise RetryError("not the leader yet")
+        # Until it has succeeded: the answer of a take-over may be lost, and then the lease is at an
+        # epoch of ours that we do not know of yet.
         self._is_changing = True
-        try:
-            return self._hold(await self._store.take_over_again(self._config.owner, self.term))
-        finally:
-            self._is_changing = False
+        term = self._hold(await self._store.take_over_again(self._config.owner, self.term))
+        self._is_changing = False
+        return term
 
     async def keep(self) -> None:
         """Say that we live, at a steady pace, until cancelled. Raises Fenced when another leads."""

@@ -145,6 +145,8 @@ class PostgresChainStore:
         self._config = config
         self._connection: asyncpg.Connection | None = None
         self._term: Term | None = None
+        # Of the take-over tried last, whose answer may have been lost: then it is ours all the same.
+        self._drawn_nonce = b""
         self._extended_until = -1
         self._is_chained = False
         self._database_id = UUID(int=0)
@@ -174,7 +176,9 @@ class PostgresChainStore:
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
         await self.close()
-        await self.look()
+        sight = await self.look()
+        if sight.nonce == self._drawn_nonce:
+            return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
         return await self._raise_epoch(owner, held.epoch, held.nonce, None)
 
     async def commit(
@@ -318,7 +322,7 @@ class PostgresChainStore:
         counter: int | None,
     ) -> Term:
         chain_id, epoch, _ = seen
-        nonce = os.urandom(NONCE_BYTES)
+        nonce = self._drawn_nonce = os.urandom(NONCE_BYTES)
         head = await connection.fetchrow(_SQL["take_over"], *seen, nonce, owner)
         if head is None:
             raise Fenced(chain_id, epoch)

@@ -1,0 +1,403 @@
+"""Lost answers, ended backends, a server that crashes, a disk that is full, a lock that is held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from random import Random
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from local_stack import process as processes
+from orderchain.errors import RetryError, UnknownOutcome
+from sequencer import Ack, Order, Sequencer, open_sequencer
+
+from .addresses import through
+from .client import Client
+from .inspector import Chain, inspect, inspect_topic
+from .processes import Acked
+from .proxy import Proxy, is_commit, is_end_of_copy, postgres_requests
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from local_stack import PostgresServer
+
+    from .conftest import MakeChain, StartWorker
+
+PATIENCE_SECONDS = 30.0
+
+SMALL_DISK_MIB = 16
+
+
+def make_orders(count: int, *, size: int = 20) -> list[Order]:
+    """Return orders whose payloads do not compress."""
+    bits = Random(count)
+    return [Order(f"k{n}", bits.randbytes(size)) for n in range(count)]
+
+
+def acked(orders: list[Order], acks: list[Ack]) -> list[Acked]:
+    return [Acked(ack, order.key, order.payload) for order, ack in zip(orders, acks, strict=True)]
+
+
+async def in_time(awaitable):  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await awaitable
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "not committed"])
+async def test_lost_answer_to_commit_gets_the_right_answer_and_one_row(
+    make_chain: MakeChain, postgres_server: PostgresServer, is_committed: bool
+) -> None:
+    chain = await make_chain()
+    orders = make_orders(300)
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        async with open_sequencer(through(chain, proxy)) as sequencer:
+            await sequencer.submit("before", b"")
+            trap = proxy.set_trap(is_commit, lets_through=is_committed)
+            submitted = asyncio.create_task(sequencer.submit_many(orders))
+            await trap.wait()
+            trap.cut()
+            acks = await in_time(submitted)
+            stats = sequencer.stats()
+            again = await sequencer.submit_many(orders)
+    assert again == acks
+    assert (stats.unknown_outcomes, stats.take_overs) == (1, 2)
+    rows = await inspect(chain, acked(orders, acks))
+    assert len(rows) == 301
+    # Committed by the first try, the rows stand under the first epoch; else under the next one.
+    epochs = await chain.fetch("SELECT epoch FROM chain_batch WHERE row_count = 300")
+    assert [row["epoch"] for row in epochs] == [stats.epoch - 1 if is_committed else stats.epoch]
+    await inspect_topic(chain, rows)
+
+
+async def test_commit_that_is_still_under_way_never_lands_behind_the_take_over(
+    make_chain: MakeChain, postgres_server: PostgresServer
+) -> None:
+    chain = await make_chain()
+    orders = make_orders(300)
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        async with open_sequencer(through(chain, proxy)) as sequencer:
+            trap = proxy.set_trap(is_commit, lets_through=False)
+            submitted = asyncio.create_task(sequencer.submit_many(orders))
+            await trap.wait()
+            # The server sees a client that is silent, and may get its COMMIT at any time.
+            trap.cut_client()
+            acks = await in_time(submitted)
+            trap.release()
+            after = await sequencer.submit("after", b"")
+    assert after.pid == acks[-1].id
+    rows = await inspect(chain, acked(orders, acks))
+    assert len(rows) == 301
+
+
+async def test_lost_answer_to_a_take_over_does_not_fence_the_one_that_made_it(
+    make_chain: MakeChain, postgres_server: PostgresServer
+) -> None:
+    chain = await make_chain()
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        async with open_sequencer(through(chain, proxy)) as sequencer:
+            first = await sequencer.submit("first", b"")
+            proxy.reset()
+            # The next transaction is the take-over's: it is committed, and nobody hears of it.
+            trap = proxy.set_trap(is_commit, lets_through=True)
+            submitted = asyncio.create_task(sequencer.submit("second", b""))
+            await trap.wait()
+            trap.cut()
+            second = await in_time(submitted)
+            epoch = sequencer.stats().epoch
+    assert second.pid == first.id
+    rows = await inspect(chain)
+    assert [row.key for row in rows] == ["first", "second"]
+    assert epoch == 3
+
+
+async def test_answer_to_commit_held_beyond_the_deadline_is_read_back(
+    make_chain: MakeChain, postgres_server: PostgresServer
+) -> None:
+    chain = await make_chain()
+    orders = make_orders(300)
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        async with open_sequencer(through(chain, proxy)) as sequencer:
+            trap = proxy.set_trap(is_commit, lets_through=True)
+            submitted = asyncio.create_task(sequencer.submit_many(orders))
+            await trap.wait()
+            acks = await in_time(submitted)
+            trap.release()
+            assert sequencer.stats().unknown_outcomes == 1
+    assert len(await inspect(chain, acked(orders, acks))) == 300
+
+
+async def test_slow_and_broken_network_to_the_database_harms_no_order(
+    make_chain: MakeChain, postgres_server: PostgresServer, seeded: Random
+) -> None:
+    chain = await make_chain(commit_seconds=0.9)
+    orders = make_orders(400)
+    done: list[Acked] = []
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        async with open_sequencer(through(chain, proxy)) as sequencer:
+
+            async def submit_all() -> None:
+                for start in range(0, len(orders), 10):
+                    some = orders[start : start + 10]
+                    done.extend(acked(some, await sequencer.submit_many(some)))
+
+            async def harm() -> None:
+                proxy.delay_seconds = 0.02
+                for _ in range(5):
+                    await asyncio.sleep(seeded.uniform(0.05, 0.3))
+                    proxy.reset()
+                proxy.delay_seconds, proxy.bytes_per_second = 0.0, 64_000
+                await asyncio.sleep(0.5)
+                for dial in ("drops_requests", "drops_answers", "is_refusing"):
+                    setattr(proxy, dial, True)
+                    await asyncio.sleep(seeded.uniform(0.2, 1.0))
+                    setattr(proxy, dial, False)
+                    proxy.reset()
+                proxy.bytes_per_second = 0
+
+            async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+                group.create_task(submit_all())
+                group.create_task(harm())
+    rows = await inspect(chain, done)
+    assert [row.key for row in rows] == [order.key for order in orders]
+    await inspect_topic(chain, rows)
+
+
+async def test_backend_ended_in_mid_copy_costs_an_epoch_and_no_order(
+    make_chain: MakeChain, postgres_server: PostgresServer
+) -> None:
+    chain = await make_chain()
+    orders = make_orders(2_000, size=200)
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        async with open_sequencer(through(chain, proxy)) as sequencer:
+            trap = proxy.set_trap(is_end_of_copy, lets_through=False)
+            submitted = asyncio.create_task(sequencer.submit_many(orders))
+            await trap.wait()
+            ended = await chain.value(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND query LIKE 'COPY%' AND state = 'active'"
+            )
+            assert ended
+            trap.release()
+            acks = await in_time(submitted)
+            stats = sequencer.stats()
+    assert (stats.take_overs, stats.unknown_outcomes) == (2, 0)
+    rows = await inspect(chain, acked(orders, acks))
+    assert len(rows) == 2_000
+    await inspect_topic(chain, rows)
+
+
+async def test_every_backend_ended_again_and_again_under_load_harms_no_order(
+    make_chain: MakeChain, seeded: Random
+) -> None:
+    chain = await make_chain()
+    orders = make_orders(600)
+    async with open_sequencer(chain.config) as sequencer:
+        tasks = []
+        for start in range(0, len(orders), 50):
+            tasks.append(asyncio.create_task(sequencer.submit_many(orders[start : start + 50])))
+            await asyncio.sleep(seeded.uniform(0, 0.05))
+            await chain.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                "AND application_name LIKE 'orderchain %'"
+            )
+        acks = [ack for some in await in_time(asyncio.gather(*tasks)) for ack in some]
+    rows = await inspect(chain, acked(orders, acks))
+    assert [row.key for row in rows] == [order.key for order in orders]
+    await inspect_topic(chain, rows)
+
+
+@pytest.mark.parametrize(
+    "rounds", [2, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL], ids=["immediate", "kill -9"])
+async def test_database_that_crashes_under_load_keeps_what_was_acknowledged(
+    chain_on_breakable_postgres: MakeChain,
+    start_worker: StartWorker,
+    postgres_to_break: PostgresServer,
+    seeded: Random,
+    rounds: int,
+    number: signal.Signals,
+) -> None:
+    chain = await chain_on_breakable_postgres()
+    client = Client(seeded)
+    worker = await start_worker(chain.config)
+    await worker.until_leading()
+    for _ in range(rounds):
+        load = asyncio.create_task(client.run(worker))
+        await worker.until_acked(len(worker.acked) + seeded.randint(1, 1_500))
+        await asyncio.to_thread(crash, postgres_to_break, number)
+        await load
+        await worker.until_answered(worker.submitted)
+    assert not worker.refused
+    assert await worker.stop() == 0
+    rows = await inspect(chain, worker.acked.values())
+    assert sorted(row.key for row in rows) == sorted(worker.submitted)
+    await inspect_topic(chain, rows)
+
+
+def crash(server: PostgresServer, number: signal.Signals) -> None:
+    """End the server without a word to its clients, and start it again."""
+    if number is signal.SIGKILL:
+        server.kill()
+    else:
+        assert server.process is not None
+        server.send_signal(number)
+        assert processes.wait_gone(server.process, 30.0)
+    server.start()
+
+
+async def test_frozen_database_is_waited_for(
+    chain_on_breakable_postgres: MakeChain, postgres_to_break: PostgresServer
+) -> None:
+    chain = await chain_on_breakable_postgres(connect_seconds=1.0)
+    orders = make_orders(300)
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit("before", b"")
+        postgres_to_break.freeze()
+        submitted = asyncio.create_task(sequencer.submit_many(orders))
+        done, _ = await asyncio.wait([submitted], timeout=3.0)
+        assert not done
+        postgres_to_break.thaw()
+        acks = await in_time(submitted)
+    rows = await inspect(chain, acked(orders, acks))
+    assert len(rows) == 301
+
+
+async def test_stop_while_the_database_is_frozen_ends_in_time(
+    chain_on_breakable_postgres: MakeChain, postgres_to_break: PostgresServer
+) -> None:
+    chain = await chain_on_breakable_postgres(stop_seconds=1.0)
+    sequencer = await open_sequencer(chain.config).__aenter__()
+    await sequencer.submit("before", b"")
+    postgres_to_break.freeze()
+    submitted = asyncio.create_task(sequencer.submit("held", b""))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(15):
+        with pytest.raises(RetryError, match="was stopped"):
+            await sequencer.__aexit__(None, None, None)
+        with pytest.raises((UnknownOutcome, RetryError)):
+            await submitted
+    postgres_to_break.thaw()
+    rows = await inspect(chain)
+    assert [row.key for row in rows][:1] == ["before"]
+
+
+@pytest.fixture
+def small_disk(postgres_to_break: PostgresServer) -> Iterator[Path]:
+    """A file system of a few MiB that the server may write to."""
+    folder = postgres_to_break.directory / "small-disk"
+    folder.mkdir()
+    options = f"size={SMALL_DISK_MIB}m,mode=0700"
+    reason = run_as_root("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
+    if reason:
+        folder.rmdir()
+        pytest.skip(f"no small file system can be made here: {reason}")
+    postgres_to_break.account.own(folder)
+    yield folder
+    run_as_root("umount", "-l", str(folder))
+    folder.rmdir()
+
+
+def run_as_root(*command: str) -> str:
+    """Run a command of the system; return why it failed, empty if it did not."""
+    if shutil.which(command[0]) is None:
+        return f"{command[0]} is missing"
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
+    return (done.stderr.strip() or "it failed without a word") if done.returncode else ""
+
+
+@pytest.fixture
+async def chain_on_small_disk(
+    small_disk: Path, chain_on_breakable_postgres: MakeChain, postgres_to_break: PostgresServer
+) -> AsyncIterator[MakeChain]:
+    """Make a chain whose rows stand on the small disk; the rest of the database does not."""
+    name = f"small_{secrets.token_hex(4)}"
+    databases = []
+
+    async def make(**settings: object) -> Chain:
+        chain = await chain_on_breakable_postgres(**settings)
+        databases.append(chain.database.rpartition("/")[2])
+        postgres_to_break.execute(
+            f"CREATE TABLESPACE {name} LOCATION '{small_disk}';"
+            f"ALTER TABLE chain_event_1_0 SET TABLESPACE {name};",
+            database=databases[0],
+        )
+        return chain
+
+    yield make
+    for database in databases:
+        postgres_to_break.drop_database(database)
+    postgres_to_break.execute(f"DROP TABLESPACE {name}")
+
+
+async def test_full_disk_refuses_the_batch_whole_and_recovers_when_space_returns(
+    small_disk: Path, chain_on_small_disk: MakeChain
+) -> None:
+    chain = await chain_on_small_disk()
+    ballast = small_disk / "ballast"
+    orders = make_orders(2_000, size=2_000)
+    async with open_sequencer(chain.config) as sequencer:
+        before = await sequencer.submit("before", b"")
+        free = os.statvfs(small_disk)
+        ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - 2**20))
+        submitted = asyncio.create_task(sequencer.submit_many(orders))
+        await in_time(until_take_overs(sequencer, 3))
+        assert not submitted.done()
+        assert await chain.value("SELECT count(*) FROM chain_event") == 1
+        ballast.unlink()
+        acks = await in_time(submitted)
+    assert acks[0].pid == before.id
+    rows = await inspect(chain, acked(orders, acks))
+    assert len(rows) == 2_001
+    await inspect_topic(chain, rows)
+
+
+async def until_take_overs(sequencer: Sequencer, count: int) -> None:
+    while sequencer.stats().take_overs < count:  # noqa: ASYNC110 - only the counter tells
+        await asyncio.sleep(0.02)
+
+
+async def test_disk_that_stays_full_is_told_to_the_caller(chain_on_small_disk: MakeChain) -> None:
+    chain = await chain_on_small_disk(recover_seconds=2.0)
+    sequencer = await open_sequencer(chain.config).__aenter__()
+    with pytest.raises(RetryError, match="No space left on device"):
+        await in_time(sequencer.submit_many(make_orders(2_000, size=10_000)))
+    with pytest.raises(RetryError):
+        await sequencer.__aexit__(None, None, None)
+    assert await inspect(chain) == []
+
+
+async def test_chain_that_is_stuck_does_not_slow_another(make_chain: MakeChain) -> None:
+    stuck = await make_chain(1)
+    free = await make_chain(2)
+    locker = await asyncpg.connect(stuck.database)
+    try:
+        async with AsyncExitStack() as stack:
+            first, second = [
+                await stack.enter_async_context(open_sequencer(chain.config))
+                for chain in (stuck, free)
+            ]
+            lock = locker.transaction()
+            await lock.start()
+            await locker.execute("SELECT 1 FROM chain_head WHERE chain_id = 1 FOR UPDATE")
+            waiting = asyncio.create_task(first.submit_many(make_orders(100)))
+            for n in range(100):
+                await in_time(second.submit(f"free{n}", b""))
+            assert not waiting.done()
+            await lock.rollback()
+            acks = await in_time(waiting)
+    finally:
+        await locker.close()
+    assert len(await inspect(stuck, acked(make_orders(100), acks))) == 100
+    assert len(await inspect(free)) == 100
