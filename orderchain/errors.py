@@ -31,6 +31,7 @@ OrderchainError
 │   ├── SealMismatch
 │   ├── ForeignDatabase
 │   └── PrimaryBehind
+├── IntakeLost            an intake's source lacks what comes next: a person must look
 └── FrameError            one record is unusable; drop it, count it, read the database
 """
 
@@ -294,6 +295,19 @@ class PrimaryBehind(HaltError):
         self.chain_id = chain_id
         self.head_persisted = head_persisted
         self.head_delivered = head_delivered
+
+
+class IntakeLost(OrderchainError):
+    """An intake's source no longer holds what comes next, or is another one than before.
+
+    Orders may be lost that were never sequenced: nothing is skipped, and nothing is guessed.
+    """
+
+    def __init__(self, source: str, position: int, found: str) -> None:
+        super().__init__(f"{source}: read up to offset {position}, but {found}")
+        self.source = source
+        self.position = position
+        self.found = found
 
 
 class FrameError(OrderchainError):

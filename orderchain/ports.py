@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
     from orderchain.event import Event
@@ -152,6 +152,60 @@ class Lease(Protocol):
 
     async def close(self) -> None:
         """Close the connection; never raises, never waits beyond its deadline."""
+        ...
+
+
+class SourceRecord(Protocol):
+    """One record of a topic of orders, as the broker keeps it."""
+
+    @property
+    def offset(self) -> int:
+        """Where it stands in its partition; offsets rise and may skip numbers."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970 UTC, by the producer or the broker; negative for none."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The order's key, if it has one."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """The order, if there is one."""
+        ...
+
+
+class RecordSource(Protocol):
+    """A topic of orders, all its partitions, read from given places on; nothing is skipped."""
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        """Connect anew, check the topic, and return for each partition the offsets of its first
+        record and behind its last one. Raises ConnectError, TopicError, RetryError.
+        """
+        ...
+
+    async def seek(self, offsets: Mapping[int, int]) -> None:
+        """Read every partition from its offset on. Raises RetryError."""
+        ...
+
+    async def records(
+        self, at_most: int, timeout_seconds: float
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return by partition the next records and the offset behind them; empty when none came.
+
+        There may be an offset and no record, where the broker keeps some that are no orders. Raises
+        RetryError when the broker does not answer, the offset is not there, or there are other
+        partitions now. Then, and when cancelled, what was read but not returned is lost: `open` and
+        `seek` come next.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond its deadline."""
         ...
 
 

@@ -1,8 +1,22 @@
 """Gives each order its id and pid, commits batches to PostgreSQL, then publishes them to Kafka."""
 
 from sequencer.config import SequencerConfig
+from sequencer.intake_config import TopicIntakeConfig
 from sequencer.order import Ack, Order
 from sequencer.service import Sequencer, open_sequencer
+from sequencer.sifting import Refusal
 from sequencer.stats import SequencerStats
+from sequencer.topic_intake import TopicIntake, TopicIntakeStats
 
-__all__ = ["Ack", "Order", "Sequencer", "SequencerConfig", "SequencerStats", "open_sequencer"]
+__all__ = [
+    "Ack",
+    "Order",
+    "Refusal",
+    "Sequencer",
+    "SequencerConfig",
+    "SequencerStats",
+    "TopicIntake",
+    "TopicIntakeConfig",
+    "TopicIntakeStats",
+    "open_sequencer",
+]

@@ -141,6 +141,11 @@ class Sequencer:
         if self._failure is not None and kind is None:
             raise self._failure
 
+    @property
+    def batch_rows_max(self) -> int:
+        """Orders that one call may hold."""
+        return self._config.batch_rows_max
+
     async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
         """Return the order's id and pid once it is committed; the first one's for a repeated key.
 

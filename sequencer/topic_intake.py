@@ -1,0 +1,271 @@
+"""Orders from a Kafka topic into a chain: each once, through a kill at any point."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
+
+from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
+from sequencer.topic_orders import (
+    OrderMaker,
+    first_marks,
+    last_offset_of,
+    mark_behind,
+    source_of,
+    start_offset,
+    without_known,
+)
+from sequencer.topic_reader import TopicReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orderchain.batch import IntakeMark
+    from orderchain.ports import RecordSource, SourceRecord
+    from sequencer.intake_config import TopicIntakeConfig
+    from sequencer.order import Ack
+    from sequencer.service import Sequencer
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT: Final = 3
+"""Portions handed to the sequencer and not committed yet: one commits, one is encoded behind it,
+one waits, so that it never waits for the topic. More would only hold memory."""
+
+_WAIT_SECONDS: Final = 0.5
+"""How long one question for records may take; meanwhile nothing else is looked at."""
+
+_RETRY_SECONDS: Final = 0.2
+_RETRY_SECONDS_MAX: Final = 5.0
+"""Back-off while the broker is away: doubles up to this, so that its return is seen soon."""
+
+
+class TopicIntakeStats(Struct, frozen=True, kw_only=True):
+    """What an intake has done since it was made."""
+
+    records: int
+    """Read and settled: committed, repeated or rejected."""
+    rejects: int
+    """Of these, stored as rejects."""
+    interruptions: int
+    """Times that the broker was away, or the topic grew, and reading began again."""
+
+
+class _HandedOver(NamedTuple):
+    """Records of one partition that were handed to the sequencer."""
+
+    source: str
+    positions: Sequence[int]
+    outcomes: asyncio.Future[list[Ack | OrderError]]
+
+
+class TopicIntake:
+    """Feeds the sequencer of one chain with the records of one topic.
+
+    The offsets are stored in the transaction of the batch that the records became, so a record is
+    taken once whatever happens in between. Nothing else may feed the chain from this topic.
+    """
+
+    def __init__(
+        self,
+        config: TopicIntakeConfig,
+        sequencer: Sequencer,
+        *,
+        source: RecordSource | None = None,
+        on_progress: Callable[[TopicIntakeStats], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._sequencer = sequencer
+        self._source = TopicReader(config) if source is None else source
+        self._on_progress = on_progress
+        # Invariant: every record before a mark was handed over, none behind it was.
+        self._marks: dict[int, IntakeMark] = {}
+        # Partitions that are read from the last record taken on, which is to be told and left out.
+        self._known: set[int] = set()
+        self._makers: dict[int, OrderMaker] = {}
+        self._in_flight: deque[list[_HandedOver]] = deque()
+        self._is_stopping = asyncio.Event()
+        self._records = 0
+        self._rejects = 0
+        self._interruptions = 0
+
+    def stats(self) -> TopicIntakeStats:
+        """Return a look at this instant."""
+        return TopicIntakeStats(
+            records=self._records, rejects=self._rejects, interruptions=self._interruptions
+        )
+
+    def stop(self) -> None:
+        """Make `run` return once what was handed over is settled."""
+        self._is_stopping.set()
+
+    async def run(self) -> None:
+        """Read until stopped or cancelled, the sequencer being open.
+
+        Raises IntakeLost when the topic lacks what comes next; ConnectError and TopicError when it
+        cannot be read at the start (later it is tried again); whatever ended the leadership.
+        """
+        reading = asyncio.create_task(self._read(), name="orderchain intake")
+        leading = asyncio.create_task(self._sequencer.until_stopped())
+        stopping = asyncio.create_task(self._is_stopping.wait())
+        tasks = (reading, leading, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # One by one, and the reader first: what it has handed over must be known.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._source.close()
+            await self._settle_within(self._config.stop_seconds)
+        if not leading.cancelled():
+            leading.result()
+            raise StoppedError("the sequencer was closed")
+        if not reading.cancelled():
+            reading.result()
+
+    async def _read(self) -> None:
+        """Read, beginning again where that is all that is needed."""
+        has_begun = False
+        pause = _RETRY_SECONDS
+        while True:
+            settled = self._records
+            try:
+                await self._begin()
+                has_begun = True
+                while True:
+                    await self._take_portion()
+            except (RetryError, ConnectError) as error:
+                if not has_begun and isinstance(error, ConnectError):
+                    raise
+                self._interruptions += 1
+                _log.warning("intake of %s: %s; trying again", self._config.topic, error)
+            pause = _RETRY_SECONDS if self._records > settled else pause
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS_MAX)
+
+    async def _begin(self) -> None:
+        """Stand behind what was taken before, in every partition."""
+        topic = self._config.topic
+        bounds = await self._source.open()
+        if not self._marks:
+            # One more than there are: nobody can take a partition away but with the topic.
+            self._marks = await self._stored(range(len(bounds) + 1))
+        gone = self._marks.keys() - bounds.keys()
+        if gone:
+            mark = self._marks[min(gone)]
+            raise IntakeLost(mark.source, mark.position, "the topic has fewer partitions now")
+        new = first_marks(topic, self._marks, bounds, self._config.start)
+        self._makers = {partition: OrderMaker(topic, partition) for partition in bounds}
+        offsets: dict[int, int] = {}
+        for partition, (first, end) in bounds.items():
+            mark = self._marks.get(partition) or new[partition]
+            offsets[partition] = start_offset(mark, first, end)
+        self._known = {
+            partition
+            for partition, mark in self._marks.items()
+            if last_offset_of(mark) == offsets[partition]
+        }
+        await self._source.seek(offsets)
+        await self._store_first(new)
+
+    async def _stored(self, partitions: Sequence[int]) -> dict[int, IntakeMark]:
+        """Return how far the topic was taken into the chain, by every leader before."""
+        sources = {partition: source_of(self._config.topic, partition) for partition in partitions}
+        marks = {
+            partition: await self._sequencer.intake(source) for partition, source in sources.items()
+        }
+        return {partition: mark for partition, mark in marks.items() if mark is not None}
+
+    async def _store_first(self, marks: dict[int, IntakeMark]) -> None:
+        """Store where new partitions begin: a restart must not choose another place.
+
+        All are queued in one turn of the loop, where there is room, and stored in one transaction.
+        """
+        portion: list[_HandedOver] = []
+        self._in_flight.append(portion)
+        for partition, mark in marks.items():
+            portion.append(await self._hand_over(partition, [], mark))
+
+    async def _take_portion(self) -> None:
+        """Hand the next records over, as soon as few enough are in flight."""
+        while len(self._in_flight) >= IN_FLIGHT:
+            await self._settle_next()
+        at_most = min(self._config.batch_rows, self._sequencer.batch_rows_max)
+        found = await self._source.records(at_most, _WAIT_SECONDS)
+        portion: list[_HandedOver] = []
+        if found:
+            # Before the first await: what is cancelled in between is settled all the same.
+            self._in_flight.append(portion)
+        for partition, (records, next_offset) in found.items():
+            mark = self._marks[partition]
+            if partition in self._known:
+                records = without_known(mark, records)
+                self._known.remove(partition)
+            if records or next_offset > mark.position:
+                behind = mark_behind(mark, records, next_offset)
+                portion.append(await self._hand_over(partition, records, behind))
+        while self._in_flight and all(part.outcomes.done() for part in self._in_flight[0]):
+            await self._settle_next()
+
+    async def _hand_over(
+        self, partition: int, records: Sequence[SourceRecord], mark: IntakeMark
+    ) -> _HandedOver:
+        """Queue the orders of `records` with the mark behind them."""
+        orders = list(map(self._makers[partition].order_of, records))
+        positions = [record.offset for record in records]
+        outcomes = await self._sequencer.queue_each(orders, intake=mark, positions=positions)
+        # Only now: orders that were not taken must never be passed by.
+        self._marks[partition] = mark
+        return _HandedOver(mark.source, positions, outcomes)
+
+    async def _settle_next(self) -> None:
+        """Wait for the oldest portion's commit, and count it. Raises what ended the leadership."""
+        portion = self._in_flight[0]
+        while portion:
+            part = portion[0]
+            try:
+                outcomes = await part.outcomes
+            except RetryError as error:
+                # The sequencer has tried for as long as it may: to try on would pass these by.
+                raise StoppedError(f"{part.source}: {error}") from error
+            self._count(part, outcomes)
+            del portion[0]
+        self._in_flight.popleft()
+        if self._on_progress is not None:
+            self._on_progress(self.stats())
+
+    def _count(self, part: _HandedOver, outcomes: Sequence[object]) -> None:
+        refused = [
+            (position, outcome)
+            for position, outcome in zip(part.positions, outcomes, strict=True)
+            if isinstance(outcome, OrderError)
+        ]
+        self._records += len(outcomes)
+        self._rejects += len(refused)
+        if refused:
+            position, error = refused[0]
+            _log.warning(
+                "%s: %d records rejected, the first at %d: %s",
+                part.source,
+                len(refused),
+                position,
+                error,
+            )
+
+    async def _settle_within(self, seconds: float) -> None:
+        """Wait for what is in flight, then let it go: the sequencer commits it on its own."""
+        waiting = [part.outcomes for portion in self._in_flight for part in portion]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+        for portion in self._in_flight:
+            for part in portion:
+                if not part.outcomes.done():
+                    part.outcomes.cancel()
+                elif not part.outcomes.cancelled() and part.outcomes.exception() is None:
+                    self._count(part, part.outcomes.result())
+        self._in_flight.clear()

@@ -1,0 +1,222 @@
+"""The records of a topic of orders, all its partitions, without a group and nothing skipped."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+
+from orderchain.errors import ConnectError, RetryError, TopicError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    from orderchain.ports import SourceRecord
+    from sequencer.intake_config import TopicIntakeConfig
+
+_ERRORS: Final = (KafkaError, OSError)  # a TimeoutError is an OSError
+"""What the client raises, and what deadlines of ours do."""
+
+PROBE_EVERY_SECONDS: Final = 5.0
+"""Between two questions to a silent broker: the client never tells that it is away."""
+
+_METADATA_AGE_MS: Final = 10_000
+"""How old the client's list of partitions may be: one that is added is read from then on."""
+
+_CLOSE_SECONDS: Final = 2.0
+"""With the broker away, the client's own stop waits for ever."""
+
+
+class TopicReader:
+    """Implements `orderchain.ports.RecordSource` over aiokafka.
+
+    After any error of the client all partitions are read again from the caller's places: where one
+    partition fails, the client has already moved past records of others that it never returned.
+    """
+
+    def __init__(self, config: TopicIntakeConfig) -> None:
+        self._config = config
+        self._consumer: AIOKafkaConsumer | None = None
+        self._partitions: list[TopicPartition] = []
+        self._offsets: dict[TopicPartition, int] = {}
+        self._next_turn = 0
+        self._next_probe = 0.0
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        """Connect and check the topic; see `orderchain.ports.RecordSource.open`."""
+        await self.close()
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                count = await self._check_topic()
+                await self._start_consumer(count)
+                consumer = self._running()
+                first = await consumer.beginning_offsets(self._partitions)
+                end = await consumer.end_offsets(self._partitions)
+        except _ERRORS as error:
+            await self.close()
+            expected = f"a broker that answers ({type(error).__name__})"
+            raise ConnectError("kafka", self._config.kafka, expected) from error
+        except BaseException:
+            await self.close()
+            raise
+        return {at.partition: (first[at], end[at]) for at in self._partitions}
+
+    async def seek(self, offsets: Mapping[int, int]) -> None:
+        """Go to `offsets`; see `orderchain.ports.RecordSource.seek`."""
+        consumer = self._running()
+        self._offsets = {at: offsets[at.partition] for at in self._partitions}
+        # Not before: the client would look for an offset of a group's, and fail.
+        consumer.assign(self._partitions)
+        for at, offset in self._offsets.items():
+            consumer.seek(at, offset)
+
+    async def records(
+        self, at_most: int, timeout_seconds: float
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return the next records; see `orderchain.ports.RecordSource.records`."""
+        consumer = self._running()
+        # What a topic that was deleted, or grew, is read on from is for the caller to say.
+        found = consumer.partitions_for_topic(self._config.topic)
+        if found != {at.partition for at in self._partitions}:
+            raise RetryError(f"{self._config.topic}: its partitions are {found} now")
+        try:
+            drained = await self._drain(consumer, at_most, timeout_seconds)
+            moved = await self._moved(consumer, drained)
+            if not moved:
+                await self._probe(consumer)
+        except _ERRORS as error:
+            raise RetryError(f"{self._config.topic}: {error or type(error).__name__}") from error
+        return moved
+
+    async def close(self) -> None:
+        """Close the client; see `orderchain.ports.RecordSource.close`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await _shut(consumer.stop())
+
+    async def _drain(
+        self, consumer: AIOKafkaConsumer, at_most: int, timeout_seconds: float
+    ) -> dict[TopicPartition, list[SourceRecord]]:
+        """Return what is there: an equal share of each partition, then whatever there is room for.
+
+        The client itself would empty one partition's buffer before it turns to the next one.
+        """
+        share = max(at_most // len(self._partitions), 1)
+        drained: dict[TopicPartition, list[SourceRecord]] = {}
+        room = at_most
+        for at in self._in_turn():
+            if room:
+                room -= await self._take(consumer, drained, min(share, room), 0, at)
+        if room:
+            wait_ms = 0 if drained else int(timeout_seconds * 1_000)
+            await self._take(consumer, drained, room, wait_ms)
+        return drained
+
+    @staticmethod
+    async def _take(
+        consumer: AIOKafkaConsumer,
+        drained: dict[TopicPartition, list[SourceRecord]],
+        at_most: int,
+        wait_ms: int,
+        *partitions: TopicPartition,
+    ) -> int:
+        """Add the next records of `partitions`, by default all, to `drained`; return how many."""
+        found = await consumer.getmany(*partitions, timeout_ms=wait_ms, max_records=at_most)
+        for at, records in found.items():
+            drained.setdefault(at, []).extend(records)
+        return sum(map(len, found.values()))
+
+    def _in_turn(self) -> list[TopicPartition]:
+        """Return the partitions, each time beginning with another one."""
+        turn = self._next_turn % len(self._partitions)
+        self._next_turn = turn + 1
+        return self._partitions[turn:] + self._partitions[:turn]
+
+    async def _moved(
+        self,
+        consumer: AIOKafkaConsumer,
+        drained: Mapping[TopicPartition, Sequence[SourceRecord]],
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return records and next offset of the partitions that moved.
+
+        The next offset may lie behind the last record's: ends of transactions are records too.
+        """
+        moved: dict[int, tuple[Sequence[SourceRecord], int]] = {}
+        async with asyncio.timeout(self._config.request_seconds):
+            for at in self._partitions:
+                offset = await consumer.position(at)
+                if offset != self._offsets[at]:
+                    self._offsets[at] = offset
+                    moved[at.partition] = (drained.get(at, ()), offset)
+        return moved
+
+    async def _probe(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask a broker that is silent for a while whether it is there, and its log as it was."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_probe:
+            return
+        self._next_probe = now + PROBE_EVERY_SECONDS
+        async with asyncio.timeout(self._config.request_seconds):
+            ends = await consumer.end_offsets(self._partitions)
+        for at, offset in self._offsets.items():
+            if ends[at] < offset:
+                raise RetryError(f"{at.topic}: partition {at.partition} ends at {ends[at]} now")
+
+    async def _start_consumer(self, count: int) -> None:
+        config = self._config
+        self._consumer = consumer = AIOKafkaConsumer(
+            bootstrap_servers=config.kafka,
+            client_id=f"orderchain-intake-{config.topic}",
+            enable_auto_commit=False,
+            # "latest" would skip in silence what a truncated log has lost; "none" tells us.
+            auto_offset_reset="none",
+            # Orders of a transaction that was given up are no orders.
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=config.fetch_bytes,
+            fetch_max_bytes=max(config.fetch_bytes, 8 * 2**20),
+            metadata_max_age_ms=_METADATA_AGE_MS,
+            request_timeout_ms=int(config.request_seconds * 1_000),
+        )
+        await consumer.start()
+        self._partitions = [TopicPartition(config.topic, number) for number in range(count)]
+        self._next_probe = 0.0
+
+    async def _check_topic(self) -> int:
+        """Return the number of partitions. Raises TopicError where orders might vanish unread."""
+        admin = AIOKafkaAdminClient(
+            bootstrap_servers=self._config.kafka,
+            request_timeout_ms=int(self._config.request_seconds * 1_000),
+        )
+        topic = self._config.topic
+        try:
+            await admin.start()
+            # All topics are asked for: asking for one that is missing could create it.
+            described = {found["topic"]: found for found in await admin.describe_topics()}
+            if topic not in described:
+                raise TopicError("topic", topic, "a topic that exists")
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            (response,) = await admin.describe_configs([resource])
+        finally:
+            await _shut(admin.close())
+        settings = {entry[0]: entry[1] for entry in response.resources[0][4]}
+        policy = settings.get("cleanup.policy") or ""
+        if "compact" in policy:
+            raise TopicError(f"cleanup.policy of topic {topic}", policy, "delete")
+        return len(described[topic]["partitions"])
+
+    def _running(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise RetryError(f"{self._config.topic}: not open")
+        return self._consumer
+
+
+async def _shut(closing: Awaitable[Any]) -> None:
+    """Await the end of a client, which may hang or fail when the broker is away."""
+    with suppress(*_ERRORS):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await closing

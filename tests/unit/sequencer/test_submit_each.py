@@ -1,0 +1,191 @@
+"""Orders of one call that stand each for themselves, with and without an intake."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orderchain.batch import IntakeMark
+from orderchain.errors import KeyConflict, NumberOutOfOrder, OrderError
+from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orderchain.link import is_linked
+from orderchain.simulation.memory_store import CommitFault
+from sequencer import Ack, Order, Refusal
+
+from .test_service import World
+
+SOURCE = "topic:t:0"
+
+
+def mark(position: int) -> IntakeMark:
+    return IntakeMark(source=SOURCE, position=position, digest=b"d")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def keys_of(world: World) -> list[str]:
+    return [row.key for row in world.rows()]
+
+
+def rejects_of(world: World) -> dict[int, tuple[str | None, str]]:
+    return {
+        position: (reject.key, reject.reason)
+        for (_, position), reject in world.chain.rejects.items()
+    }
+
+
+def mixed_orders() -> list[Order | Refusal]:
+    """Good ones at 0, 3, 6 and 8, a repeat at 4; the others cannot be taken."""
+    return [
+        Order("a", b"1"),
+        Order("", b"1"),
+        Order("long", bytes(PAYLOAD_BYTES_MAX + 1)),
+        Order("c#5", b"1", 7),
+        Order("a", b"1"),
+        Order("a", b"2"),
+        Order("b", b"1"),
+        Refusal("no\0key", OrderError("value", None, "an order")),
+        Order("c#6", b"1"),
+        Order("c#4", b"1"),
+    ]
+
+
+POSITIONS = list(range(10, 30, 2))
+
+
+async def test_bad_orders_get_their_error_and_harm_no_other(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        outcomes = await sequencer.submit_each(mixed_orders())
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [
+        Ack, OrderError, OrderError, Ack, Ack, KeyConflict, Ack, OrderError, Ack, NumberOutOfOrder,
+    ]  # fmt: skip
+    assert outcomes[4] == outcomes[0]
+    assert keys_of(world) == ["a", "c#5", "b", "c#6"]
+    assert is_linked(0, world.rows())
+    given = {outcome.id for outcome in outcomes if isinstance(outcome, Ack)}
+    assert [row.id for row in world.rows()] == sorted(given)
+    assert len(world.chain.batches) == 1
+    assert rejects_of(world) == {}
+
+
+async def test_intake_stores_what_was_refused_where_it_stands(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        await sequencer.submit_each(mixed_orders(), intake=mark(30), positions=POSITIONS)
+        assert await sequencer.intake(SOURCE) == mark(30)
+    found = rejects_of(world)
+    assert {position: key for position, (key, _) in found.items()} == {
+        12: None,
+        14: "long",
+        20: "a",
+        24: None,
+        28: "c#4",
+    }
+    assert found[12][1] == f"key was '0 bytes', expected 1 to {KEY_BYTES_MAX} bytes of UTF-8"
+    assert "262145 bytes" in found[14][1]
+    assert "became" in found[20][1] or "came first" in found[20][1]
+    assert found[28][1] == "key was 'c#4', expected a number above 6: this one was never accepted"
+
+
+async def test_same_call_again_adds_nothing_and_tells_the_same(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        first = await sequencer.submit_each(mixed_orders(), intake=mark(30), positions=POSITIONS)
+    stored = dict(world.chain.rejects)
+    async with world.sequencer() as sequencer:
+        again = await sequencer.submit_each(mixed_orders(), intake=mark(30), positions=POSITIONS)
+        assert await sequencer.intake(SOURCE) == mark(30)
+    assert [type(outcome) for outcome in again] == [type(outcome) for outcome in first]
+    acks = [outcome for outcome in first if isinstance(outcome, Ack)]
+    assert [outcome for outcome in again if isinstance(outcome, Ack)] == acks
+    assert world.chain.rejects == stored
+    assert keys_of(world) == ["a", "c#5", "b", "c#6"]
+
+
+@pytest.mark.parametrize("fault", list(CommitFault))
+@pytest.mark.parametrize("with_rows", [True, False])
+async def test_commit_with_a_fault_moves_mark_rows_and_rejects_together(
+    world: World, fault: CommitFault, with_rows: bool
+) -> None:
+    orders = mixed_orders()
+    async with world.sequencer() as sequencer:
+        if not with_rows:
+            await sequencer.submit_each(orders)
+        epoch = world.chain.epoch
+        world.store.faults.append(fault)
+        outcomes = await sequencer.submit_each(orders, intake=mark(30), positions=POSITIONS)
+        await sequencer.submit("z", b"")
+        # Without a row there is no commit to go wrong; the fault meets the next order.
+        assert world.chain.epoch == epoch + 1
+        assert await sequencer.intake(SOURCE) == mark(30)
+    assert sum(isinstance(outcome, Ack) for outcome in outcomes) == 5
+    assert sorted(rejects_of(world)) == [12, 14, 20, 24, 28]
+    assert keys_of(world) == ["a", "c#5", "b", "c#6", "z"]
+    assert is_linked(0, world.rows())
+
+
+async def test_faults_under_load_with_many_calls_lose_and_double_nothing(world: World) -> None:
+    async with world.sequencer(batch_rows_max=8) as sequencer:
+        world.store.faults.extend([*CommitFault] * 5)
+        futures = [
+            await sequencer.queue_each(
+                [Order(f"k{n}", b""), Order("", b""), Order(f"k{n - 1}", b"")],
+                intake=mark(3 * n + 3),
+                positions=[3 * n, 3 * n + 1, 3 * n + 2],
+            )
+            for n in range(200)
+        ]
+        await asyncio.gather(*futures)
+    assert keys_of(world) == ["k0", "k-1", *(f"k{n}" for n in range(1, 200))]
+    assert sorted(rejects_of(world)) == [3 * n + 1 for n in range(200)]
+    assert world.chain.intake[SOURCE] == mark(600)
+
+
+async def test_intake_of_nothing_but_rejects_or_nothing_at_all_moves_its_mark(
+    world: World,
+) -> None:
+    async with world.sequencer() as sequencer:
+        (outcome,) = await sequencer.submit_each([Order("", b"")], intake=mark(1), positions=[0])
+        assert isinstance(outcome, OrderError)
+        assert await sequencer.intake(SOURCE) == mark(1)
+        assert await sequencer.submit_each([], intake=mark(9), positions=[]) == []
+        assert await sequencer.intake(SOURCE) == mark(9)
+    assert world.rows() == []
+    assert sorted(rejects_of(world)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({}, "orders was 0, expected 1 to 10"),
+        ({"count": 11}, "orders was 11, expected 1 to 10"),
+        ({"count": 1, "intake": mark(1)}, "positions was 'none', expected one for each of 1"),
+        ({"count": 2, "intake": mark(1), "positions": [0]}, "positions was 1"),
+        ({"count": 1, "intake": mark(1), "positions": [-1]}, "position was -1"),
+        ({"count": 1, "intake": mark(2**63), "positions": [1]}, "position was 9223372036854775808"),
+    ],
+)
+async def test_call_that_cannot_be_stored_is_refused_whole(
+    world: World, arguments: dict[str, Any], part: str
+) -> None:
+    arguments = dict(arguments)
+    orders = [Order(f"k{n}", b"") for n in range(arguments.pop("count", 0))]
+    async with world.sequencer(batch_rows_max=10) as sequencer:
+        with pytest.raises(OrderError, match=part):
+            await sequencer.submit_each(orders, **arguments)
+    assert world.rows() == []
+
+
+async def test_reject_with_a_reason_that_no_database_takes_is_stored_readable(
+    world: World,
+) -> None:
+    refusal = Refusal(None, OrderError("value", None, "no \0 and no \udc80, " + "x" * 5_000))
+    async with world.sequencer() as sequencer:
+        await sequencer.submit_each([refusal], intake=mark(1), positions=[0])
+    (reject,) = world.chain.rejects.values()
+    assert reject.reason.startswith("value was None, expected no ? and no ?, xxx")
+    assert len(reject.reason) == 1_000
