@@ -1,4 +1,4 @@
-"""A broker in memory: one partition that takes frames, and may fail to."""
+"""A broker in memory: one partition that takes frames and hands them out, and may fail to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from orderchain.errors import ConnectError, RetryError
+from orderchain.errors import ConnectError, RetryError, SettingError
 from orderchain.limits import FRAME_BYTES_MAX
+from orderchain.simulation.process import check_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class SendFault(Enum):
@@ -30,14 +31,65 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
+        self.first_offset = 0
+        """Of the oldest record that is still kept."""
         self.is_away = False
         self.record_bytes_max = FRAME_BYTES_MAX
         self.grown = asyncio.Event()
+        self._readers: list[asyncio.Future[None]] = []
+
+    @property
+    def end_offset(self) -> int:
+        """Where the next record will stand."""
+        return self.first_offset + len(self.records)
 
     def append(self, frames: Sequence[bytes]) -> None:
-        """Store `frames` and wake whoever waits for `grown`."""
+        """Store `frames` and wake whoever waits for `grown`, or reads."""
         self.records.extend(frames)
         self.grown.set()
+        self.wake_readers()
+
+    def read(self, offset: int) -> list[bytes] | None:
+        """Return the records from `offset` on; None where the log does not reach so far."""
+        if not self.first_offset <= offset <= self.end_offset:
+            return None
+        return self.records[offset - self.first_offset :]
+
+    def truncate(self, count: int) -> None:
+        """Lose the last `count` records: an unclean election, or a disk's cache."""
+        del self.records[max(0, len(self.records) - count) :]
+
+    def expire(self, count: int) -> None:
+        """Drop the first `count` records: they were kept for long enough."""
+        count = min(count, len(self.records))
+        del self.records[:count]
+        self.first_offset += count
+
+    def wipe(self) -> None:
+        """Lose everything: the topic was deleted, and made anew."""
+        self.records.clear()
+        self.first_offset = 0
+
+    async def until_grown(self, timeout_seconds: float) -> None:
+        """Wait for the next append, or for so long."""
+        reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(timeout_seconds, _wake, reader)
+        self._readers.append(reader)
+        try:
+            await reader
+        finally:
+            timer.cancel()
+
+    def wake_readers(self) -> None:
+        """Have those who wait look again."""
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            _wake(reader)
+
+
+def _wake(reader: asyncio.Future[None]) -> None:
+    if not reader.done():
+        reader.set_result(None)
 
 
 class MemoryFrameSink:
@@ -76,3 +128,47 @@ class MemoryFrameSink:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+class MemoryFrameSource:
+    """Reads a log from its live end on; implements `orderchain.ports.FrameSource`.
+
+    Where its place is no longer in the log it goes on at the live end, as the real one does. `link`
+    is what the records pass on their way: it may lose, repeat and reorder them.
+    """
+
+    def __init__(
+        self, log: MemoryLog, link: Callable[[list[bytes]], list[bytes | None]] | None = None
+    ) -> None:
+        self.log = log
+        self._link = link
+        self._offset: int | None = None
+
+    async def start(self) -> None:
+        """Stand at the live end; see `orderchain.ports.FrameSource.start`."""
+        check_alive()
+        if self.log.is_away:
+            raise ConnectError("kafka", "memory", "a broker that answers")
+        self._offset = self.log.end_offset
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the next records; see `orderchain.ports.FrameSource.records`."""
+        check_alive()
+        if self._offset is None:
+            raise SettingError("frame source", "not started", "start() first")
+        if not self._next(self._offset):
+            await self.log.until_grown(timeout_seconds)
+            check_alive()
+        if self.log.is_away:
+            raise RetryError("the broker is away")
+        found = self._next(self._offset)
+        self._offset = self.log.end_offset
+        found = found or []
+        return list(found) if self._link is None else self._link(found)
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._offset = None
+
+    def _next(self, offset: int) -> list[bytes] | None:
+        return None if self.log.is_away else self.log.read(offset)

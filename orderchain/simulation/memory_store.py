@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from orderchain.event import Event
     from orderchain.key_page import ClientNumber, KeyPage
+    from orderchain.mark import Mark
 
 
 class CommitFault(Enum):
@@ -46,6 +47,7 @@ class MemoryChain:
         self.skips: list[tuple[int, int]] = []
         self.key_pages: dict[int, KeyPage] = {}
         self.clients: dict[str, ClientNumber] = {}
+        self.checkpoints: dict[str, Mark] = {}
         # A commit whose client is gone, but whose transaction may still land.
         self.in_flight: tuple[Batch, int, tuple[IntakeMark, ...]] | None = None
 

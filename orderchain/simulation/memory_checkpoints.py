@@ -1,0 +1,119 @@
+"""Checkpoints in memory, and the transactions in which they stand or fall with their effects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orderchain.errors import ChainMissing, CheckpointLost, RetryError
+from orderchain.simulation.wire import WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from orderchain.mark import Mark
+    from orderchain.simulation.memory_store import MemoryChain, MemoryDatabase
+    from orderchain.simulation.wire import Wire
+
+_T = TypeVar("_T")
+
+
+class MemoryTransaction:
+    """A caller's own transaction: at its commit all of it happens, or nothing.
+
+    Given as `connection` to `Receiver.checkpoint`. One that is never committed was rolled back.
+    """
+
+    def __init__(self) -> None:
+        self._checks: list[Callable[[], None]] = []
+        self._effects: list[Callable[[], None]] = []
+
+    def add(self, effect: Callable[[], None]) -> None:
+        """Have `effect` take place at the commit."""
+        self._effects.append(effect)
+
+    def check(self, check: Callable[[], None]) -> None:
+        """Have `check` asked at the commit; what it raises rolls everything back."""
+        self._checks.append(check)
+
+    async def commit(self) -> None:
+        """Take effect at one instant. Raises CheckpointLost, as a wait for the row's lock would."""
+        for check in self._checks:
+            check()
+        for effect in self._effects:
+            effect()
+
+
+class MemoryCheckpointStore:
+    """One receiver's place; implements `orderchain.ports.CheckpointStore`.
+
+    With a `wire` every question takes its time, and may get lost.
+    """
+
+    def __init__(
+        self, database: MemoryDatabase, chain_id: int, receiver: str, wire: Wire | None = None
+    ) -> None:
+        self._database = database
+        self._chain_id = chain_id
+        self._receiver = receiver
+        self._wire = wire
+        self._in_doubt: Mark | None = None
+
+    async def load(self) -> Mark | None:
+        """Return the stored place; see `orderchain.ports.CheckpointStore.load`."""
+        return await self._ask(self._stored)
+
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        """Move the place by compare-and-set; see `orderchain.ports.CheckpointStore.save`.
+
+        `connection` is a MemoryTransaction.
+        """
+        if isinstance(connection, MemoryTransaction):
+            self._check(first_pid)
+            connection.check(lambda: self._check(first_pid))
+            connection.add(lambda: self._put(end))
+            return
+        if self._in_doubt is not None and await self._ask(self._stored) == self._in_doubt:
+            # The answer to an earlier save was lost, and it did take place.
+            first_pid = self._in_doubt.id
+        self._in_doubt = end
+
+        async def move() -> None:
+            self._check(first_pid)
+            self._put(end)
+
+        try:
+            await self._ask(move)
+        except CheckpointLost:
+            self._in_doubt = None
+            raise
+        self._in_doubt = None
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _stored(self) -> Mark | None:
+        return self._chain().checkpoints.get(self._receiver)
+
+    def _check(self, first_pid: int) -> None:
+        stored = self._chain().checkpoints.get(self._receiver)
+        if stored is not None and stored.id != first_pid:
+            raise CheckpointLost(self._chain_id, self._receiver, first_pid)
+
+    def _put(self, end: Mark) -> None:
+        self._chain().checkpoints[self._receiver] = end
+
+    def _chain(self) -> MemoryChain:
+        if self._database.is_away:
+            raise RetryError("the database is away")
+        try:
+            return self._database.chains[self._chain_id]
+        except KeyError:
+            raise ChainMissing(self._chain_id) from None
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        if self._wire is None:
+            return await work()
+        try:
+            return await self._wire.call(work)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error

@@ -1,0 +1,204 @@
+"""The database in memory, as receivers read it: the primary, and standbys that lag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from orderchain.errors import (
+    ChainMissing,
+    ForkFound,
+    NotYetReadable,
+    RetryError,
+    RowsMissing,
+    SealMismatch,
+)
+from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.run import Run
+from orderchain.seal import genesis_seal
+from orderchain.simulation.memory_store import MemoryChain
+from orderchain.simulation.wire import WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from uuid import UUID
+
+    from orderchain.batch import Batch
+    from orderchain.event import Event
+    from orderchain.simulation.memory_store import MemoryDatabase
+    from orderchain.simulation.wire import Wire
+
+_T = TypeVar("_T")
+
+PAGE_ROWS: Final = 5_000
+"""Rows of a run, as the real reader has it."""
+
+
+class StoredChain(Protocol):
+    """What a reader sees of a chain: a `MemoryChain`, or whatever a test has in its place."""
+
+    @property
+    def chain_id(self) -> int: ...  # noqa: D102 - the words of design and kernel
+    @property
+    def database_id(self) -> UUID: ...  # noqa: D102
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+    @property
+    def nonce(self) -> bytes: ...  # noqa: D102
+    @property
+    def published_id(self) -> int: ...  # noqa: D102
+    @property
+    def batches(self) -> Sequence[Batch]: ...  # noqa: D102
+
+
+def mark_at(chain: StoredChain, at_id: int) -> Mark:
+    """Return the mark behind `at_id`, whether there is such a row or not."""
+    for batch in reversed(chain.batches):
+        if batch.last_id <= at_id:
+            return Mark(id=at_id, batch_last_id=batch.last_id, seal=batch.seal, epoch=batch.epoch)
+    genesis = genesis_seal(chain.database_id, chain.chain_id)
+    return Mark(id=at_id, batch_last_id=0, seal=genesis, epoch=0)
+
+
+def head_of(chain: StoredChain) -> ChainHead:
+    """Return the head row of `chain`."""
+    last_id = chain.batches[-1].last_id if chain.batches else 0
+    return ChainHead(
+        chain_id=chain.chain_id,
+        database_id=chain.database_id,
+        epoch=chain.epoch,
+        nonce=chain.nonce,
+        last_id=last_id,
+        last_seal=mark_at(chain, last_id).seal,
+        published_id=chain.published_id,
+        topic=f"orders.{chain.chain_id}",
+        partition=0,
+    )
+
+
+def rows_between(chain: StoredChain, after_id: int, until_id: int, at_most: int) -> list[Event]:
+    """Return the next rows behind `after_id`, up to `until_id`."""
+    found: list[Event] = []
+    for batch in chain.batches:
+        if batch.last_id > after_id:
+            found += [event for event in batch.events if after_id < event.id <= until_id]
+        if len(found) >= at_most or batch.last_id >= until_id:
+            break
+    return found[:at_most]
+
+
+class MemoryReplica:
+    """A standby of a database: it stands where its primary stood when it last replayed."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
+        self._database = database
+        self._chain_id = chain_id
+        self.chain = self._copy()
+
+    def replay(self) -> None:
+        """Catch up with the primary."""
+        self.chain = self._copy()
+
+    def _copy(self) -> MemoryChain:
+        primary = self._database.chains[self._chain_id]
+        copy = MemoryChain(primary.chain_id, primary.database_id, primary.partition_ids)
+        copy.epoch, copy.nonce, copy.owner = primary.epoch, primary.nonce, primary.owner
+        copy.lease_counter, copy.lease_released = primary.lease_counter, primary.lease_released
+        copy.published_id = primary.published_id
+        copy.batches = list(primary.batches)
+        copy.checkpoints = dict(primary.checkpoints)
+        copy.intake = dict(primary.intake)
+        return copy
+
+
+class MemoryGapSource:
+    """Reads what a receiver lacks; implements `orderchain.ports.GapSource`.
+
+    `see` returns the chain as the server shows it now: the primary's, or with `is_primary=False` a
+    standby's. With a `wire` every question takes its time, and may get lost.
+    """
+
+    def __init__(
+        self,
+        see: Callable[[], StoredChain],
+        *,
+        is_primary: bool = True,
+        page_rows: int = PAGE_ROWS,
+        wire: Wire | None = None,
+    ) -> None:
+        self._see = see
+        self._wire = wire
+        self.is_primary = is_primary
+        self.page_rows = page_rows
+        self.is_closed = False
+
+    @classmethod
+    def of_database(cls, database: MemoryDatabase, chain_id: int) -> MemoryGapSource:
+        """Return a source over the primary."""
+
+        def see() -> StoredChain:
+            if database.is_away:
+                raise RetryError("the database is away")
+            if chain_id not in database.chains:
+                raise ChainMissing(chain_id)
+            return database.chains[chain_id]
+
+        return cls(see)
+
+    async def standing(self, at_id: int) -> Standing:
+        """Return head and mark of one instant; see `orderchain.ports.GapSource.standing`."""
+
+        async def look() -> Standing:
+            chain = self._see()
+            is_there = at_id == 0 or bool(rows_between(chain, at_id - 1, at_id, 1))
+            mark = mark_at(chain, at_id) if is_there else None
+            return Standing(head=head_of(chain), mark=mark, is_primary=self.is_primary)
+
+        return await self._ask(look)
+
+    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
+        after = await self._check_start(after)
+
+        async def page() -> Run:
+            chain = self._see()
+            events = rows_between(chain, after.id, until_id, self.page_rows)
+            if not events and not self.is_primary:
+                raise NotYetReadable(after.id, until_id)
+            if not events:
+                raise RowsMissing(chain.chain_id, after.id, until_id)
+            if events[0].pid != after.id:
+                raise ForkFound(chain.chain_id, events[0].pid, after.id, events[0].id)
+            end = mark_at(chain, events[-1].id)
+            return Run(chain_id=chain.chain_id, events=events, end=end)
+
+        while after.id < until_id:
+            run = await self._ask(page)
+            yield run
+            after = run.end
+
+    async def close(self) -> None:
+        """Nothing is held."""
+        self.is_closed = True
+
+    async def _check_start(self, after: Mark) -> Mark:
+        """Return the database's mark for `after`; refuse a place that it does not have."""
+        standing = await self.standing(after.id)
+        mark = standing.mark
+        if mark is not None and (mark.batch_last_id, mark.seal) == (
+            after.batch_last_id,
+            after.seal,
+        ):
+            return mark
+        if not standing.is_primary:
+            raise NotYetReadable(after.batch_last_id, after.id)
+        if mark is None:
+            raise ForkFound(standing.head.chain_id, after.batch_last_id, after.id, None)
+        raise SealMismatch(standing.head.chain_id, after.id, after.seal, mark.seal)
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        if self._wire is None:
+            return await work()
+        try:
+            return await self._wire.call(work)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error
