@@ -20,6 +20,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 import chainctl as chainctl_package
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import GAP_READER
+from tests.cli.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
@@ -121,6 +122,20 @@ def refused(call: Call) -> Refused:
     return run
 
 
+def must(*arguments: object, settings: Mapping[str, str]) -> str:
+    """Call `chainctl` for what a whole module of tests needs; returns what it wrote to stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "chainctl", *map(str, arguments)],
+        env=clean_environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def module_settings(
     postgres_server: PostgresServer, kafka_server: KafkaServer
@@ -133,13 +148,7 @@ def module_settings(
         "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, name),
         "CHAINCTL_KAFKA": kafka_server.bootstrap,
     }
-    subprocess.run(
-        [sys.executable, "-m", "chainctl", "schema", "apply"],
-        env=clean_environment(settings),
-        check=True,
-        capture_output=True,
-        timeout=DEADLINE_SECONDS,
-    )
+    must("schema", "apply", settings=settings)
     yield settings
     postgres_server.drop_database(name)
 
@@ -156,6 +165,29 @@ def chain(call: Call, module_settings: dict[str, str], free_chain: int) -> int:
     done = call("chain", "create", free_chain, settings=module_settings)
     assert done.code == 0, done
     return free_chain
+
+
+@pytest.fixture
+def filled(module_settings: dict[str, str], chain: int, tmp_path: Path) -> int:
+    """A chain of this test alone, with rows 1 to `FILLED_ROWS`."""
+    fill_chain(module_settings, chain, tmp_path)
+    return chain
+
+
+@pytest.fixture(scope="module")
+def filled_once(module_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> int:
+    """A chain with rows 1 to `FILLED_ROWS`, for tests that only read it."""
+    chain_id = random.SystemRandom().randrange(1_000, 2**31)
+    must("chain", "create", chain_id, settings=module_settings)
+    fill_chain(module_settings, chain_id, tmp_path_factory.mktemp("filled"))
+    return chain_id
+
+
+def fill_chain(settings: Mapping[str, str], chain_id: int, folder: Path) -> None:
+    """Put rows 1 to `FILLED_ROWS` into an empty chain."""
+    path = folder / "o.csv"
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, FILLED_ROWS + 1)))
+    must("sequence", "--chain", chain_id, "--input", path, settings=settings)
 
 
 @pytest.fixture

@@ -126,13 +126,11 @@ def test_kafka_whose_port_is_closed_or_silent_is_refused(
     silent_port: int,
     input_file: Path,
 ) -> None:
-    for port in (1, silent_port):
+    sequence, receive = ["sequence", "--input", input_file], ["receive", "--output", "j"]
+    for arguments, port in ((sequence, 1), (receive, 1), (sequence, silent_port)):
         settings = {**module_settings, "CHAINCTL_KAFKA": f"127.0.0.1:{port}"}
-        for arguments in (["sequence", "--input", input_file], ["receive", "--output", "j"]):
-            line = refused(
-                *arguments, "--chain", chain, "--connect-seconds", "2", settings=settings
-            )
-            assert f"kafka was '127.0.0.1:{port}', expected a broker" in line
+        line = refused(*arguments, "--chain", chain, "--connect-seconds", "1", settings=settings)
+        assert f"kafka was '127.0.0.1:{port}', expected a broker" in line
     rows = call("fill", "--chain", chain, "--after", 0, "--until", 0, settings=module_settings)
     assert rows.out == ""
 

@@ -12,23 +12,13 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from tests.cli.sizes import FILLED_ROWS as ROWS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.cli.conftest import Call, Done, Refused, Start
-
-ROWS = 3_000
-
-
-@pytest.fixture
-def filled(call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path) -> int:
-    """A chain with rows 1 to ROWS."""
-    path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
-    done = call("sequence", "--chain", chain, "--input", path, settings=module_settings)
-    assert done.code == 0, done
-    return chain
 
 
 @pytest.fixture
@@ -45,10 +35,10 @@ def delete_row(module_settings: dict[str, str], filled: int) -> Callable[[int], 
 
 
 @pytest.fixture
-def receive(call: Call, module_settings: dict[str, str], filled: int) -> Callable[..., Done]:
+def receive(call: Call, module_settings: dict[str, str], filled_once: int) -> Callable[..., Done]:
     """Calls `chainctl receive` on the filled chain."""
     return lambda path, *options: call(
-        "receive", "--chain", filled, "--output", path, "--json", *options,
+        "receive", "--chain", filled_once, "--output", path, "--json", *options,
         settings=module_settings,
     )  # fmt: skip
 
@@ -58,7 +48,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_receive_writes_the_chain_up_to_the_head_and_nothing_the_next_time(
-    receive: Callable[..., Done], tmp_path: Path, filled: int
+    receive: Callable[..., Done], tmp_path: Path, filled_once: int
 ) -> None:
     path = tmp_path / "j.jsonl"
     first = receive(path)
@@ -69,7 +59,7 @@ def test_receive_writes_the_chain_up_to_the_head_and_nothing_the_next_time(
     found = lines(path)
     assert list(found[0]) == ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
     assert [row["id"] for row in found] == list(range(1, ROWS + 1))
-    assert {row["chain_id"] for row in found} == {filled}
+    assert {row["chain_id"] for row in found} == {filled_once}
     content = path.read_bytes()
     again = receive(path, "--until-idle", 0.5)
     assert again.code == 0, again
@@ -100,12 +90,12 @@ def test_receive_decoding_writes_objects(receive: Callable[..., Done], tmp_path:
 
 
 def test_receive_into_what_is_no_journal_of_this_chain_is_refused_and_changes_nothing(
-    receive: Callable[..., Done], tmp_path: Path, filled: int
+    receive: Callable[..., Done], tmp_path: Path, filled_once: int
 ) -> None:
     path = tmp_path / "j.jsonl"
     assert receive(path, "--until-id", 10).code == 0
     journal = path.read_bytes()
-    number = str(filled).encode()
+    number = str(filled_once).encode()
     for content, part in (
         (journal.replace(b'"chain_id":' + number, b'"chain_id":1'), "not of 1"),
         (journal.replace(b'"key":"o.csv#10"', b'"key":"o.csv#11"'), "another row"),
@@ -150,13 +140,13 @@ def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(
     start: Start,
     receive: Callable[..., Done],
     module_settings: dict[str, str],
-    filled: int,
+    filled_once: int,
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "j.jsonl"
     limit = 100_000
     process = start(
-        "receive", "--chain", filled, "--output", path, settings=module_settings,
+        "receive", "--chain", filled_once, "--output", path, settings=module_settings,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
     _, err = process.communicate(timeout=60)
@@ -204,10 +194,10 @@ def test_receive_that_follows_ends_in_good_order_when_asked(
 
 
 def test_fill_writes_the_missing_rows_with_the_read_only_role(
-    call: Call, module_settings: dict[str, str], filled: int
+    call: Call, module_settings: dict[str, str], filled_once: int
 ) -> None:
     settings = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_GAP_DATABASE"]}
-    done = call("fill", "--chain", filled, "--after", 7, "--until", 9, settings=settings)
+    done = call("fill", "--chain", filled_once, "--after", 7, "--until", 9, settings=settings)
     assert done.code == 0, done
     assert [json.loads(line)["id"] for line in done.out.splitlines()] == [8, 9]
     assert "2 rows" in done.err
@@ -224,7 +214,7 @@ def test_fill_over_a_missing_row_ends_with_three_behind_what_is_linked(
 
 
 def test_fill_of_ids_that_are_not_there_is_refused(
-    refused: Refused, module_settings: dict[str, str], filled: int
+    refused: Refused, module_settings: dict[str, str], filled_once: int
 ) -> None:
     for after, until, part in (
         (5, 4, "--until was 4"),
@@ -233,15 +223,22 @@ def test_fill_of_ids_that_are_not_there_is_refused(
         (0, 2**63, "'--until'"),
     ):
         line = refused(
-            "fill", "--chain", filled, "--after", after, "--until", until, settings=module_settings
+            "fill",
+            "--chain",
+            filled_once,
+            "--after",
+            after,
+            "--until",
+            until,
+            settings=module_settings,
         )
         assert part in line
 
 
 def test_stdout_that_is_closed_or_full_ends_quietly_or_in_one_line(
-    start: Start, module_settings: dict[str, str], filled: int
+    start: Start, module_settings: dict[str, str], filled_once: int
 ) -> None:
-    fill = ("fill", "--chain", filled, "--after", 0, "--until", ROWS)
+    fill = ("fill", "--chain", filled_once, "--after", 0, "--until", ROWS)
     reading, writing = os.pipe()
     os.close(reading)
     process = start(*fill, settings=module_settings, stdout=writing)
