@@ -90,6 +90,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises."""
     meta: dict[str, Any] = {}
+    _occupy_standard_files()
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments), meta)
         if sys.stdout is not None:
@@ -100,6 +101,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - the one place where every error ends
         code = _tell(error, meta.get(SECRETS, ()))
     return int(code)
+
+
+def _occupy_standard_files() -> None:
+    """Put something where stdin, stdout and stderr are closed.
+
+    Else the next socket gets their number: what is written to stdout would go to the database, and
+    uvloop ends the process over it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 def _run(arguments: list[str], meta: dict[str, Any]) -> int:

@@ -6,10 +6,11 @@ every call of `chainctl` a tenth of a second.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -43,7 +44,7 @@ class ProgressBar(Protocol):
 def data(text: str) -> None:
     """Write one line to stdout. Raises OSError when it cannot be written."""
     if sys.stdout is None:
-        raise OSError("stdout is closed")
+        raise OSError(errno.EBADF, "stdout is closed")
     sys.stdout.write(text + "\n")
 
 
@@ -55,17 +56,17 @@ def data_json(value: object) -> None:
 def data_bytes(lines: bytes) -> None:
     """Write ready-made lines to stdout, behind everything written before."""
     if sys.stdout is None:
-        raise OSError("stdout is closed")
+        raise OSError(errno.EBADF, "stdout is closed")
     sys.stdout.flush()
     sys.stdout.buffer.write(lines)
 
 
 def talk(text: str) -> None:
     """Write one line to stderr for whoever watches; never fails, nothing depends on it."""
-    try:
+    if sys.stderr is None:
+        return  # not print(file=None): that would write among the data
+    with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
-    except OSError:
-        return
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -245,6 +245,9 @@ def test_stdout_that_is_closed_or_full_ends_quietly_or_in_one_line(
     os.close(writing)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (3, "")
+    process = start(*fill, settings=module_settings, stdout=None, preexec_fn=lambda: os.close(1))
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (3, "chainctl: stdout is closed\n")
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a path of ours
         process = start(*fill, settings=module_settings, stdout=full)
         _, err = process.communicate(timeout=60)

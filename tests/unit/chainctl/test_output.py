@@ -37,6 +37,14 @@ def test_data_with_stdout_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         output.data("lost")
 
 
+def test_talk_with_stderr_closed_does_not_come_among_the_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    output.talk("hello")
+    assert capsys.readouterr().out == ""
+
+
 def test_rate_with_nothing_done_shows_no_rate() -> None:
     assert output.rate(0, "rows", 1.0) == "0 rows"
     assert output.rate(3_000, "rows", 1.5) == "3,000 rows in 1.5 s (2,000/s)"
