@@ -1,0 +1,197 @@
+"""The inbox: frames as they come, each judged by the core, one kept aside while it is looked into.
+
+It pulls. While the caller works on a run, or a fill is handed out, live frames wait in the
+consumer's bounded fetch buffer, and behind it in Kafka. What falls out there is read from the
+database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from matcher_receiver.decisions import (
+    CONFIRM_NONCE,
+    DROP_NONCE,
+    Check,
+    ConfirmNonce,
+    Deliver,
+    DeliverNewPart,
+    Drop,
+    Fill,
+    Halt,
+    InStep,
+    Wait,
+)
+from matcher_receiver.kit import AWAY
+from matcher_receiver.waits import SECOND_NS, Patience
+from orderchain.errors import FrameError, NotYetReadable, RetryError
+from orderchain.frame import decode_header
+
+if TYPE_CHECKING:
+    from matcher_receiver.decisions import FrameDecision
+    from matcher_receiver.filling import Filling
+    from matcher_receiver.kit import Kit
+    from matcher_receiver.watch import HeadWatch
+    from orderchain.frame import FrameHeader
+    from orderchain.run import Run
+
+_log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """The frames of one chain, in the order in which they came."""
+
+    def __init__(self, kit: Kit, watch: HeadWatch, filling: Filling) -> None:
+        self._kit = kit
+        self._watch = watch
+        self._filling = filling
+        self._records: deque[bytes | None] = deque()
+        self._aside: tuple[FrameHeader, bytes] | None = None
+        self._patience = Patience(kit.config.standby_wait_seconds, kit.clock)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at: `receive` first."""
+        return self._aside is None and not self._records
+
+    async def receive(self, patience_seconds: float) -> None:
+        """Wait for records; look at the database when none came."""
+        began_ns = self._kit.clock.monotonic_ns()
+        try:
+            records = await self._kit.waits.until_done(self._kit.frames.records(patience_seconds))
+        except RetryError as error:
+            self._kit.counters.broker_failures += 1
+            _log.warning("chain %d: the broker is away: %s", self._kit.core.chain_id, error)
+            self._watch.note_outage()
+            await self._rest_of(self._watch.patience, began_ns)
+            records = []
+        if records:
+            self._records.extend(records)
+        else:
+            await self.poll()
+
+    async def _rest_of(self, seconds: float, began_ns: int) -> None:
+        """Wait until `seconds` after `began_ns`: a source that fails at once must not spin."""
+        left = seconds - (self._kit.clock.monotonic_ns() - began_ns) / SECOND_NS
+        if left > 0:
+            await self._kit.waits.sleep(left)
+
+    async def poll(self) -> None:
+        """Look at the database's head, since Kafka says nothing of use."""
+        if self._filling.open_if_behind(await self._watch.poll()):
+            # Kafka should have brought these rows and did not.
+            self._watch.note_outage()
+
+    # -- one frame -----------------------------------------------------------------------------
+
+    async def next(self) -> Run | None:
+        """Look at the next frame; return its rows if they are the next ones. Raises HaltError."""
+        if self._aside is not None:
+            return await self._judge(*self._aside)
+        return await self._look_at(self._records.popleft())
+
+    async def _look_at(self, record: bytes | None) -> Run | None:
+        counters = self._kit.counters
+        counters.records += 1
+        try:
+            header = decode_header(record)
+        except FrameError as error:
+            counters.drop(error.reason)
+            return None
+        if header.count == 0:
+            counters.heartbeats += 1
+        return await self._judge(header, record or b"")
+
+    async def _judge(self, header: FrameHeader, record: bytes) -> Run | None:
+        decision = self._kit.core.judge(header)
+        if isinstance(decision, Deliver | DeliverNewPart):
+            self._aside = None
+            return self._deliver(decision, header, record)
+        # Kept aside until the reading is done: a cancellation in it loses no frame.
+        self._aside = (header, record)
+        if await self._settle(decision):
+            self._aside = None
+        return None
+
+    def _deliver(self, decision: FrameDecision, header: FrameHeader, record: bytes) -> Run | None:
+        core, counters = self._kit.core, self._kit.counters
+        deliver = core.deliver if isinstance(decision, Deliver) else core.deliver_new_part
+        try:
+            run = deliver(header, record)
+        except FrameError as error:
+            counters.drop(error.reason)
+            return None
+        if isinstance(run, Check):
+            # The frame is gone, the gap that it leaves will show: by the next one, or a poll.
+            counters.drop(run.reason)
+            return None
+        self._watch.note_use()
+        counters.frames_live += 1
+        counters.rows_live += len(run.events)
+        return run
+
+    # -- a frame that needs a reading ----------------------------------------------------------
+
+    async def _settle(self, decision: FrameDecision) -> bool:
+        """Do what `decision` asks for; say whether the frame is done with."""
+        match decision:
+            case Drop(reason):
+                self._kit.counters.drop(reason)
+            case InStep():
+                self._watch.note_use()
+            case Check(reason):
+                self._kit.counters.drop(reason)
+                self._filling.open_if_behind(await self._watch.check())
+            case ConfirmNonce():
+                return not await self._confirm_nonce()
+            case Fill():
+                return await self._confirm_gap(decision)
+        return True
+
+    async def _confirm_nonce(self) -> bool:
+        """Ask the database who leads; say whether the frame aside is to be judged again.
+
+        If the database is ahead of us, that is most often by this very frame: no fill is opened.
+        """
+        await self._watch.check()
+        aside = self._aside
+        if aside is None or self._kit.core.judge(aside[0]) is CONFIRM_NONCE:
+            self._kit.counters.drop(DROP_NONCE.reason)
+            return False
+        return True
+
+    async def _confirm_gap(self, fill: Fill) -> bool:
+        """Ask the database for the row that a frame tells of, and open the fill.
+
+        Returns whether the frame is done with: a heartbeat is, a phantom is, a frame that is to be
+        judged again behind the fill is not.
+        """
+        try:
+            standing = await self._watch.read(fill.until_id)
+        except AWAY as error:
+            await self._kit.waits.pause(error)
+            return False
+        decision = self._kit.core.judge_gap(standing, fill)
+        if isinstance(decision, Halt):
+            raise decision.error
+        if isinstance(decision, Wait):
+            return await self._wait_for_standby(fill.until_id)
+        self._patience.reset()
+        self._kit.waits.succeeded()
+        if isinstance(decision, Drop):
+            self._kit.counters.drop(decision.reason)
+            return True
+        self._watch.note_use()
+        self._filling.open(decision)
+        return decision.cause == "heartbeat"
+
+    async def _wait_for_standby(self, until_id: int) -> bool:
+        """Wait for a standby to get a row; after the deadline let go of the frame."""
+        error = NotYetReadable(self._kit.core.head.id, until_id)
+        if self._patience.is_over():
+            self._kit.counters.drop("unreadable")
+            return True
+        await self._kit.waits.pause(error)
+        return False

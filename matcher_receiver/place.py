@@ -1,0 +1,40 @@
+"""The place of a receiver: how far its caller has come, and what is stored of that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from orderchain.mark import Mark
+    from orderchain.ports import CheckpointStore
+    from orderchain.run import Run
+
+
+class Place:
+    """Moves the checkpoint behind what was delivered, by compare-and-set."""
+
+    def __init__(self, store: CheckpointStore | None, start: Mark) -> None:
+        self._store = store
+        self.delivered = start
+        """Behind the last row that was handed on. Its id never falls."""
+        self._saved = start
+        self._saved_from = start.id
+        self._is_saved_by_caller = False
+
+    async def save(self, run: Run, connection: object | None) -> None:
+        """Store that everything up to the end of `run` was worked on; see `Receiver.checkpoint`."""
+        if self._store is None:
+            raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
+        if run.last_id > self.delivered.id:
+            raise SettingError("run", run.last_id, f"a run up to {self.delivered.id}")
+        # Whether the caller's transaction was committed is not ours to see: the same run again
+        # means that it was not, and stands where it stood.
+        is_repeat = run.last_id == self._saved.id and self._is_saved_by_caller
+        if run.last_id <= self._saved.id and not is_repeat:
+            return
+        first_pid = self._saved_from if is_repeat else self._saved.id
+        await self._store.save(first_pid, run.end, connection)
+        self._saved, self._saved_from = run.end, first_pid
+        self._is_saved_by_caller = connection is not None

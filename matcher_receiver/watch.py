@@ -1,0 +1,106 @@
+"""The watch on the database's head: what Kafka does not bring shows there."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from matcher_receiver.decisions import Compare, Halt
+from matcher_receiver.kit import AWAY
+from matcher_receiver.pages import compare
+from matcher_receiver.waits import SECOND_NS
+
+if TYPE_CHECKING:
+    from matcher_receiver.decisions import Cause, StandingDecision
+    from matcher_receiver.kit import Kit
+    from orderchain.mark import Standing
+
+_log = logging.getLogger(__name__)
+
+
+class HeadWatch:
+    """Reads where the chain stands, not more often than is good, and says when to look."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._last_use_ns = kit.clock.monotonic_ns()
+        self._last_check_ns: int | None = None
+        self.patience = kit.config.poll_after_seconds
+        """How long to wait for records before a look at the head."""
+        self.head_seen = 0
+        """The highest committed id that the database has told of."""
+        self.source_name = "primary"
+        """What answered last: `primary` or `standby`."""
+
+    # -- when to look --------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing has been of use for long, whatever has come."""
+        idle_ns = self._kit.clock.monotonic_ns() - self._last_use_ns
+        return idle_ns > self._kit.config.poll_after_seconds * SECOND_NS
+
+    def note_use(self) -> None:
+        """A frame was of use: Kafka brings what it should."""
+        self.note_look()
+        self.patience = self._kit.config.poll_after_seconds
+
+    def note_look(self) -> None:
+        """Something has just been read, by whatever way."""
+        self._last_use_ns = self._kit.clock.monotonic_ns()
+
+    def note_outage(self) -> None:
+        """Kafka does not bring what it should: look more often."""
+        self.patience = self._kit.config.outage_poll_seconds
+
+    def forgive(self, nanoseconds: int) -> None:
+        """Leave a time out of what counts as silence."""
+        self._last_use_ns += nanoseconds
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def poll(self) -> StandingDecision | None:
+        """Look at the head, since Kafka says nothing; see `ask`."""
+        self.note_look()
+        return await self.ask("poll")
+
+    async def check(self) -> StandingDecision | None:
+        """Look at the head for a frame's sake; None too when it was looked at just now."""
+        now = self._kit.clock.monotonic_ns()
+        last = self._last_check_ns
+        if last is not None and now - last < self._kit.config.check_seconds * SECOND_NS:
+            return None
+        self._last_check_ns = now
+        return await self.ask("frame")
+
+    async def ask(self, cause: Cause) -> StandingDecision | None:
+        """Read the standing of our own head; compare if it asks for that. Raises HaltError.
+
+        Returns None when the database is away. That is not waited for: live frames of known
+        publishers go on.
+        """
+        core, counters = self._kit.core, self._kit.counters
+        try:
+            standing = await self.read(core.head.id)
+        except AWAY as error:
+            counters.database_retries += 1
+            _log.warning("chain %d: the database is away: %s", core.chain_id, error)
+            return None
+        decision = core.judge_standing(standing, cause)
+        if isinstance(decision, Halt):
+            raise decision.error
+        if isinstance(decision, Compare):
+            await compare(self._kit)
+        return decision
+
+    async def read(self, at_id: int) -> Standing:
+        """Read the standing at a row. Raises as `orderchain.ports.GapSource.standing`."""
+        self._kit.counters.reads += 1
+        standing = await self._kit.waits.until_done(self._kit.gap_source.standing(at_id))
+        self.note(standing)
+        return standing
+
+    def note(self, standing: Standing) -> None:
+        """Remember what a reading tells."""
+        self.source_name = "primary" if standing.is_primary else "standby"
+        self.head_seen = max(self.head_seen, standing.head.last_id)
