@@ -119,7 +119,7 @@ def _told(error: BaseException) -> str:
         return f"kafka: {text or kind}"
     if isinstance(error, MemoryError):
         return "out of memory"
-    return f"internal error: {kind}: {text} (set CHAINCTL_LOG_LEVEL=debug to see where)"
+    return f"internal error: {kind}: {text} (--log-level debug shows where)"
 
 
 def _told_missing(error: ModuleNotFoundError) -> str:

@@ -16,7 +16,7 @@ import click
 
 from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
 from chainctl.groups import SuggestingGroup
-from chainctl.options import SECRETS
+from chainctl.options import IS_DEBUG, SECRETS
 from chainctl.output import talk
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = ExitCode.FAILED
         _drop_stdout()
     except BaseException as error:  # noqa: BLE001 - the one place where every error ends
-        code = _tell(error, meta.get(SECRETS, ()))
+        code = _tell(error, meta)
     return int(code)
 
 
@@ -126,7 +126,7 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     return ExitCode.CLEAN if result is None else int(result)
 
 
-def _tell(error: BaseException, secrets: tuple[str, ...]) -> int:
+def _tell(error: BaseException, meta: dict[str, Any]) -> int:
     """Tell of `error` in one line on stderr, and return the exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
@@ -138,7 +138,8 @@ def _tell(error: BaseException, secrets: tuple[str, ...]) -> int:
     if isinstance(error, click.ClickException):
         talk(f"chainctl: {_click_line(error)}")
         return ExitCode.REFUSED
-    if os.environ.get("CHAINCTL_LOG_LEVEL") == "debug":
+    secrets = meta.get(SECRETS, ())
+    if meta.get(IS_DEBUG):
         talk(traceback_text(error, secrets))
     if not isinstance(error, Terminated):
         talk(f"chainctl: {error_line(error, secrets)}")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SECRETS: Final = "chainctl.secrets"
 """Where the passwords of this call are kept in click's context, so that errors can hide them."""
 
+IS_DEBUG: Final = "chainctl.is_debug"
+"""Where it is kept whether errors show their traceback."""
+
 
 class Integer(click.IntRange):
     """A whole number within bounds."""
@@ -115,7 +118,9 @@ def _taken(options: dict[str, Any]) -> SourcedSettings:
     }
     config = flags.pop("config")
     sourced = load_settings(flags, os.environ, config)
-    click.get_current_context().find_root().meta[SECRETS] = sourced.settings.secrets()
+    meta = click.get_current_context().meta
+    meta[SECRETS] = sourced.settings.secrets()
+    meta[IS_DEBUG] = sourced.settings.log_level == "debug"
     set_up_logging(sourced.settings)
     return sourced
 

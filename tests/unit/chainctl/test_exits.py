@@ -132,3 +132,16 @@ def test_main_with_an_unforeseen_error_ends_in_one_line_and_exit_code_three(
     err = capsys.readouterr().err
     assert err.startswith("chainctl: internal error: ZeroDivisionError: of all things")
     assert err.count("\n") == 1
+
+
+def test_main_with_debug_shows_the_traceback_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
+    assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["config", "show"]) == ExitCode.FAILED
+    assert "Traceback" not in capsys.readouterr().err
