@@ -11,7 +11,7 @@ from chainctl.exits import hide_secrets
 if TYPE_CHECKING:
     from chainctl.settings import Settings
 
-_OURS: Final = (
+PACKAGES: Final = (
     "orderchain",
     "sequencer",
     "matcher_receiver",
@@ -34,7 +34,7 @@ def set_up_logging(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if is_debug else logging.CRITICAL + 1)
-    for name in _OURS:
+    for name in PACKAGES:
         logging.getLogger(name).setLevel(settings.log_level.upper())
 
 

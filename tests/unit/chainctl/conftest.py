@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import lzma
 from typing import TYPE_CHECKING, Protocol
 
@@ -8,10 +9,11 @@ import pytest
 import zstandard
 
 from chainctl.intake.file import FileIntake, FileOptions
+from chainctl.logs import PACKAGES
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sequencer import Order
@@ -36,6 +38,18 @@ class ReadAll(Protocol):
     def __call__(
         self, path: Path, limit: int = 1_000, **options: str
     ) -> tuple[list[Order], InputError | None]: ...
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Commands set logging up for a process of their own; the tests share one."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    levels = {name: logging.getLogger(name).level for name in PACKAGES}
+    yield
+    root.handlers[:], root.level = handlers, level
+    for name, own in levels.items():
+        logging.getLogger(name).setLevel(own)
 
 
 @pytest.fixture
