@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from chain_verifier.connectors import jdbc_packages
 from chain_verifier.java import EXPECTED, require_java
-from orderchain.errors import SettingError
+from orderchain.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,8 @@ def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[S
     that this one is long. Where a session is at work already, it is given as it is, and left on.
 
     What Java and Spark have to say goes to a file in a temporary folder, which is removed at the
-    end. Raises SettingError when there is no Java, or Spark does not start.
+    end. Raises SettingError when there is no Java or Spark does not start, ConnectError when its
+    connectors were never fetched and cannot be now.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -66,14 +68,17 @@ def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[S
         try:
             yield session
         finally:
-            session.stop()
+            # A Java process that died must not hide the error that told of it.
+            with suppress(Py4JError, OSError):
+                session.stop()
 
 
 def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSession:
     builder: Any = SparkSession.builder.appName("chain-verifier")
     settings = {
         **_COMMON,
-        **({} if master else _LOCAL | tuning),
+        **(_LOCAL if (master or LOCAL_MASTER).startswith("local") else {}),
+        **({} if master else tuning),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.jars.packages": ",".join(jdbc_packages()),
     }
@@ -84,7 +89,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
         with _error_output_to(log):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
-        raise SettingError("java", _last_words(log) or str(error), EXPECTED) from error
+        raise start_error(_text_of(log), str(error)) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
 
@@ -106,7 +111,18 @@ def _error_output_to(path: Path) -> Iterator[None]:
             os.close(kept)
 
 
-def _last_words(log: Path) -> str:
-    """Return the last line that Java or Spark wrote, which names why it did not start."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def start_error(log: str, error: str) -> RefusedError:
+    """Return what to tell of a Spark that did not start, by what it and Java wrote into `log`."""
+    if _UNRESOLVED in log:
+        packages = ",".join(jdbc_packages())
+        return ConnectError("spark.jars.packages", packages, "to be fetched once over the network")
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return SettingError("java", lines[-1] if lines else error, EXPECTED)
+
+
+_UNRESOLVED: Final = "unresolved dependency"
+"""What Ivy writes of a jar that is neither in its cache nor to be had."""
+
+
+def _text_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
     Examine = Callable[..., Examined]
 
-SCHEMA = ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
+_TYPES = EVENT_TYPES | {"payload": "string"}
+LINE_SCHEMA = f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in _TYPES.items())}>>"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +47,11 @@ def spark() -> Iterator[SparkSession]:
 
 
 def frame_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
-    return spark.createDataFrame([row.columns() for row in rows], SCHEMA).coalesce(1)
+    """Make a frame of rows inside Java: `createDataFrame` would start a Python worker each time."""
+    text = F.lit(f"[{','.join(row.line() for row in rows)}]")
+    parsed = F.from_json(text, LINE_SCHEMA).alias("row")
+    found = spark.range(1, numPartitions=1).select(F.explode(parsed).alias("row")).select("row.*")
+    return found.withColumn("payload", F.unbase64("payload"))
 
 
 @pytest.fixture

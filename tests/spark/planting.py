@@ -29,10 +29,6 @@ class Row(Struct, frozen=True):
     payload: bytes | None = b""
     chain_id: int | None = CHAIN_ID
 
-    def columns(self) -> tuple[Any, ...]:
-        payload = None if self.payload is None else bytearray(self.payload)
-        return (self.chain_id, self.id, self.pid, self.key, self.event_time_ns, payload)
-
     def line(self) -> str:
         payload = None if self.payload is None else base64.b64encode(self.payload).decode()
         return json.dumps(

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from chain_verifier.session import start_error
+from orderchain.errors import ConnectError, SettingError
+
+
+def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None:
+    log = "...\nException in thread main [unresolved dependency: org.postgresql#postgresql]\n\tat x"
+    error = start_error(log, "gateway exited")
+    assert isinstance(error, ConnectError)
+    assert "org.postgresql:postgresql" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [("Error occurred\nModule jdk.x not found\n\n", "Module jdk.x not found"), ("", "exited")],
+)
+def test_start_error_with_a_java_that_fails_tells_its_last_words(log: str, told: str) -> None:
+    error = start_error(log, "exited")
+    assert isinstance(error, SettingError)
+    assert error.value == told
