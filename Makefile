@@ -3,7 +3,7 @@
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test faults check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: setup ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEM
 
 test: setup ## every test (PYTEST_ARGS="..." is passed on)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+faults: setup ## the long form of the fault tests: many rounds, an hour or so (FAULTS_SEED=n)
+	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
 
 check: setup ## format, lint, imports, types and unit tests, in under a minute
 	@$(BIN)/ruff format --check --quiet

@@ -166,10 +166,15 @@ class Publisher:
         self._done_with(batches)
 
     async def _skip_unfit(self, batch: Batch) -> None:
-        """Record a batch as skipped that the topic would refuse for ever, and the rest behind it.
+        """Record a batch as skipped that the topic would refuse for ever.
 
         Whole, since a restart publishes again from the end of a batch.
         """
+        # The first send after a close reads the topic's limit again: it may have been raised.
+        await self._sink.close()
+        await self._beat()
+        if not has_unfit_row(batch, self._frame_bytes_max()):
+            return
         _log.warning(
             "chain %d: rows %d to %d are not published: one of them is too large for the topic",
             batch.chain_id,
@@ -178,8 +183,6 @@ class Publisher:
         )
         await self._store.skip_published(self.published_id, batch.last_id)
         self._done_with([batch])
-        # The next send reads the topic's limit again: it may have been raised.
-        await self._sink.close()
 
     def _done_with(self, batches: list[Batch]) -> None:
         """Move on behind `batches`, which were at the front of the queue."""

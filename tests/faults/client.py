@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
-from .processes import Acked, Worker
+if TYPE_CHECKING:
+    import random
+
+    from .processes import Acked, Worker
 
 
 class Client:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import asyncpg
 import msgspec
@@ -16,10 +15,10 @@ from orderchain.row_image import row_images
 from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
 from sequencer import SequencerConfig
 
-from .processes import Acked
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-HEAL_SECONDS = 30.0
-"""Within which all must be whole again once a fault has ended."""
+    from .processes import Acked
 
 _CONSUMER_BYTES = 16 * 2**20
 
@@ -53,21 +52,6 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
             self.chain_id,
         )
         return [Event(*record) for record in records]
-
-    async def until(self, condition: str, seconds: float = HEAL_SECONDS) -> None:
-        """Wait until `condition` holds for chain_head; the row is looked at again and again."""
-        connection = await asyncpg.connect(self.database)
-        try:
-            async with asyncio.timeout(seconds):
-                statement = f"SELECT {condition} FROM chain_head WHERE chain_id = $1"  # noqa: S608
-                while not await connection.fetchval(statement, self.chain_id):
-                    await asyncio.sleep(0.05)
-        finally:
-            await connection.close()
-
-    async def until_published(self, seconds: float = HEAL_SECONDS) -> None:
-        """Wait until all that is committed is published, or skipped on record."""
-        await self.until("published_id = last_id", seconds)
 
     async def frames(self) -> list[tuple[FrameHeader, list[Event]]]:
         """Return every frame of the topic with rows."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from sequencer import Ack, SequencerConfig
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orderchain.event import Event
 
 _ROOT = Path(__file__).parents[2]
@@ -125,11 +128,10 @@ class Worker:
 
     async def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
-        try:
+        # It may have been killed: `ended` and the missing answers tell.
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.process.stdin.write(line + b"\n")
             await self.process.stdin.drain()
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it was killed, or has ended: `ended` and the missing answers tell
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
@@ -156,11 +158,11 @@ class Worker:
         else:
             self.refused.update(dict.fromkeys(report.keys, report))
 
-    async def _until(self, happened, seconds: float) -> None:  # type: ignore[no-untyped-def]
+    async def _until(self, happened: Callable[[], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(lambda: happened() or self._is_over(happened))
 
-    def _is_over(self, happened) -> bool:  # type: ignore[no-untyped-def]
+    def _is_over(self, happened: Callable[[], bool]) -> bool:
         if self.ended is None or happened():
             return False
         raise AssertionError(f"the sequencer ended too early: {self.ended}")

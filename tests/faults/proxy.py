@@ -198,6 +198,7 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
         await self._server.wait_closed()
+        await asyncio.sleep(0)  # an aborted transport closes its socket a turn later
 
     def set_trap(self, matches: Matches, *, lets_through: bool) -> Trap:
         """Set a trap for the next request that `matches`, on any connection."""
@@ -221,6 +222,8 @@ class Proxy:
         task = asyncio.create_task(self._serve(reader, writer))
         self._links[task] = None
         task.add_done_callback(lambda done: self._links.pop(done, None))
+        # However it ends: cancelled before its first step, it cannot clean up itself.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_refusing:

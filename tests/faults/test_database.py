@@ -8,10 +8,9 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 import pytest
@@ -27,11 +26,14 @@ from .processes import Acked
 from .proxy import Proxy, is_commit, is_end_of_copy, postgres_requests
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator
     from pathlib import Path
 
     from local_stack import PostgresServer
 
     from .conftest import MakeChain, StartWorker
+
+Result = TypeVar("Result")
 
 PATIENCE_SECONDS = 30.0
 
@@ -48,7 +50,7 @@ def acked(orders: list[Order], acks: list[Ack]) -> list[Acked]:
     return [Acked(ack, order.key, order.payload) for order, ack in zip(orders, acks, strict=True)]
 
 
-async def in_time(awaitable):  # type: ignore[no-untyped-def]
+async def in_time(awaitable: Awaitable[Result]) -> Result:
     async with asyncio.timeout(PATIENCE_SECONDS):
         return await awaitable
 
@@ -59,16 +61,18 @@ async def test_lost_answer_to_commit_gets_the_right_answer_and_one_row(
 ) -> None:
     chain = await make_chain()
     orders = make_orders(300)
-    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
-        async with open_sequencer(through(chain, proxy)) as sequencer:
-            await sequencer.submit("before", b"")
-            trap = proxy.set_trap(is_commit, lets_through=is_committed)
-            submitted = asyncio.create_task(sequencer.submit_many(orders))
-            await trap.wait()
-            trap.cut()
-            acks = await in_time(submitted)
-            stats = sequencer.stats()
-            again = await sequencer.submit_many(orders)
+    async with (
+        Proxy(postgres_server.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
+        await sequencer.submit("before", b"")
+        trap = proxy.set_trap(is_commit, lets_through=is_committed)
+        submitted = asyncio.create_task(sequencer.submit_many(orders))
+        await trap.wait()
+        trap.cut()
+        acks = await in_time(submitted)
+        stats = sequencer.stats()
+        again = await sequencer.submit_many(orders)
     assert again == acks
     assert (stats.unknown_outcomes, stats.take_overs) == (1, 2)
     rows = await inspect(chain, acked(orders, acks))
@@ -84,16 +88,18 @@ async def test_commit_that_is_still_under_way_never_lands_behind_the_take_over(
 ) -> None:
     chain = await make_chain()
     orders = make_orders(300)
-    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
-        async with open_sequencer(through(chain, proxy)) as sequencer:
-            trap = proxy.set_trap(is_commit, lets_through=False)
-            submitted = asyncio.create_task(sequencer.submit_many(orders))
-            await trap.wait()
-            # The server sees a client that is silent, and may get its COMMIT at any time.
-            trap.cut_client()
-            acks = await in_time(submitted)
-            trap.release()
-            after = await sequencer.submit("after", b"")
+    async with (
+        Proxy(postgres_server.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
+        trap = proxy.set_trap(is_commit, lets_through=False)
+        submitted = asyncio.create_task(sequencer.submit_many(orders))
+        await trap.wait()
+        # The server sees a client that is silent, and may get its COMMIT at any time.
+        trap.cut_client()
+        acks = await in_time(submitted)
+        trap.release()
+        after = await sequencer.submit("after", b"")
     assert after.pid == acks[-1].id
     rows = await inspect(chain, acked(orders, acks))
     assert len(rows) == 301
@@ -103,17 +109,19 @@ async def test_lost_answer_to_a_take_over_does_not_fence_the_one_that_made_it(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:
     chain = await make_chain()
-    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
-        async with open_sequencer(through(chain, proxy)) as sequencer:
-            first = await sequencer.submit("first", b"")
-            proxy.reset()
-            # The next transaction is the take-over's: it is committed, and nobody hears of it.
-            trap = proxy.set_trap(is_commit, lets_through=True)
-            submitted = asyncio.create_task(sequencer.submit("second", b""))
-            await trap.wait()
-            trap.cut()
-            second = await in_time(submitted)
-            epoch = sequencer.stats().epoch
+    async with (
+        Proxy(postgres_server.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
+        first = await sequencer.submit("first", b"")
+        proxy.reset()
+        # The next transaction is the take-over's: it is committed, and nobody hears of it.
+        trap = proxy.set_trap(is_commit, lets_through=True)
+        submitted = asyncio.create_task(sequencer.submit("second", b""))
+        await trap.wait()
+        trap.cut()
+        second = await in_time(submitted)
+        epoch = sequencer.stats().epoch
     assert second.pid == first.id
     rows = await inspect(chain)
     assert [row.key for row in rows] == ["first", "second"]
@@ -125,14 +133,16 @@ async def test_answer_to_commit_held_beyond_the_deadline_is_read_back(
 ) -> None:
     chain = await make_chain()
     orders = make_orders(300)
-    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
-        async with open_sequencer(through(chain, proxy)) as sequencer:
-            trap = proxy.set_trap(is_commit, lets_through=True)
-            submitted = asyncio.create_task(sequencer.submit_many(orders))
-            await trap.wait()
-            acks = await in_time(submitted)
-            trap.release()
-            assert sequencer.stats().unknown_outcomes == 1
+    async with (
+        Proxy(postgres_server.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
+        trap = proxy.set_trap(is_commit, lets_through=True)
+        submitted = asyncio.create_task(sequencer.submit_many(orders))
+        await trap.wait()
+        acks = await in_time(submitted)
+        trap.release()
+        assert sequencer.stats().unknown_outcomes == 1
     assert len(await inspect(chain, acked(orders, acks))) == 300
 
 
@@ -142,31 +152,33 @@ async def test_slow_and_broken_network_to_the_database_harms_no_order(
     chain = await make_chain(commit_seconds=0.9)
     orders = make_orders(400)
     done: list[Acked] = []
-    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
-        async with open_sequencer(through(chain, proxy)) as sequencer:
+    async with (
+        Proxy(postgres_server.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
 
-            async def submit_all() -> None:
-                for start in range(0, len(orders), 10):
-                    some = orders[start : start + 10]
-                    done.extend(acked(some, await sequencer.submit_many(some)))
+        async def submit_all() -> None:
+            for start in range(0, len(orders), 10):
+                some = orders[start : start + 10]
+                done.extend(acked(some, await sequencer.submit_many(some)))
 
-            async def harm() -> None:
-                proxy.delay_seconds = 0.02
-                for _ in range(5):
-                    await asyncio.sleep(seeded.uniform(0.05, 0.3))
-                    proxy.reset()
-                proxy.delay_seconds, proxy.bytes_per_second = 0.0, 64_000
-                await asyncio.sleep(0.5)
-                for dial in ("drops_requests", "drops_answers", "is_refusing"):
-                    setattr(proxy, dial, True)
-                    await asyncio.sleep(seeded.uniform(0.2, 1.0))
-                    setattr(proxy, dial, False)
-                    proxy.reset()
-                proxy.bytes_per_second = 0
+        async def harm() -> None:
+            proxy.delay_seconds = 0.02
+            for _ in range(5):
+                await asyncio.sleep(seeded.uniform(0.05, 0.3))
+                proxy.reset()
+            proxy.delay_seconds, proxy.bytes_per_second = 0.0, 64_000
+            await asyncio.sleep(0.5)
+            for dial in ("drops_requests", "drops_answers", "is_refusing"):
+                setattr(proxy, dial, True)
+                await asyncio.sleep(seeded.uniform(0.2, 1.0))
+                setattr(proxy, dial, False)
+                proxy.reset()
+            proxy.bytes_per_second = 0
 
-            async with asyncio.timeout(90), asyncio.TaskGroup() as group:
-                group.create_task(submit_all())
-                group.create_task(harm())
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+            group.create_task(submit_all())
+            group.create_task(harm())
     rows = await inspect(chain, done)
     assert [row.key for row in rows] == [order.key for order in orders]
     await inspect_topic(chain, rows)
@@ -177,19 +189,21 @@ async def test_backend_ended_in_mid_copy_costs_an_epoch_and_no_order(
 ) -> None:
     chain = await make_chain()
     orders = make_orders(2_000, size=200)
-    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
-        async with open_sequencer(through(chain, proxy)) as sequencer:
-            trap = proxy.set_trap(is_end_of_copy, lets_through=False)
-            submitted = asyncio.create_task(sequencer.submit_many(orders))
-            await trap.wait()
-            ended = await chain.value(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND query LIKE 'COPY%' AND state = 'active'"
-            )
-            assert ended
-            trap.release()
-            acks = await in_time(submitted)
-            stats = sequencer.stats()
+    async with (
+        Proxy(postgres_server.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
+        trap = proxy.set_trap(is_end_of_copy, lets_through=False)
+        submitted = asyncio.create_task(sequencer.submit_many(orders))
+        await trap.wait()
+        ended = await chain.value(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'COPY%' AND state = 'active'"
+        )
+        assert ended
+        trap.release()
+        acks = await in_time(submitted)
+        stats = sequencer.stats()
     assert (stats.take_overs, stats.unknown_outcomes) == (2, 0)
     rows = await inspect(chain, acked(orders, acks))
     assert len(rows) == 2_000

@@ -42,7 +42,7 @@ async def until_looking(chain: Chain) -> None:
         "AND application_name = 'orderchain sequencer ' || $1::int AND state = 'idle'"
     )
     async with asyncio.timeout(30):
-        while await chain.value(statement, chain.chain_id) < 2:  # type: ignore[operator]
+        while await chain.value(statement, chain.chain_id) < 2:  # type: ignore[operator]  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

@@ -10,14 +10,15 @@ import pytest
 from .addresses import proxy_before, through
 from .client import Client
 from .inspector import Chain, inspect, inspect_topic
-from .processes import Worker
 from .proxy import Proxy, is_commit, is_produce, postgres_requests
 
 if TYPE_CHECKING:
     import random
+
     from local_stack import KafkaServer, PostgresServer
 
     from .conftest import MakeChain, StartWorker
+    from .processes import Worker
 
 
 @pytest.mark.parametrize(

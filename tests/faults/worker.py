@@ -12,11 +12,15 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from orderchain.errors import OrderchainError, RefusedError
 from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
 
 LINE_BYTES_MAX = 2**26
 
@@ -69,7 +73,7 @@ async def submit_one(sequencer: Sequencer, order: Order) -> list[Ack]:
     return [await sequencer.submit(order.key, order.payload)]
 
 
-async def answer(acks, keys: list[str]) -> None:  # type: ignore[no-untyped-def]
+async def answer(acks: Awaitable[list[Ack]], keys: list[str]) -> None:
     try:
         say(Report("acked", keys=keys, acks=[(ack.id, ack.pid) for ack in await acks]))
     except OrderchainError as error:

@@ -1,0 +1,257 @@
+"""The broker stopped, frozen, or made to refuse: orders go on, and receivers miss nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from orderchain.errors import BrokerAway, ConnectError
+from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
+from sequencer import Order, Sequencer, open_sequencer
+
+from .addresses import proxy_before
+from .inspector import Chain, inspect, inspect_topic
+from .proxy import is_produce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from local_stack import KafkaServer
+
+    from .conftest import MakeChain
+
+SUBMIT_SECONDS = 5.0
+"""Far more than a commit takes, and less than any deadline of the publisher's taken twice."""
+
+
+def make_orders(count: int, *, start: int = 0, size: int = 100) -> list[Order]:
+    bits = Random(start)
+    return [Order(f"k{start + n}", bits.randbytes(size)) for n in range(count)]
+
+
+async def submit_each(sequencer: Sequencer, orders: list[Order]) -> float:
+    """Submit one after the other; return the longest wait."""
+    longest = 0.0
+    for order in orders:
+        began = time.monotonic()
+        async with asyncio.timeout(SUBMIT_SECONDS):
+            await sequencer.submit(order.key, order.payload)
+        longest = max(longest, time.monotonic() - began)
+    return longest
+
+
+async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for what only a counter tells."""
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def until_published(sequencer: Sequencer) -> None:
+    """Wait until all that is committed is published, or skipped on record."""
+
+    def is_published() -> bool:
+        stats = sequencer.stats()
+        return stats.head_published == stats.head_persisted
+
+    await until(is_published)
+
+
+async def assert_whole(chain: Chain, count: int) -> None:
+    rows = await inspect(chain)
+    assert len(rows) == count
+    await inspect_topic(chain, rows)
+
+
+async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(publish_seconds=1.0)
+    async with open_sequencer(chain.config) as sequencer:
+        await submit_each(sequencer, make_orders(20))
+        await asyncio.to_thread(kafka_to_break.kill)
+        await submit_each(sequencer, make_orders(100, start=100))
+        await until(lambda: sequencer.stats().send_failures > 0)
+        await submit_each(sequencer, make_orders(100, start=300))
+        await asyncio.to_thread(kafka_to_break.start)
+        await until_published(sequencer)
+        stats = sequencer.stats()
+    assert stats.take_overs == 1
+    assert await chain.fetch("SELECT * FROM chain_skip") == []
+    await assert_whole(chain, 220)
+
+
+async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(
+        publish_seconds=1.0, publish_queue_bytes_max=FRAME_BYTES_MAX
+    )
+    async with open_sequencer(chain.config) as sequencer:
+        await submit_each(sequencer, make_orders(5))
+        await asyncio.to_thread(kafka_to_break.stop)
+        await submit_each(sequencer, make_orders(60, start=100, size=200_000))
+        assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX
+        await asyncio.to_thread(kafka_to_break.start)
+        await until_published(sequencer)
+        await submit_each(sequencer, make_orders(5, start=1_000))
+    assert len(await chain.fetch("SELECT * FROM chain_skip")) >= 1
+    await assert_whole(chain, 70)
+
+
+async def test_frozen_broker_makes_no_submit_wait(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(publish_seconds=0.5)
+    async with open_sequencer(chain.config) as sequencer:
+        await submit_each(sequencer, make_orders(20))
+        kafka_to_break.freeze()
+        await submit_each(sequencer, make_orders(200, start=100))
+        await until(lambda: sequencer.stats().send_failures >= 2)
+        kafka_to_break.thaw()
+        await until_published(sequencer)
+    await assert_whole(chain, 220)
+
+
+async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publishes(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(stop_seconds=1.0)
+    sequencer = await open_sequencer(chain.config).__aenter__()
+    await submit_each(sequencer, make_orders(20))
+    kafka_to_break.freeze()
+    await submit_each(sequencer, make_orders(20, start=100))
+    async with asyncio.timeout(15):
+        await sequencer.__aexit__(None, None, None)
+    kafka_to_break.thaw()
+    async with open_sequencer(chain.config) as sequencer:
+        await until_published(sequencer)
+    await assert_whole(chain, 40)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored"])
+async def test_lost_answer_to_a_send_is_sent_again_by_a_new_producer(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, is_stored: bool
+) -> None:
+    async with proxy_before(kafka_to_break) as proxy:
+        chain = await chain_on_breakable_kafka(publish_seconds=1.0)
+        config = chain.with_settings(kafka=f"127.0.0.1:{proxy.port}", heartbeat_seconds=60.0)
+        async with open_sequencer(config) as sequencer:
+            trap = proxy.set_trap(is_produce, lets_through=is_stored)
+            await submit_each(sequencer, make_orders(5))
+            await trap.wait()
+            # The connection stays as it is, half open: only the deadline ends the wait.
+            await submit_each(sequencer, make_orders(5, start=100))
+            await until_published(sequencer)
+            assert sequencer.stats().send_failures >= 1
+            trap.cut()
+    await assert_whole(chain, 10)
+
+
+async def test_broken_connections_to_the_broker_lose_nothing(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, seeded: Random
+) -> None:
+    async with proxy_before(kafka_to_break) as proxy:
+        chain = await chain_on_breakable_kafka(publish_seconds=1.0)
+        config = chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")
+        async with open_sequencer(config) as sequencer:
+            for start in range(0, 300, 30):
+                proxy.delay_seconds = seeded.choice([0.0, 0.02])
+                await submit_each(sequencer, make_orders(30, start=start))
+                await asyncio.sleep(seeded.uniform(0, 0.1))
+                proxy.reset()
+            proxy.delay_seconds = 0.0
+            await until_published(sequencer)
+    await assert_whole(chain, 300)
+
+
+async def set_topic_limit(kafka: KafkaServer, topic: str, bytes_max: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        resource = ConfigResource(
+            ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(bytes_max)}
+        )
+        for response in await admin.alter_configs([resource]):
+            assert all(entry[0] == 0 for entry in response.resources), response
+    finally:
+        await admin.close()
+
+
+async def test_topic_limit_lowered_at_run_time_is_met_by_smaller_frames(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka()
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(make_orders(2_000, size=200))
+        await set_topic_limit(kafka_to_break, chain.topic, 50_000)
+        await sequencer.submit_many(make_orders(2_000, start=5_000, size=200))
+        await until_published(sequencer)
+        failures = sequencer.stats().send_failures
+        await sequencer.submit_many(make_orders(2_000, start=9_000, size=200))
+    assert failures >= 1
+    assert sequencer.stats().send_failures == failures
+    assert await chain.fetch("SELECT * FROM chain_skip") == []
+    await assert_whole(chain, 6_000)
+    sizes = [len(events) for _, events in await chain.frames()]
+    assert max(sizes[-20:]) * 200 < 50_000 < max(sizes) * 200
+
+
+async def test_row_too_large_for_the_lowered_limit_is_skipped_on_record(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka()
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(make_orders(10))
+        await set_topic_limit(kafka_to_break, chain.topic, 50_000)
+        large = await sequencer.submit("large", Random(1).randbytes(PAYLOAD_BYTES_MAX))
+        await sequencer.submit_many(make_orders(10, start=100))
+        await until_published(sequencer)
+        await set_topic_limit(kafka_to_break, chain.topic, 9_000_000)
+        await sequencer.submit_many(make_orders(10, start=200))
+        again = await sequencer.submit("large again", Random(2).randbytes(PAYLOAD_BYTES_MAX))
+    (skip,) = await chain.fetch("SELECT after_id, until_id FROM chain_skip")
+    assert skip["after_id"] < large.id <= skip["until_id"] < again.id
+    await assert_whole(chain, 32)
+
+
+async def test_refuse_policy_refuses_while_the_broker_is_away_and_no_longer(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(
+        publish_seconds=1.0, when_kafka_is_away="refuse", kafka_away_seconds=1.5
+    )
+    async with open_sequencer(chain.config) as sequencer:
+        await submit_each(sequencer, make_orders(20))
+        kafka_to_break.freeze()
+        with pytest.raises(BrokerAway, match="has not answered for"):
+            await submit_each(sequencer, make_orders(1_000_000, start=100, size=1))
+        accepted = sequencer.stats().rows - 20
+        with pytest.raises(BrokerAway):
+            sequencer.submit_nowait("x", b"")
+        kafka_to_break.thaw()
+        await until_published(sequencer)
+        await submit_each(sequencer, make_orders(20, start=50_000))
+    assert accepted > 0
+    await assert_whole(chain, 40 + accepted)
+
+
+async def test_start_with_the_broker_away_goes_by_the_setting(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(connect_seconds=1.0, publish_seconds=1.0)
+    await asyncio.to_thread(kafka_to_break.stop)
+    with pytest.raises(ConnectError, match="kafka"):
+        async with open_sequencer(chain.config):
+            pass
+    async with open_sequencer(chain.with_settings(kafka_at_start="optional")) as sequencer:
+        await submit_each(sequencer, make_orders(20))
+        await asyncio.to_thread(kafka_to_break.start)
+        await until_published(sequencer)
+    await assert_whole(chain, 20)
