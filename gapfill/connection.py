@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
-from orderchain.dsn import mask_dsn
-from orderchain.errors import ConnectError, OrderchainError, RetryError
-from orderchain.refusals import (
-    connect_refusal,
-    is_too_many_connections,
-    schema_refusal,
-    sqlstate_of,
-)
+from orderchain.refusals import connect_refusal, is_too_many_connections, statement_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +31,6 @@ SESSION_SETTINGS: Final = {
     "jit": "off",
 }
 """How each session of a fill is set up."""
-
-_NOT_ALLOWED: Final = "42501"
 
 
 class ReadConnection:
@@ -107,19 +98,15 @@ class ReadConnection:
     def _is_past(moment: float) -> bool:
         return asyncio.get_running_loop().time() > moment
 
-    def _read_refusal(self, error: Exception) -> OrderchainError | Exception:
+    def _read_refusal(self, error: Exception) -> Exception:
         """Return what to raise for a statement that failed."""
-        if refusal := schema_refusal(error):
-            return refusal
-        if sqlstate_of(error) == _NOT_ALLOWED:
-            return ConnectError(
-                "database", mask_dsn(self._config.database), "a role that may read the chain"
-            )
-        if isinstance(error, TimeoutError):
-            return RetryError(f"no answer within {self._config.statement_seconds} s")
-        if isinstance(error, OSError | asyncpg.PostgresError | asyncpg.InterfaceError):
-            return RetryError(f"the read failed: {error}")
-        return error
+        return statement_refusal(
+            error,
+            self._config.database,
+            driver_errors=(asyncpg.PostgresError, asyncpg.InterfaceError),
+            deadline_seconds=self._config.statement_seconds,
+            role_that="may read the chain",
+        )
 
     # -- letting go ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from aiokafka.errors import (
 )
 
 from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
+from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from matcher_receiver.config import KafkaSourceConfig
 
 _log = logging.getLogger(__name__)
-
-_PARTITIONS: Final = 1
-"""One chain, one partition: between partitions Kafka keeps no order."""
 
 PROBE_EVERY_SECONDS: Final = 5.0
 """Between two questions to a silent broker; a broker that speaks is not asked."""
@@ -132,32 +130,26 @@ class KafkaFrameSource:
             await admin.start()
             # All topics are asked for: asking for one that is missing could create it.
             topics = {topic["topic"]: topic for topic in await admin.describe_topics()}
-            self._check_partitions(topics.get(self._config.topic))
-            resource = ConfigResource(
-                ConfigResourceType.TOPIC, self._config.topic, configs={"cleanup.policy": None}
-            )
-            self._check_cleanup(await admin.describe_configs([resource]))
+            topic = topics.get(self._config.topic)
+            partitions = len(topic["partitions"]) if topic else 0
+            settings = await self._settings(admin) if partitions else {}
         finally:
             await self._shut(admin.close())
+        if refusal := topic_refusal(self._config.topic, partitions, settings):
+            raise refusal
+        if self._config.partition >= partitions:
+            raise TopicError("partition", self._config.partition, "partition 0, the only one")
 
-    def _check_partitions(self, topic: dict[str, Any] | None) -> None:
-        if topic is None:
-            raise TopicError("topic", self._config.topic, "a topic that exists")
-        count = len(topic["partitions"])
-        if count != _PARTITIONS or self._config.partition >= count:
-            raise TopicError(
-                "topic", f"{self._config.topic} with {count} partitions", "one partition, 0"
-            )
-
-    def _check_cleanup(self, responses: list[Any]) -> None:
-        """Refuse compaction, which removes records that have the same key: the engine's have."""
-        for response in responses:
-            for _error, _message, _kind, _name, entries in response.resources:
-                for name, value, *_ in entries:
-                    if name == "cleanup.policy" and "compact" in (value or ""):
-                        raise TopicError(
-                            "topic", f"{self._config.topic} with {name}={value}", "no compaction"
-                        )
+    async def _settings(self, admin: AIOKafkaAdminClient) -> dict[str, str]:
+        resource = ConfigResource(
+            ConfigResourceType.TOPIC, self._config.topic, configs={"cleanup.policy": None}
+        )
+        return {
+            name: value or ""
+            for response in await admin.describe_configs([resource])
+            for _error, _message, _kind, _name, entries in response.resources
+            for name, value, *_ in entries
+        }
 
     # -- the consumer --------------------------------------------------------------------------
 

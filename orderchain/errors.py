@@ -30,12 +30,18 @@ OrderchainError
 │   ├── ForkFound
 │   ├── SealMismatch
 │   ├── ForeignDatabase
-│   └── PrimaryBehind
+│   ├── PrimaryBehind
+│   └── StillHalted           it did so before, and nobody has lifted that
 ├── IntakeLost            an intake's source lacks what comes next: a person must look
 └── FrameError            one record is unusable; drop it, count it, read the database
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class OrderchainError(Exception):
@@ -308,6 +314,24 @@ class IntakeLost(OrderchainError):
         self.source = source
         self.position = position
         self.found = found
+
+
+class StillHalted(HaltError):
+    """The receiver halted before, and stays so until a person lifts that (`chainctl unhalt`)."""
+
+    def __init__(
+        self, chain_id: int, receiver: str, at_id: int, halted_at: datetime, detail: str
+    ) -> None:
+        super().__init__(
+            f"chain {chain_id}: receiver {receiver!r} halted at {at_id} on "
+            f"{halted_at:%Y-%m-%d %H:%M:%S} UTC: {detail} (when that is understood: chainctl "
+            f"unhalt --chain {chain_id} --name {receiver} --reason ...)"
+        )
+        self.chain_id = chain_id
+        self.receiver = receiver
+        self.at_id = at_id
+        self.halted_at = halted_at
+        self.detail = detail
 
 
 class FrameError(OrderchainError):

@@ -6,16 +6,20 @@ Each method states what it raises; every one of them ends by a deadline of its o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from uuid import UUID
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+    from orderchain.errors import HaltError
     from orderchain.event import Event
+    from orderchain.gap import Gap
     from orderchain.key_page import ClientNumber, KeyPage
     from orderchain.mark import Mark, Standing
     from orderchain.run import Run
+    from orderchain.snapshot import Snapshot
 
 
 class ChainStore(Protocol):
@@ -300,4 +304,53 @@ class CheckpointStore(Protocol):
 
     async def close(self) -> None:
         """Close the connections; never raises, never waits beyond its deadline."""
+        ...
+
+
+@runtime_checkable
+class PlaceFinder(Protocol):
+    """Finds where a receiver is to begin that has no place yet; a GapSource may be one too."""
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return the id of the last row that is not above `until_id`; 0 when there is none.
+
+        Raises as `GapSource.standing`.
+        """
+        ...
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return the last row that was committed before `time_us`; 0 when there is none.
+
+        Microseconds since 1970 UTC, by the sequencer's clock. Raises as `GapSource.standing`.
+        """
+        ...
+
+
+@runtime_checkable
+class ReceiverRecords(Protocol):
+    """What is kept of a receiver beside its place; a CheckpointStore may be one too.
+
+    Its `load` then raises StillHalted for a receiver that has halted, until that was lifted, and
+    ForeignDatabase for a place that was stored in another database.
+    """
+
+    @property
+    def database_id(self) -> UUID | None:
+        """The database that keeps the place; None before `load`."""
+        ...
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted behind the row `at_id`. Raises RetryError."""
+        ...
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` by and by; never waits, never raises."""
+        ...
+
+
+class SnapshotStore(Protocol):
+    """Where a service keeps snapshots of its state, for one chain."""
+
+    async def newest(self) -> Snapshot | None:
+        """Return the newest whole snapshot, None where there is none."""
         ...

@@ -20,6 +20,7 @@ _EXPECTED_BY_SQLSTATE: Final = {
 _SCHEMA_SQLSTATES: Final = frozenset({"42P01", "3F000", "42883", "42703"})
 _SERVER_AWAY_SQLSTATES: Final = frozenset({"57P01", "57P02", "57P03"})
 _TOO_MANY_SQLSTATE: Final = "53300"
+_NOT_ALLOWED_SQLSTATE: Final = "42501"
 _DEFAULT_PORT: Final = 5432
 
 
@@ -53,6 +54,32 @@ def connect_refusal(error: BaseException, dsn: str) -> OrderchainError:
     if isinstance(error, ValueError) and not state:
         return SettingError("database", mask_dsn(dsn), "a URL postgresql://user@host:port/name")
     return ConnectError("database", mask_dsn(dsn), f"a connection ({type(error).__name__})")
+
+
+def statement_refusal(
+    error: Exception,
+    dsn: str,
+    *,
+    driver_errors: tuple[type[Exception], ...],
+    deadline_seconds: float,
+    role_that: str,
+) -> Exception:
+    """Return what to raise when a statement on an open connection to `dsn` raised `error`.
+
+    `driver_errors` are the base classes of what the driver raises, `role_that` ends the sentence "a
+    role that ...". SchemaError where our tables are not there, ConnectError where the role may not
+    do this, RetryError where the connection broke or the deadline passed; `error` itself where it
+    is none of the database's.
+    """
+    if refusal := schema_refusal(error):
+        return refusal
+    if sqlstate_of(error) == _NOT_ALLOWED_SQLSTATE:
+        return ConnectError("database", mask_dsn(dsn), f"a role that {role_that}")
+    if isinstance(error, TimeoutError):
+        return RetryError(f"no answer within {deadline_seconds} s")
+    if isinstance(error, (OSError, *driver_errors)):
+        return RetryError(f"the statement failed: {error}")
+    return error
 
 
 def schema_refusal(error: BaseException) -> SchemaError | None:

@@ -16,6 +16,9 @@ class Run(Struct, frozen=True, kw_only=True):
     """Rows in the order of the chain, each linked to the one before."""
     end: Mark
     """The place behind the last row."""
+    source: str = ""
+    """`primary` or `standby`: the kind of server that it was read from; empty for a frame, and
+    where a source does not say."""
 
     @property
     def first_pid(self) -> int:

@@ -13,6 +13,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError, RetryError, TopicError
+from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,14 +110,10 @@ class KafkaFrameSink:
         try:
             await admin.start()
             (described,) = await admin.describe_topics([self._topic])
-            partitions = len(described["partitions"])
-            if described["error_code"] or partitions != 1:
-                raise TopicError(
-                    "topic", self._topic, f"a topic with exactly 1 partition (it has {partitions})"
-                )
-            settings = await _topic_settings(admin, self._topic)
-            if "compact" in settings["cleanup.policy"]:
-                raise TopicError("cleanup.policy", settings["cleanup.policy"], "delete")
+            partitions = 0 if described["error_code"] else len(described["partitions"])
+            settings = await _topic_settings(admin, self._topic) if partitions else {}
+            if refusal := topic_refusal(self._topic, partitions, settings):
+                raise refusal
             self._keep_below(int(settings["max.message.bytes"]))
         finally:
             with suppress(*_ERRORS):

@@ -19,6 +19,7 @@ from orderchain.refusals import (
     is_too_many_connections,
     schema_refusal,
     sqlstate_of,
+    statement_refusal,
 )
 
 SECRET = "Tr0ub4dor"
@@ -90,3 +91,29 @@ def test_sqlstate_is_the_servers_code_or_empty() -> None:
     assert sqlstate_of(OSError()) == ""
     assert is_too_many_connections(asyncpg.TooManyConnectionsError("full"))
     assert not is_too_many_connections(OSError())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (asyncpg.UndefinedTableError("no table"), SchemaError, "chainctl schema apply"),
+        (asyncpg.InsufficientPrivilegeError("denied"), ConnectError, "a role that may look"),
+        (TimeoutError(), RetryError, "within 3.0 s"),
+        (ConnectionResetError("reset"), RetryError, "reset"),
+        (asyncpg.InterfaceError("closed"), RetryError, "closed"),
+        (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
+    ],
+)
+def test_statement_that_failed_says_what_to_do_next(
+    error: Exception, kind: type[Exception], words: str
+) -> None:
+    refusal = statement_refusal(
+        error,
+        DSN,
+        driver_errors=(asyncpg.PostgresError, asyncpg.InterfaceError),
+        deadline_seconds=3.0,
+        role_that="may look",
+    )
+    assert type(refusal) is kind
+    assert words in str(refusal)
+    assert SECRET not in str(refusal)
