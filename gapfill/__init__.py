@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gapfill.config import GapReaderConfig
+from gapfill.preferred import PreferenceConfig, PreferredSources
 from gapfill.reader import GapReader
 
-__all__ = ["GapReader", "GapReaderConfig"]
+__all__ = ["GapReader", "GapReaderConfig", "PreferenceConfig", "PreferredSources"]

@@ -58,3 +58,19 @@ LIMIT $3;
 SELECT pg_is_in_recovery() AS is_standby,
        (SELECT max(last_id) FROM chain_batch
         WHERE chain_id = $1 AND prev_last_id IS NULL) AS boundary_id;
+
+-- row_at_or_before: the last row whose id is not above one; 0 where there is none
+-- Behind the archive's boundary only ends of batches are known.
+SELECT greatest(
+    0,
+    (SELECT id FROM chain_event WHERE chain_id = $1 AND id <= $2 ORDER BY id DESC LIMIT 1),
+    (SELECT last_id FROM chain_batch
+     WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1)
+) AS id;
+
+-- batch_from: the first batch that ends at or behind an id
+SELECT last_id, committed_at
+FROM chain_batch
+WHERE chain_id = $1 AND last_id >= $2
+ORDER BY last_id
+LIMIT 1;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
     from gapfill.config import GapReaderConfig
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class GapReader:
-    """Implements `orderchain.ports.GapSource` over PostgreSQL, with the role `gap_reader`.
+    """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
 
-    One fill at a time; used from one event loop. It connects when something is read, and lets go
-    soon after.
+    The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
+    something is read, and lets go soon after.
     """
 
     def __init__(self, config: GapReaderConfig) -> None:
@@ -82,6 +84,33 @@ class GapReader:
             raise RowsArchived(chain_id, at_id, row["boundary_id"])
         return Standing(head=_head_of(row), mark=mark, is_primary=not row["is_standby"])
 
+    # -- places --------------------------------------------------------------------------------
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        rows = await self._connection.fetch(
+            _SQL["row_at_or_before"], self._config.chain_id, until_id
+        )
+        return int(rows[0]["id"])
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return the last id of a batch; see `orderchain.ports.PlaceFinder`.
+
+        Commit times never fall along a chain, so it is found by halving the range of ids: some
+        forty readings of one index entry each, however long the chain.
+        """
+        moment = _EPOCH + timedelta(microseconds=time_us)
+        known = 0
+        upper = (await self.standing(0)).head.last_id
+        while known < upper:
+            middle = (known + upper + 1) // 2
+            batch = await self._connection.fetch(_SQL["batch_from"], self._config.chain_id, middle)
+            if batch and batch[0]["last_id"] <= upper and batch[0]["committed_at"] < moment:
+                known = batch[0]["last_id"]
+            else:
+                upper = middle - 1
+        return known
+
     # -- runs ----------------------------------------------------------------------------------
 
     async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
@@ -91,7 +120,7 @@ class GapReader:
         is read, never more than one ahead. Raises what `orderchain.ports.GapSource` names; what was
         yielded before that is linked and committed.
         """
-        after = await self._check_start(after)
+        after, source = await self._check_start(after)
         marks = BatchMarks(self._connection, self._config.chain_id, after)
         page = self._read_ahead(after.id, until_id)
         try:
@@ -108,12 +137,15 @@ class GapReader:
                     events = await self._explain(after.id, until_id)
                     page = self._read_ahead(events[-1].id, until_id)
                 after = await marks.mark_at(events[-1].id)
-                yield Run(chain_id=self._config.chain_id, events=events, end=after)
+                yield Run(chain_id=self._config.chain_id, events=events, end=after, source=source)
         finally:
             await _drop(page)
 
-    async def _check_start(self, after: Mark) -> Mark:
-        """Return the database's mark for `after`; refuse a place that it does not have."""
+    async def _check_start(self, after: Mark) -> tuple[Mark, str]:
+        """Return the database's mark for `after`, and what kind of server it is.
+
+        Refuses a place that it does not have.
+        """
         standing = await self.standing(after.id)
         mark, chain_id = standing.mark, self._config.chain_id
         if (
@@ -121,7 +153,7 @@ class GapReader:
             and mark.seal == after.seal
             and mark.batch_last_id == after.batch_last_id
         ):
-            return mark
+            return mark, "primary" if standing.is_primary else "standby"
         if not standing.is_primary:
             raise NotYetReadable(after.batch_last_id, after.id)
         if mark is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from gapfill import GapReader, GapReaderConfig
+from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from local_stack import PostgresConfig, PostgresServer
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
@@ -20,6 +20,8 @@ from tests.unit.matcher_receiver.chains import ids_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from orderchain.ports import GapSource
 
     from .conftest import MakeStored
 
@@ -68,7 +70,39 @@ async def test_standby_that_lags_says_not_yet_and_then_gives_the_rows(
     await look.close(timeout=5)
 
 
-async def fill(reader: GapReader, after: object, until_id: int) -> list[object]:
+async def test_standby_that_is_paused_is_waited_for_and_then_the_primary_fills(
+    make_stored: MakeStored, standby: PostgresServer, database_name: str, gap_dsn: str
+) -> None:
+    stored = await make_stored([5, 5])
+    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name), timeout=10)
+    await replayed(look, stored.chain.mark().id)
+    await look.execute("SELECT pg_wal_replay_pause()")
+    before = stored.chain.mark(stored.chain.ids[3])
+    await stored.commit(5)
+
+    sources = PreferredSources.of_databases(
+        GapReaderConfig(database=gap_dsn, chain_id=7, page_rows=3),
+        [standby.dsn(GAP_READER, database_name)],
+        PreferenceConfig(standby_seconds=0.5),
+    )
+    async with sources:
+        head = (await sources.standing(before.id)).head
+        assert head.last_id == stored.chain.mark().id  # the primary's word
+        runs = await fill(sources, before, head.last_id)
+        assert ids_of(runs) == [row_id for row_id in stored.chain.ids if row_id > before.id]
+        # What the standby had came from it, the rest from the primary, with no hole and no repeat.
+        assert [run.source for run in runs][:: len(runs) - 1] == ["standby", "primary"]
+
+        await look.execute("SELECT pg_wal_replay_resume()")
+        await replayed(look, stored.chain.mark().id)
+        assert {run.source for run in await fill(sources, before, head.last_id)} == {"standby"}
+
+        await asyncio.to_thread(standby.stop)
+        assert {run.source for run in await fill(sources, before, head.last_id)} == {"primary"}
+    look.terminate()
+
+
+async def fill(reader: GapSource, after: object, until_id: int) -> list[object]:
     async with aclosing(reader.runs(after, until_id)) as runs:  # type: ignore[arg-type]
         return [run async for run in runs]
 

@@ -36,7 +36,12 @@ def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
 
 
 def test_public_names_are_these() -> None:
-    assert sorted(gapfill.__all__) == ["GapReader", "GapReaderConfig"]
+    assert sorted(gapfill.__all__) == [
+        "GapReader",
+        "GapReaderConfig",
+        "PreferenceConfig",
+        "PreferredSources",
+    ]
 
 
 def test_config_shows_no_password() -> None:

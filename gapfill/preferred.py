@@ -1,0 +1,221 @@
+"""Several servers in order of preference: standbys carry the fills, the primary judges."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gapfill.config import Seconds
+from gapfill.reader import GapReader
+from orderchain.errors import (
+    ConnectError,
+    GapError,
+    HaltError,
+    NotYetReadable,
+    RefusedError,
+    RetryError,
+    SettingError,
+)
+from orderchain.ports import PlaceFinder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from types import TracebackType
+
+    from gapfill.config import GapReaderConfig
+    from orderchain.mark import Mark, Standing
+    from orderchain.ports import GapSource
+    from orderchain.run import Run
+
+FIRST_PAUSE_SECONDS: Final = 0.02
+"""Before a standby is asked again: replay most often lags by a few milliseconds."""
+
+_AWAY: Final = (RetryError, ConnectError)
+
+
+class PreferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How patient a fill is with a server before it turns to the next one."""
+
+    standby_seconds: Seconds = 2.0
+    """How long rows that a standby lacks are waited for, since it last gave some. A longer time
+    spares the primary, and is the latency of a fill while the standby hangs."""
+    pause_seconds_max: Seconds = 0.5
+    """The longest pause between two questions to a standby that lags."""
+    avoid_seconds: Annotated[float, Meta(ge=0, le=3600)] = 5.0
+    """How long a server that did not answer is asked last. Without it every reading would wait for
+    the connect deadline of a server that is gone."""
+
+
+class PreferredSources:
+    """Implements GapSource and PlaceFinder of `orderchain.ports` over several servers of one chain.
+
+    Rows are read from the first server that has them: the standbys, in the order given, each for as
+    long as `standby_seconds` allows, then the primary, the last one given. Where the chain stands,
+    who leads it, what is missing and what contradicts is said by the primary alone; while it is
+    away a standby says where the chain stood, which never halts and makes no nonce known.
+
+    When the last server given is away and another one says that it is a primary, it was promoted:
+    from then on that one judges.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[GapSource],
+        config: PreferenceConfig | None = None,
+        *,
+        random: Random | None = None,
+    ) -> None:
+        if not sources:
+            raise SettingError("sources", "none", "at least one, the primary")
+        self._sources = list(sources)
+        self._judge = self._sources[-1]
+        self._config = config or PreferenceConfig()
+        self._random = random or Random()  # noqa: S311 - jitter, not a secret
+        self._avoided_until: dict[int, float] = {}
+
+    @classmethod
+    def of_databases(
+        cls,
+        reader: GapReaderConfig,
+        standbys: Sequence[str],
+        config: PreferenceConfig | None = None,
+    ) -> Self:
+        """Return sources over the `standbys` (libpq URLs), and `reader`'s own database last."""
+        configs = [msgspec.structs.replace(reader, database=database) for database in standbys]
+        return cls([GapReader(each) for each in (*configs, reader)], config)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all of them, at once; never raises, never waits beyond their deadlines."""
+        await asyncio.gather(*(source.close() for source in self._sources))
+
+    # -- what the primary says -----------------------------------------------------------------
+
+    async def standing(self, at_id: int) -> Standing:
+        """Return what the primary says; see `orderchain.ports.GapSource.standing`."""
+        known: Standing | None = None
+        first_error: Exception | None = None
+        for source in self._judges():
+            if known is not None and self._is_avoided(source):
+                continue
+            try:
+                standing = await source.standing(at_id)
+            except _AWAY as error:
+                self._avoid(source)
+                first_error = first_error or error
+                continue
+            except (RefusedError, GapError):
+                if source is self._judge:
+                    raise
+                continue  # a standby may not have heard of the chain yet
+            if standing.is_primary:
+                self._judge = source
+                return standing
+            known = known or standing
+        if known is None:
+            raise first_error or RetryError("no server answers")
+        return known
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        return await self._find(lambda finder: finder.row_at_or_before(until_id))
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        return await self._find(lambda finder: finder.row_before_time(time_us))
+
+    async def _find(self, ask: Callable[[PlaceFinder], Awaitable[int]]) -> int:
+        await self.standing(0)  # finds out who judges
+        if not isinstance(self._judge, PlaceFinder):
+            raise SettingError("start_at", type(self._judge).__name__, "a source that finds places")
+        return await ask(self._judge)
+
+    def _judges(self) -> list[GapSource]:
+        """Return the servers in the order in which they are asked where the chain stands."""
+        others = [source for source in reversed(self._sources) if source is not self._judge]
+        return sorted([self._judge, *others], key=self._is_avoided)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
+        for source in self._readers():
+            async with _closing(self._runs_of(source, after, until_id)) as runs:
+                async for run in runs:
+                    yield run
+                    after = run.end
+            if after.id >= until_id:
+                return
+        async with _closing(self._judge.runs(after, until_id)) as runs:
+            async for run in runs:
+                yield run
+
+    def _readers(self) -> list[GapSource]:
+        """Return the standbys that are worth asking, in the order of preference."""
+        return [
+            source
+            for source in self._sources
+            if source is not self._judge and not self._is_avoided(source)
+        ]
+
+    async def _runs_of(self, source: GapSource, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        """Yield what a standby has; end where it has no more, for whatever reason."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.standby_seconds
+        pause = FIRST_PAUSE_SECONDS
+        while after.id < until_id:
+            try:
+                # A primary that is not the one that judges may hold another history.
+                if (await source.standing(after.id)).is_primary:
+                    return
+                async with _closing(source.runs(after, until_id)) as runs:
+                    async for run in runs:
+                        yield run
+                        after = run.end
+                        deadline = loop.time() + self._config.standby_seconds
+                        pause = FIRST_PAUSE_SECONDS
+            except NotYetReadable:
+                if loop.time() + pause > deadline:
+                    return
+                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+                pause = min(2 * pause, self._config.pause_seconds_max)
+            except _AWAY:
+                self._avoid(source)
+                return
+            except (RefusedError, GapError, HaltError):
+                return  # not its word that counts
+
+    # -- who is away ---------------------------------------------------------------------------
+
+    def _avoid(self, source: GapSource) -> None:
+        until = asyncio.get_running_loop().time() + self._config.avoid_seconds
+        self._avoided_until[id(source)] = until
+
+    def _is_avoided(self, source: GapSource) -> bool:
+        return asyncio.get_running_loop().time() < self._avoided_until.get(id(source), 0.0)
+
+
+@asynccontextmanager
+async def _closing(runs: AsyncIterator[Run]) -> AsyncIterator[AsyncIterator[Run]]:
+    """Let go of `runs` at the end, where it holds something: a page that is being read ahead."""
+    try:
+        yield runs
+    finally:
+        close: Callable[[], Awaitable[None]] | None = getattr(runs, "aclose", None)
+        if close is not None:
+            await close()
