@@ -209,7 +209,7 @@ def test_sequence_killed_in_the_middle_goes_on_without_doubling(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "o.csv"
-    count = 60_000
+    count = 20_000
     path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, count + 1)))
     process = start(
         "sequence", "--chain", chain, "--input", path, "--batch-rows", 20,
@@ -236,7 +236,7 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     times: int,
 ) -> None:
     path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 60_001)))
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 20_001)))
     process = start(
         "sequence", "--chain", chain, "--input", path, "--batch-rows", 20,
         settings=module_settings,
@@ -248,7 +248,7 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     assert process.returncode == 130, err
     assert "Traceback" not in err
     done = sequence(path, None)
-    assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 60_000
+    assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 20_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
@@ -256,7 +256,7 @@ def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
     start: Start, module_settings: dict[str, str], chain: int, tmp_path: Path
 ) -> None:
     peaks = []
-    for rows in (5_000, 150_000):
+    for rows in (5_000, 100_000):
         path = tmp_path / f"{rows}.csv"
         path.write_text("n,text\n" + "".join(f"{n},abcdefghijklmnop\n" for n in range(rows)))
         process = start(
