@@ -145,7 +145,7 @@ class PostgresChainStore:
         self._config = config
         self._connection: asyncpg.Connection | None = None
         self._term: Term | None = None
-        # Of the take-over tried last, whose answer may have been lost: then it is ours all the same.
+        # Of the take-over tried last: its answer may have been lost, then it is ours all the same.
         self._drawn_nonce = b""
         self._extended_until = -1
         self._is_chained = False
