@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from orderchain.errors import QueueFull
@@ -58,10 +59,13 @@ class Batcher:
     one order alone commits at once, and under load the batches grow until the rate is reached.
     """
 
-    def __init__(self, *, rows_max: int, bytes_max: int, queue_bytes_max: int) -> None:
+    def __init__(
+        self, *, rows_max: int, bytes_max: int, queue_bytes_max: int, linger_seconds: float = 0.0
+    ) -> None:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._queue_bytes_max = queue_bytes_max
+        self._linger_seconds = linger_seconds
         self._entries: deque[Entry] = deque()
         # Entries that found no room, in the order of their calls. They are let in by whoever makes
         # room, not by their own callers: a call that came later must not slip in between.
@@ -95,7 +99,17 @@ class Batcher:
         while not self._entries and not self._closed:
             self._arrived.clear()
             await self._arrived.wait()
+        if self._linger_seconds and not self._closed:
+            await self._linger()
         return self.take()
+
+    async def _linger(self) -> None:
+        """Give others the time to join the batch, but for no longer than it takes to fill it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_seconds):
+                while not self.has_full_batch() and not self._closed:
+                    self._arrived.clear()
+                    await self._arrived.wait()
 
     def take(self) -> list[Entry]:
         """Return the entries of the next batch, at least one if any wait."""

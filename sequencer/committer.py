@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from orderchain.errors import ConnectError, Fenced, PrimaryBehind, RetryError, UnknownOutcome
 from sequencer.assembly import Assembly, orders_of
 from sequencer.core import SequencerCore
+from sequencer.latency import Latency
 from sequencer.order import key_of
 from sequencer.placing import Placing
 
@@ -61,6 +62,8 @@ class Committer:
         self._acknowledged_id = 0
         self.rows = 0
         self.batches = 0
+        self.batch_rows_last = 0
+        self.latency = Latency()
         self.repeats = 0
         self.unknown_outcomes = 0
 
@@ -132,6 +135,7 @@ class Committer:
         `meanwhile` is called once while the server is at work, or not at all; see `ChainStore`.
         Raises when this process can lead no longer; the callers have their answers then too.
         """
+        began_ns = self._clock.monotonic_ns()
         try:
             await self._commit_until_known(assembly, meanwhile)
         except BaseException as error:
@@ -142,6 +146,9 @@ class Committer:
             self._acknowledged_id = batch.last_id
             self.rows += batch.row_count
             self.batches += 1
+            self.batch_rows_last = batch.row_count
+            seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+            self.latency = self.latency.with_value(seconds)
             self._keys.remember(batch, assembly.claims)
         # The callers first: publishing must not stand between a commit and its acknowledgement.
         assembly.answer()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import RetryError
 from sequencer.framing import batch_frames, has_unfit_row, heartbeat_frame
+from sequencer.latency import Latency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,7 @@ class Publisher:
         self.frames_sent = 0
         self.heartbeats_sent = 0
         self.send_failures = 0
+        self.latency = Latency()
 
     @property
     def queue_bytes(self) -> int:
@@ -161,7 +163,9 @@ class Publisher:
         frames = [
             frame for batch in batches for frame in batch_frames(batch, term, frame_bytes_max)
         ]
+        began_ns = self._clock.monotonic_ns()
         await self._send(frames)
+        self.latency = self.latency.with_value((self._clock.monotonic_ns() - began_ns) / 1e9)
         self.frames_sent += len(frames)
         self._done_with(batches)
 

@@ -22,6 +22,7 @@ from sequencer.committer import Committer
 from sequencer.kafka_sink import KafkaFrameSink
 from sequencer.key_keeper import KeyKeeper
 from sequencer.key_store import PostgresKeyStore
+from sequencer.latency import Latency
 from sequencer.leadership import Leadership
 from sequencer.lease import PostgresLease
 from sequencer.order import Ack, Order, check_orders
@@ -83,6 +84,7 @@ class Sequencer:
             rows_max=config.batch_rows_max,
             bytes_max=config.batch_bytes_max,
             queue_bytes_max=config.queue_bytes_max,
+            linger_seconds=config.linger_seconds,
         )
         self._clock = clock
         self._leadership = Leadership(config, store, lease, clock)
@@ -251,6 +253,9 @@ class Sequencer:
             head_published=publisher.published_id if publisher else 0,
             rows=committer.rows,
             batches=committer.batches,
+            batch_rows_last=committer.batch_rows_last,
+            commit_latency=committer.latency,
+            publish_latency=publisher.latency if publisher else Latency(),
             repeats=committer.repeats,
             keys_remembered=memory.index.rows if (memory := self._keys.memory) else 0,
             queue_rows=batcher.rows,

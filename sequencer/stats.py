@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from sequencer.latency import Latency
+
 
 class SequencerStats(Struct, frozen=True, kw_only=True):
     """A look at one instant; every counter counts from the start of this process."""
@@ -18,6 +20,12 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Orders committed."""
     batches: int
     """Commits."""
+    batch_rows_last: int
+    """Rows of the last commit; `rows / batches` is the mean."""
+    commit_latency: Latency
+    """From the first statement of a commit to the server's word, tries again included."""
+    publish_latency: Latency
+    """From a send to the broker's acknowledgement, without sends that failed."""
     repeats: int
     """Orders whose key was accepted before, or refused for their key."""
     keys_remembered: int

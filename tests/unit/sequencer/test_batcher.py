@@ -107,3 +107,19 @@ async def test_fail_answers_everyone_waiting_for_room_too() -> None:
     for one in entries:
         with pytest.raises(StoppedError):
             one.done.result()
+
+
+async def test_next_batch_with_linger_waits_for_others_until_the_batch_is_full() -> None:
+    queue = Batcher(rows_max=3, bytes_max=1_000, queue_bytes_max=1_000, linger_seconds=30)
+    queue.add_nowait(entry())
+    taking = asyncio.create_task(queue.next_batch())
+    await asyncio.sleep(0)
+    assert not taking.done()
+    queue.add_nowait(entry(rows=2))
+    assert len(await taking) == 2
+
+
+async def test_next_batch_with_linger_gives_up_waiting_after_its_time() -> None:
+    queue = Batcher(rows_max=3, bytes_max=1_000, queue_bytes_max=1_000, linger_seconds=0.001)
+    queue.add_nowait(one := entry())
+    assert await queue.next_batch() == [one]

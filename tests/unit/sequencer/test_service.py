@@ -284,4 +284,7 @@ async def test_stats_tell_what_was_done(world: World) -> None:
         await sequencer.submit_many(make_orders(10))
         stats = sequencer.stats()
     assert (stats.rows, stats.batches, stats.epoch) == (10, 1, 1)
+    assert stats.batch_rows_last == 10
+    assert stats.commit_latency.count == 1
+    assert stats.commit_latency.highest_seconds >= stats.commit_latency.last_seconds > 0
     assert stats.head_persisted == world.rows()[-1].id
