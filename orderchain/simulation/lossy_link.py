@@ -49,7 +49,7 @@ class LossyLink:
         dial, draw = self.dial, self._random.random
         if draw() < dial.lost:
             return
-        if draw() < dial.broken:
+        if record and draw() < dial.broken:
             record = self._broken(record)
         if draw() < dial.held:
             self._held.append((self._random.randrange(_OVERTAKERS_MAX), record))

@@ -63,6 +63,10 @@ class MemoryChain:
             self.batches[-1].seal if self.batches else genesis_seal(self.database_id, self.chain_id)
         )
 
+    def admits(self, batch: Batch) -> bool:
+        """Say whether `batch` passes the fence: of the epoch of now, and behind the head of now."""
+        return self.epoch == batch.epoch and self.last_id == batch.pid
+
     def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
         """Apply a commit whose fence was passed."""
         self.batches.append(batch)
@@ -181,7 +185,7 @@ class MemoryChainStore:
         if fault is CommitFault.REFUSED:
             self._term = None
             raise RetryError("commit: refused")
-        is_ours = chain.epoch == batch.epoch and chain.last_id == batch.pid
+        is_ours = chain.admits(batch)
         if fault is not None:
             self._term = None
             if is_ours and fault is CommitFault.LOST_AFTER:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_CLOSE_WAYS: Final = 4
+"""A close race is decided within so many ways to the server: the time of a question or two."""
+
+_ANY_TIME_SHARE: Final = 0.4
+"""Of late questions; the others arrive in a close race with what the asker does next."""
+
 _NOBODY: Final = Context()
 """Where servers run: in no process, so that no pause holds them up."""
 
@@ -102,17 +108,26 @@ class Wire:
         later = asyncio.get_running_loop().call_later
         boots = self.server.boots
         if self._happens(self.dial.late):
-            delay = self._random.uniform(0.0, self.dial.late_seconds_max)
-            later(delay, self._arrive, work, answer, boots, context=_NOBODY)
-            self._give_up_on(answer)
+            given_up = self._give_up_on(answer)
+            later(self._lateness(given_up), self._arrive, work, answer, boots, context=_NOBODY)
         elif self._happens(self.dial.question_lost):
             self._give_up_on(answer)
         else:
             later(self._seconds(), self._arrive, work, answer, boots, context=_NOBODY)
 
-    def _give_up_on(self, answer: asyncio.Future[_T]) -> None:
+    def _lateness(self, given_up: float) -> float:
+        """Return when a late question arrives: any time, or right behind its being given up.
+
+        That moment is where an asker goes wrong who takes silence for an answer.
+        """
+        if self._random.random() < _ANY_TIME_SHARE:
+            return self._random.uniform(0.0, self.dial.late_seconds_max)
+        return given_up + self._random.uniform(0.0, _CLOSE_WAYS * self.dial.seconds_max)
+
+    def _give_up_on(self, answer: asyncio.Future[_T]) -> float:
         delay = self._random.uniform(0.0, self.dial.patience_seconds)
         asyncio.get_running_loop().call_later(delay, self._break, answer, context=_NOBODY)
+        return delay
 
     def _arrive(
         self, work: Callable[[], Coroutine[Any, Any, _T]], answer: asyncio.Future[_T], boots: int

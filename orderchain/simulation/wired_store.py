@@ -25,13 +25,21 @@ class WiredChainStore:
     """Implements `orderchain.ports.ChainStore`: a `MemoryChainStore` a connection.
 
     A connection is lost with the first answer that is, and whenever the server crashes. What was
-    asked over it may land all the same, until a higher epoch stands in its way.
+    asked over it may land all the same, until a higher epoch stands in its way. `commit_wire`, to
+    the same server, may make commits fare worse than other questions.
     """
 
-    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        chain_id: int,
+        wire: Wire,
+        commit_wire: Wire | None = None,
+    ) -> None:
         self._database = database
         self._chain_id = chain_id
         self._wire = wire
+        self._commit_wire = commit_wire or wire
         self._connection: MemoryChainStore | None = None
         self._boots = 0
         # The take-over that came last, whose answer may have been lost: it is ours all the same.
@@ -76,7 +84,7 @@ class WiredChainStore:
         store = self._connected()
         work = partial(store.commit, batch, published_id=published_id, intake=intake)
         try:
-            await self._wire.call(work)
+            await self._commit_wire.call(work)
         except WireBroken as error:
             self._connection = None
             if error.may_be_done:

@@ -1,0 +1,132 @@
+"""A client of the simulated exchange: it submits until it is told a place, and tries again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orderchain.client_key import client_key
+from orderchain.errors import (
+    KeyConflict,
+    OrderchainError,
+    OrderError,
+    RetryError,
+    StoppedError,
+)
+from sequencer import Order
+
+if TYPE_CHECKING:
+    from sequencer import Ack, Sequencer
+
+    from .hosts import Leader
+    from .world import World
+
+ANSWER_SECONDS = 2.0
+"""A client's own deadline: past it, it asks again."""
+
+SURELY_NOT = (OrderError, RetryError, StoppedError)
+"""Errors that say that nothing was committed, and nothing will be."""
+
+
+class Client:
+    """Submits one call after the other; no call is given up before every order has its place."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.name = f"client {number}"
+        self._numbers = 0
+        self._places: dict[str, tuple[bytes, Ack]] = {}
+
+    async def live(self) -> None:
+        random = self.world.random
+        for _ in range(self.world.plan.calls_per_client):
+            await self._call()
+            await asyncio.sleep(random.expovariate(4.0) if random.random() < 0.8 else 0.0)
+
+    async def last_call(self) -> None:
+        """One more order, once everything is healed."""
+        await self._until_acked([self._new()])
+
+    async def _call(self) -> None:
+        kind = self.world.random.random()
+        if kind < 0.15 and self._places:
+            await self._repeat()
+        elif kind < 0.25 and self._places:
+            await self._contradict()
+        elif kind < 0.45:
+            await self._until_acked([self._new() for _ in range(self.world.random.randint(2, 3))])
+        elif kind < 0.6:
+            # The same order twice at once: by a client that lost its patience, say.
+            order = self._new()
+            await asyncio.gather(self._until_acked([order]), self._until_acked([order]))
+        else:
+            await self._until_acked([self._new()])
+
+    async def _repeat(self) -> None:
+        key = self.world.random.choice(list(self._places))
+        payload, ack = self._places[key]
+        again = await self._until_acked([Order(key, payload)])
+        self.world.checker.require(again == [ack], "S4 another place", key, again, ack)
+
+    async def _contradict(self) -> None:
+        """The same key with another payload is refused, by naming the row that has it."""
+        key = self.world.random.choice(list(self._places))
+        payload, ack = self._places[key]
+        try:
+            found = await self._until_acked([Order(key, payload + b"!")])
+        except KeyConflict as error:
+            self.world.checker.require(error.id == ack.id, "S4 conflict", key, error.id, ack)
+        else:
+            self.world.checker.require(False, "S4 no conflict", key, found)
+
+    def _new(self) -> Order:
+        """The next order: with a number that rises, or with a key of free form."""
+        self._numbers += 1
+        is_free = self.world.random.random() < 0.5
+        key = (
+            f"{self.name} order {self._numbers}"
+            if is_free
+            else client_key(self.name, self._numbers)
+        )
+        payload = self.world.random.randbytes(self.world.random.randrange(20))
+        return Order(key, payload)
+
+    async def _until_acked(self, orders: list[Order]) -> list[Ack]:
+        """Try until there is an answer. Raises OrderError."""
+        tries = self.world.checker.tries
+        while True:
+            leader = await self._any_leader()
+            keys = [order.key for order in orders]
+            tries.begin(keys)
+            answer = await self._try(leader.sequencer, orders)
+            # What a dead process still says, it has not said.
+            is_heard = not leader.process.is_dead
+            tries.end(keys, answer if is_heard and isinstance(answer, SURELY_NOT) else None)
+            if is_heard and isinstance(answer, OrderError):
+                raise answer
+            if is_heard and isinstance(answer, list):
+                self._keep(orders, answer)
+                return answer
+            await asyncio.sleep(self.world.random.uniform(0.02, 0.2))
+
+    async def _any_leader(self) -> Leader:
+        """Return somebody who takes orders, once there is one: the true leader, or a zombie."""
+        while not self.world.leaders:  # noqa: ASYNC110 - as a client looks: now and then
+            await asyncio.sleep(0.1)
+        return self.world.random.choice(self.world.leaders)
+
+    async def _try(self, sequencer: Sequencer, orders: list[Order]) -> list[Ack] | Exception:
+        """Return what `sequencer` answers; TimeoutError when it does not."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if len(orders) == 1:
+                    order = orders[0]
+                    return [await sequencer.submit(order.key, order.payload)]
+                return await sequencer.submit_many(orders)
+        except (OrderchainError, TimeoutError) as error:
+            return error
+
+    def _keep(self, orders: list[Order], acks: list[Ack]) -> None:
+        for order, ack in zip(orders, acks, strict=True):
+            self.world.checker.on_ack(order.key, order.payload, ack)
+            self._places[order.key] = (order.payload, ack)

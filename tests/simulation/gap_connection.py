@@ -1,0 +1,103 @@
+"""The connection of the real gap reader, over a chain in memory: it answers the reader's SQL."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from orderchain.errors import RetryError
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between
+from orderchain.simulation.wire import WireBroken
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orderchain.event import Event
+    from orderchain.simulation.memory_store import MemoryChain
+    from orderchain.simulation.wire import Wire
+
+_NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
+
+
+class MemoryReadConnection:
+    """Stands in for `gapfill.connection.ReadConnection`: one statement at a time."""
+
+    def __init__(self, see: Callable[[], MemoryChain], *, is_standby: bool, wire: Wire) -> None:
+        self._see = see
+        self._is_standby = is_standby
+        self._wire = wire
+        self._turn = asyncio.Lock()
+
+    async def fetch(self, statement: str, *values: Any) -> Sequence[Any]:
+        # A statement that is not known here fails: then the simulation has to learn it.
+        answer = getattr(self, f"_{_NAMES[statement]}")
+
+        async def work() -> Sequence[Any]:
+            found: Sequence[Any] = answer(self._see(), *values[1:])
+            return found
+
+        async with self._turn:
+            try:
+                return await self._wire.call(work)
+            except WireBroken as error:
+                raise RetryError(f"the read failed: {error}") from error
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _standing(self, chain: MemoryChain, at_id: int) -> Sequence[Any]:
+        head, mark = head_of(chain), mark_at(chain, at_id)
+        is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
+        return [
+            {
+                "version": SCHEMA_VERSION,
+                "database_id": head.database_id,
+                "is_standby": self._is_standby,
+                "chain_id": head.chain_id,
+                "epoch": head.epoch,
+                "nonce": head.nonce,
+                "last_id": head.last_id,
+                "last_seal": head.last_seal,
+                "published_id": head.published_id,
+                "topic": head.topic,
+                "topic_partition": head.partition,
+                "batch_last_id": mark.batch_last_id,
+                "batch_seal": mark.seal,
+                "batch_epoch": mark.epoch,
+                "is_there": is_row or mark.batch_last_id == at_id,
+                "boundary_id": 0,
+            }
+        ]
+
+    def _page(
+        self, chain: MemoryChain, after_id: int, until_id: int, rows: int, bytes_: int
+    ) -> Sequence[Any]:
+        found = rows_between(chain, after_id, until_id, rows)
+        if sum(len(event.payload) for event in found) > bytes_:
+            return []
+        return list(map(_row, found))
+
+    def _page_by_bytes(
+        self, chain: MemoryChain, after_id: int, until_id: int, rows: int, bytes_: int
+    ) -> Sequence[Any]:
+        found: list[Any] = []
+        total = 0
+        for event in rows_between(chain, after_id, until_id, rows):
+            if total >= bytes_:
+                break
+            found.append(_row(event))
+            total += len(event.payload)
+        return found
+
+    def _batches_after(self, chain: MemoryChain, known_id: int, limit: int) -> Sequence[Any]:
+        rows = [(b.last_id, b.seal, b.epoch) for b in chain.batches if b.last_id > known_id]
+        return rows[:limit]
+
+    def _place(self, chain: MemoryChain) -> Sequence[Any]:
+        return [{"is_standby": self._is_standby, "boundary_id": 0}]
+
+
+def _row(event: Event) -> tuple[Any, ...]:
+    return (event.id, event.pid, event.key, event.event_time_ns, event.payload)

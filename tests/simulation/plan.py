@@ -1,0 +1,70 @@
+"""What one seed draws: how large its world is, how bad, and how its parts are set."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+
+CHAIN_ID = 1
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The world of one seed, in words; printed with a failure."""
+
+    seed: int
+    sequencers: int
+    """The first to start leads, the others stand by."""
+    clients: int
+    calls_per_client: int
+    receivers: int
+    fault_seconds: float
+    """Virtual time with faults; then everything heals."""
+    faults_per_second: float
+    """Kills, pauses, crashes and the like."""
+    commit_loss: float
+    database_loss: float
+    broker_loss: float
+    link_loss: float
+    """Shares of commits, of other questions, and of records that something happens to."""
+    is_broker_gone: bool
+    """The broker never comes back."""
+    is_standby_read: bool
+    """Receivers read a standby that lags, not the primary."""
+    keeps_checkpoint_apart: bool
+    """Receivers keep a journal and the checkpoint beside it, not both in one transaction."""
+    is_time_ids: bool
+    key_piece_rows: int
+    """Rows of a page of keys: small, so that pages are made, stored and read at take-overs."""
+    partition_ids: int
+    takeover_skip_ids: int
+    batch_rows_max: int
+    page_rows: int
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        """Return the plan of `seed`."""
+        random = Random(f"plan of {seed}")
+        is_time_ids = random.random() < 0.2
+        return cls(
+            seed=seed,
+            sequencers=random.choice((1, 2, 2)),
+            clients=random.choice((1, 2, 3)),
+            calls_per_client=random.randint(5, 15),
+            receivers=random.choice((1, 1, 2)),
+            fault_seconds=random.uniform(2.0, 6.0),
+            faults_per_second=random.choice((0.0, 1.0, 2.0, 4.0)),
+            commit_loss=random.choice((0.0, 0.1, 0.3, 0.5)),
+            database_loss=random.choice((0.0, 0.01, 0.05, 0.15)),
+            broker_loss=random.choice((0.0, 0.1, 0.4)),
+            link_loss=random.choice((0.0, 0.1, 0.5)),
+            is_broker_gone=random.random() < 0.15,
+            is_standby_read=random.random() < 0.25,
+            keeps_checkpoint_apart=random.random() < 0.25,
+            is_time_ids=is_time_ids,
+            key_piece_rows=random.choice((4, 16, 65_536)),
+            partition_ids=2**45 if is_time_ids else random.choice((200, 10_000)),
+            takeover_skip_ids=random.choice((0, 50)),
+            batch_rows_max=random.choice((3, 20, 100)),
+            page_rows=random.choice((2, 10, 1_000)),
+        )

@@ -1,0 +1,33 @@
+"""The simulation finds what it is there to find: each wrong done to the engine is noticed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .mutations import MUTATIONS
+from .world import SeedFailed, simulate
+
+if TYPE_CHECKING:
+    from .mutations import Mutation
+
+pytestmark = pytest.mark.simulation
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_engine_with_a_wrong_is_found_out_within_the_stated_seeds(mutation: Mutation) -> None:
+    with mutation.done():
+        found = first_failure(mutation)
+    assert found is not None, f"not found within {mutation.seeds} seeds"
+    assert f"SEED={found.seed}" in str(found), "how to see it again"
+    assert any(word in str(found) for word in mutation.found_by)
+
+
+def first_failure(mutation: Mutation) -> SeedFailed | None:
+    for seed in range(mutation.seeds):
+        try:
+            simulate(seed, **mutation.changes)
+        except SeedFailed as failure:
+            return failure
+    return None

@@ -1,0 +1,60 @@
+"""Thousands of worlds: whatever breaks, the invariants hold, and everything arrives in the end.
+
+`make simulate SEEDS=n` lives through more of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .plan import Plan
+from .world import simulate
+
+SEEDS = 2_000
+SEEDS_PER_TEST = 100
+
+pytestmark = pytest.mark.simulation
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
+def test_worlds_with_faults_keep_every_invariant_and_deliver_everything(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        simulate(seed)
+
+
+def test_same_seed_takes_the_same_steps() -> None:
+    for seed in (3, 4, 5):
+        assert simulate(seed).digest() == simulate(seed).digest()
+
+
+def test_same_seed_takes_the_same_steps_in_another_process() -> None:
+    """Neither addresses nor the hashes of strings decide anything."""
+    ask = "from tests.simulation.world import simulate; print(simulate(6).digest())"
+    for hash_seed in ("1", "2"):
+        found = subprocess.run(
+            [sys.executable, "-c", ask],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert found.stdout.strip() == simulate(6).digest()
+
+
+def test_drawn_worlds_differ_in_all_that_is_drawn() -> None:
+    plans = [Plan.draw(seed) for seed in range(100)]
+    for field in Plan.__struct_fields__:
+        assert len({getattr(plan, field) for plan in plans}) > 1, field
+
+
+def test_worlds_are_worth_their_time() -> None:
+    """A world in which nothing happens would prove nothing."""
+    worlds = [simulate(seed) for seed in range(60)]
+    epochs = [world.chain.epoch for world in worlds]
+    assert sum(epochs) / len(worlds) > 2.0, "hardly a take-over"
+    assert sum(len(world.chain.batches) for world in worlds) / len(worlds) > 8.0
+    assert sum(world.checker.steps for world in worlds) / len(worlds) > 100.0

@@ -1,0 +1,344 @@
+"""One simulated world: a database, a broker, programs, clients, and what befalls them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import contextmanager
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import msgspec
+
+from orderchain.simulation.lossy_link import LinkDial
+from orderchain.simulation.memory_gap_source import MemoryReplica
+from orderchain.simulation.memory_store import MemoryDatabase
+from orderchain.simulation.virtual_loop import run_virtual, virtual_clock
+from orderchain.simulation.wire import Dial, Server, Wire
+
+from .checker import CheckedChain, CheckedLog, Checker, Violation
+from .client import Client
+from .hosts import Host, Leader, ReceiverHost, SequencerHost
+from .plan import CHAIN_ID, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from typing import Any
+
+    from orderchain.simulation.process import Process
+
+SERVED_SECONDS = 20.0
+"""In so long after the last fault every client has an answer to everything (L2: a lease, a
+take-over, and the longest back-off of a leader that waits for its database)."""
+
+DELIVERED_SECONDS = 5.0
+"""In so long after that every committed row is delivered (L1): `poll_after_seconds`, the longest
+back-off of a receiver, and a standby's lag; the same with Kafka gone."""
+
+RESTARTED_SECONDS = 2.0
+"""By then every receiver is at work again: a start needs the broker."""
+
+REPLAY_SECONDS_MAX = 1.0
+TOLD_LINES = 60
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.loop = virtual_clock()
+        self.random = Random(plan.seed)
+        self.trace: deque[str] = deque(maxlen=TOLD_LINES)
+        self.failures: list[str] = []
+        self.steps = 0
+        """Taken by the loop until the story was over; what ends behind it ends in any order."""
+        self.processes: list[Process] = []
+        self._make_database()
+        self._make_broker()
+        self.sequencers = [SequencerHost(self, f"sequencer {n}") for n in range(plan.sequencers)]
+        self.receivers = [ReceiverHost(self, f"receiver {n}") for n in range(plan.receivers)]
+        self.leaders: list[Leader] = []
+        self.clients = [Client(self, n) for n in range(plan.clients)]
+
+    def _make_database(self) -> None:
+        plan = self.plan
+        self.database = MemoryDatabase(plan.seed)
+        self.chain = CheckedChain(CHAIN_ID, self.database.database_id, plan.partition_ids)
+        self.database.chains[CHAIN_ID] = self.chain
+        self.checker = Checker(CHAIN_ID, self.database.database_id)
+        self.chain.watch = self.checker.on_commit
+        self.replica = MemoryReplica(self.database, CHAIN_ID)
+        self.database_server = Server("database")
+        self.database_dial = self._dial(plan.database_loss)
+        self.commit_dial = self._dial(plan.commit_loss)
+
+    def _dial(self, loss: float) -> Dial:
+        """Draw what most of a loss is: another thing in each world."""
+        weights = [self.random.random() ** 2 for _ in range(4)]
+        refused, question_lost, answer_lost, late = (loss * w / sum(weights) for w in weights)
+        return Dial(
+            refused=refused, question_lost=question_lost, answer_lost=answer_lost, late=late
+        )
+
+    def _make_broker(self) -> None:
+        lost = self.plan.link_loss / 2
+        self.log = CheckedLog()
+        self.log.watch = self.checker.on_publish
+        self.broker_server = Server("broker")
+        self.broker_dial = self._dial(self.plan.broker_loss)
+        self.link_dial = LinkDial(lost=lost, repeated=lost / 2, held=lost / 2, broken=lost / 4)
+
+    # -- what its parts ask for ----------------------------------------------------------------
+
+    def database_wire(self) -> Wire:
+        return Wire(self.database_server, self.database_dial, self.random)
+
+    def commit_wire(self) -> Wire:
+        return Wire(self.database_server, self.commit_dial, self.random)
+
+    def broker_wire(self) -> Wire:
+        return Wire(self.broker_server, self.broker_dial, self.random)
+
+    def note(self, *what: object) -> None:
+        """Add a line to the story."""
+        self.trace.append(f"{self.loop.time() - 1_000:9.4f} {' '.join(map(str, what))}")
+
+    def fail(self, what: str) -> None:
+        self.failures.append(what)
+
+    async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do `work`; an end that nobody foresaw fails the seed."""
+        try:
+            await work()
+        except Exception as error:
+            self.fail(repr(error))
+            raise
+
+    def end(self) -> None:
+        """Kill whatever still runs, or only seems dead."""
+        for process in self.processes:
+            process.kill()
+
+    # -- the story -----------------------------------------------------------------------------
+
+    async def live(self) -> None:
+        """Faults, healing, the end; every step under the eyes of the checker."""
+        hosts: list[Host] = [*self.sequencers, *self.receivers]
+        for host in hosts:
+            host.start()
+        calling = [asyncio.ensure_future(self.guarded(c.live)) for c in self.clients]
+        replaying = asyncio.ensure_future(self._replay())
+        await self._break_things()
+        self._heal()
+        await self._until(lambda: all(task.done() for task in calling), SERVED_SECONDS, "L2 calls")
+        if self.plan.is_broker_gone:
+            await asyncio.sleep(RESTARTED_SECONDS)
+            self.log.is_away = True
+        last_calls = [asyncio.ensure_future(self.guarded(c.last_call)) for c in self.clients]
+        await self._until(
+            lambda: all(task.done() for task in last_calls), SERVED_SECONDS, "L2 last"
+        )
+        await self._until(self._is_delivered, DELIVERED_SECONDS, "L1 delivered")
+        replaying.cancel()
+        self.steps = self.loop.steps
+
+    def digest(self) -> str:
+        """Return a value that two runs of one seed share, whatever machine they ran on."""
+        told = [*self.trace, *map(repr, self.checker.events), str(self.steps)]
+        return sha256("\n".join(told).encode()).hexdigest()
+
+    def check(self) -> None:
+        """Raise the first violation, or what else went wrong."""
+        if self.checker.violation is not None:
+            raise self.checker.violation
+        if self.failures:
+            raise Violation(self.failures[0])
+
+    def _is_delivered(self) -> bool:
+        return all(receiver.effects == self.checker.events for receiver in self.receivers)
+
+    async def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = self.loop.time() + seconds
+        while not is_so():
+            self.check()
+            if self.loop.time() > deadline:
+                raise Violation(f"{what}: not within {seconds} s")
+            await asyncio.sleep(0.1)
+        self.check()
+
+    async def _replay(self) -> None:
+        while True:
+            await asyncio.sleep(self.random.uniform(0.0, REPLAY_SECONDS_MAX))
+            self.replica.replay()
+
+    # -- faults --------------------------------------------------------------------------------
+
+    async def _break_things(self) -> None:
+        end = self.loop.time() + self.plan.fault_seconds
+        rate = self.plan.faults_per_second
+        while True:
+            pause = self.random.expovariate(rate) if rate else self.plan.fault_seconds
+            left = end - self.loop.time()
+            await asyncio.sleep(min(pause, left))
+            self.check()
+            if pause >= left:
+                return
+            self.random.choice(FAULTS)(self)
+
+    def _heal(self) -> None:
+        self.note("everything heals")
+        for dial in (self.database_dial, self.commit_dial, self.broker_dial, self.link_dial):
+            dial.heal()
+        self.database_server.is_away = False
+        self.log.is_away = False
+        for process in self.processes:
+            process.resume()
+        for host in (*self.sequencers, *self.receivers):
+            host.restart()
+
+    def _later(self, seconds_max: float, work: Callable[[], None]) -> None:
+        self.loop.call_later(self.random.uniform(0.0, seconds_max), work)
+
+    def any_host(self) -> Host:
+        return self.random.choice([*self.sequencers, *self.sequencers, *self.receivers])
+
+    def kill(self) -> None:
+        host = self.any_host()
+        if not host.process.is_dead:
+            host.kill()
+            self._later(1.0, host.restart)
+
+    def pause(self) -> None:
+        """Long enough, at times, that another one takes over: then a zombie wakes up."""
+        host = self.any_host()
+        self.note(host.name, "paused")
+        host.process.pause()
+        self._later(3 * 1.0, host.process.resume)
+
+    def replace_paused(self) -> None:
+        """A second one is started while the first one only seems dead."""
+        host = self.any_host()
+        paused = host.process
+        if paused.is_dead or paused.is_paused:
+            return
+        self.note(host.name, "paused, and started a second time")
+        paused.pause()
+        host.start()
+        self._later(2.0, paused.resume)
+        self._later(4.0, paused.kill)
+
+    def stop(self) -> None:
+        if self.leaders:
+            leader = self.random.choice(self.leaders)
+            self.note(leader.process.name, "told to stop")
+            leader.stop()
+
+    def crash_database(self) -> None:
+        self.note("database crashes")
+        self.database_server.crash()
+        self._later(1.5, self._return_database)
+
+    def cut_database(self) -> None:
+        self.note("database away")
+        self.database_server.is_away = True
+        self._later(2.0, self._return_database)
+
+    def _return_database(self) -> None:
+        self.database_server.is_away = False
+
+    def cut_broker(self) -> None:
+        self.note("broker away")
+        self.log.is_away = True
+        self._later(3.0, self._return_broker)
+
+    def _return_broker(self) -> None:
+        self.log.is_away = False
+
+    def spoil_log(self) -> None:
+        kind = self.random.choice(("truncate", "expire", "wipe"))
+        self.note("log:", kind)
+        if kind == "wipe":
+            self.log.wipe()
+        else:
+            getattr(self.log, kind)(self.random.randrange(1, 6))
+
+    def throw_garbage(self) -> None:
+        self.log.append([b"", self.random.randbytes(200), b"OCHN" + self.random.randbytes(200)])
+
+    def step_clock(self) -> None:
+        host = self.random.choice(self.sequencers)
+        host.clock.offset_ns = self.random.randrange(-(10**10), 10**10)
+
+
+FAULTS = (
+    World.kill,
+    World.kill,
+    World.pause,
+    World.pause,
+    World.replace_paused,
+    World.stop,
+    World.crash_database,
+    World.cut_database,
+    World.cut_broker,
+    World.spoil_log,
+    World.throw_garbage,
+    World.step_clock,
+)
+
+
+class SeedFailed(AssertionError):
+    """A seed found something: what, and how to see it again."""
+
+    def __init__(self, world_plan: Plan, error: BaseException, trace: list[str]) -> None:
+        story = "\n".join(trace)
+        super().__init__(
+            f"seed {world_plan.seed}: {error}\n{world_plan}\n{story}\n"
+            f"replay: make simulate SEED={world_plan.seed} SEEDS=1"
+        )
+        self.seed = world_plan.seed
+
+
+def simulate(seed: int, **changes: object) -> World:
+    """Live through the world of `seed`. Raises SeedFailed."""
+    plan = msgspec.structs.replace(Plan.draw(seed), **changes)
+    worlds: list[World] = []
+
+    async def live() -> None:
+        worlds.append(World(plan))
+        try:
+            await worlds[0].live()
+        finally:
+            worlds[0].end()
+
+    with _quiet(), _small_pieces(plan.key_piece_rows):
+        try:
+            run_virtual(live(), seed=seed, seconds=600.0)
+            worlds[0].check()
+        except Exception as error:
+            raise SeedFailed(plan, error, list(worlds[0].trace) if worlds else []) from error
+    return worlds[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let nobody write the warnings of a thousand broken worlds."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _small_pieces(rows: int) -> Iterator[None]:
+    """Make pages of keys after few rows, so that worlds of a hundred orders have some."""
+    with (
+        patch("sequencer.key_index.PIECE_ROWS", rows),
+        patch("sequencer.key_keeper.PIECE_ROWS", rows),
+    ):
+        yield
