@@ -182,8 +182,50 @@ CREATE TABLE receiver_checkpoint (
     seal           bytea       NOT NULL CHECK (length(seal) = 32),
     epoch          bigint      NOT NULL,
     updated_at     timestamptz NOT NULL DEFAULT now(),
+    -- Which database the place belongs to: one that was carried into another is refused there.
+    database_id    uuid,
     PRIMARY KEY (chain_id, receiver)
 ) WITH (fillfactor = 50);
+
+-- The gap ledger: what did not come by Kafka, and what became of it. Each receiver keeps its last ones
+-- only. Written behind the delivery, so the end of it may be lost with a process.
+CREATE TABLE receiver_gap (
+    chain_id  integer     NOT NULL REFERENCES chain_head,
+    receiver  text        NOT NULL,
+    after_id  bigint      NOT NULL,
+    until_id  bigint      NOT NULL CHECK (until_id > after_id),
+    cause     text        NOT NULL,
+    outcome   text        NOT NULL,
+    source    text        NOT NULL,
+    row_count bigint      NOT NULL CHECK (row_count >= 0),
+    found_at  timestamptz NOT NULL,
+    duration  interval    NOT NULL,
+    PRIMARY KEY (chain_id, receiver, after_id)
+);
+
+-- Receivers that were contradicted by the primary. While a row stands here, none of its name starts.
+CREATE TABLE receiver_halt (
+    chain_id  integer     NOT NULL REFERENCES chain_head,
+    receiver  text        NOT NULL,
+    at_id     bigint      NOT NULL, -- the last row that had been handed on
+    reason    text        NOT NULL, -- the error's name
+    detail    text        NOT NULL, -- what it said
+    halted_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, receiver)
+);
+
+-- What people did by hand to a chain or its receivers, and why. Never changed, never removed.
+CREATE TABLE chain_act (
+    act_id   bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    chain_id integer     NOT NULL REFERENCES chain_head,
+    receiver text,
+    act      text        NOT NULL,
+    actor    text        NOT NULL CHECK (actor <> ''),
+    login    text        NOT NULL DEFAULT session_user,
+    reason   text        NOT NULL CHECK (reason <> ''),
+    detail   text        NOT NULL,
+    acted_at timestamptz NOT NULL DEFAULT now()
+);
 
 -- -------------------------------------------------------------------------------------- functions
 
@@ -279,6 +321,9 @@ GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, t
     ON chain_head TO gap_reader;
 
 GRANT SELECT, INSERT, UPDATE ON receiver_checkpoint TO receiver_writer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON receiver_gap TO receiver_writer;
+-- Not UPDATE, not DELETE: no service leads itself out of a halt.
+GRANT SELECT, INSERT ON receiver_halt TO receiver_writer;
 GRANT SELECT ON schema_version TO receiver_writer;
 GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
 
@@ -286,6 +331,7 @@ GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
 GRANT SELECT ON schema_version, chain_lease, chain_batch, chain_event, chain_key_page, chain_client,
-    chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint TO auditor;
+    chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap, receiver_halt,
+    chain_act TO auditor;
 
 RESET ROLE;

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from matcher_receiver.checkpoint_store import PostgresCheckpointStore
-from matcher_receiver.config import CheckpointConfig, KafkaSourceConfig, ReceiverConfig
+from matcher_receiver.config import (
+    CheckpointConfig,
+    KafkaSourceConfig,
+    ReceiverConfig,
+    StartAt,
+)
 from matcher_receiver.decisions import State
-from matcher_receiver.gaps import Gap
 from matcher_receiver.kafka_source import KafkaFrameSource
 from matcher_receiver.receiver import Receiver
 from matcher_receiver.stats import ReceiverStats
+from orderchain.gap import Gap
 
 __all__ = [
     "CheckpointConfig",
@@ -19,5 +24,6 @@ __all__ = [
     "Receiver",
     "ReceiverConfig",
     "ReceiverStats",
+    "StartAt",
     "State",
 ]

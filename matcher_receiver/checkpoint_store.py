@@ -1,49 +1,47 @@
-"""The checkpoint of one receiver, as a row in PostgreSQL."""
+"""The checkpoint of one receiver, its halts and its gap ledger, as rows in PostgreSQL."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import asyncpg
-
-from orderchain.dsn import mask_dsn
+from matcher_receiver.connection import WriteConnection
+from matcher_receiver.gap_recorder import GapRecorder
 from orderchain.errors import (
-    ChainMissing,
     CheckpointLost,
-    ConnectError,
+    ForeignDatabase,
     OrderchainError,
     RetryError,
     SchemaError,
+    StillHalted,
 )
 from orderchain.mark import Mark
-from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
+    from uuid import UUID
 
     from matcher_receiver.config import CheckpointConfig
+    from orderchain.errors import HaltError
+    from orderchain.gap import Gap
 
 _SQL: Final = load_sql("matcher_receiver", "queries.sql")
-_NO_SUCH_CHAIN: Final = "23503"
-_NOT_ALLOWED: Final = "42501"
 
 
 class PostgresCheckpointStore:
-    """Implements `orderchain.ports.CheckpointStore` with the role `receiver_writer`.
+    """Implements CheckpointStore and ReceiverRecords of `orderchain.ports`.
 
-    It keeps one connection. A save in the caller's transaction does not use it.
+    The role `receiver_writer` is enough. It keeps one connection, and a second one while there are
+    gaps to store. A save in the caller's transaction uses neither.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
-        self._turn = asyncio.Lock()
-        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._connection = WriteConnection(config)
+        self._gaps = GapRecorder(config)
         self._in_doubt: Mark | None = None
+        self._database_id: UUID | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,13 +57,21 @@ class PostgresCheckpointStore:
     async def load(self) -> Mark | None:
         """Return the stored place, None for a receiver that never was.
 
-        Raises SchemaError, ConnectError, RetryError.
+        Raises SchemaError, ConnectError, RetryError; StillHalted for a receiver that has halted;
+        ForeignDatabase for a place that was stored in another database and carried here.
         """
-        versions = await self._fetch(_SQL["schema_version"])
-        version = versions[0]["version"] if versions else None
-        if version != SCHEMA_VERSION:
-            raise SchemaError("schema version", version, f"version {SCHEMA_VERSION}")
-        return await self._stored()
+        row = await self._row()
+        if row["version"] != SCHEMA_VERSION:
+            raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
+        self._database_id = row["database_id"]
+        config = self._config
+        if row["reason"] is not None:
+            where = row["halted_at_id"], row["halted_at"]
+            detail = f"{row['reason']}: {row['detail']}"
+            raise StillHalted(config.chain_id, config.receiver, *where, detail)
+        if row["stored_in"] not in (None, row["database_id"]):
+            raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
+        return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         """Move the place from `first_pid` to `end`, by compare-and-set; insert it where none is.
@@ -81,7 +87,7 @@ class PostgresCheckpointStore:
             first_pid = await self._resolve_doubt(first_pid)
         self._in_doubt = end
         try:
-            rows = await self._fetch(_SQL["save"], *self._values(first_pid, end))
+            rows = await self._connection.fetch(_SQL["save"], *self._values(first_pid, end))
         except RetryError:
             raise
         except BaseException as error:
@@ -92,12 +98,27 @@ class PostgresCheckpointStore:
         if not rows:
             raise self._lost(first_pid)
 
+    @property
+    def database_id(self) -> UUID | None:
+        """The database that keeps the place; None before `load`."""
+        return self._database_id
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        config = self._config
+        reason = type(error).__name__
+        await self._connection.fetch(
+            _SQL["halt"], config.chain_id, config.receiver, at_id, reason, str(error)
+        )
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` by and by; see `orderchain.ports.ReceiverRecords`."""
+        self._gaps.record(gap)
+
     async def close(self) -> None:
-        """Close the connection; never raises, never waits beyond `close_seconds`."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                await connection.close(timeout=self._config.close_seconds)
+        """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
+        await self._gaps.close()
+        await self._connection.close()
 
     async def _save_with(self, connection: Any, first_pid: int, end: Mark) -> None:  # noqa: ANN401
         # The caller's connection, the caller's errors: it has to roll back anyway.
@@ -122,12 +143,14 @@ class PostgresCheckpointStore:
         return first_pid
 
     async def _stored(self) -> Mark | None:
+        return _mark_of(await self._row())
+
+    async def _row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
         config = self._config
-        rows = await self._fetch(_SQL["load"], config.chain_id, config.receiver)
+        rows = await self._connection.fetch(_SQL["load"], config.chain_id, config.receiver)
         if not rows:
-            return None
-        head_delivered, batch_last_id, seal, epoch = rows[0]
-        return Mark(id=head_delivered, batch_last_id=batch_last_id, seal=seal, epoch=epoch)
+            raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
+        return rows[0]
 
     def _values(self, first_pid: int, end: Mark) -> tuple[object, ...]:
         config = self._config
@@ -144,43 +167,13 @@ class PostgresCheckpointStore:
     def _lost(self, expected_id: int) -> CheckpointLost:
         return CheckpointLost(self._config.chain_id, self._config.receiver, expected_id)
 
-    # -- the connection ------------------------------------------------------------------------
 
-    async def _fetch(self, statement: str, *values: object) -> Sequence[Any]:
-        async with self._turn:
-            connection = self._connection
-            if connection is None or connection.is_closed():
-                connection = self._connection = await self._connect()
-            try:
-                rows: Sequence[Any] = await connection.fetch(
-                    statement, *values, timeout=self._config.statement_seconds
-                )
-            except BaseException as error:
-                connection.terminate()
-                self._connection = None
-                if isinstance(error, Exception):
-                    raise self._refusal(error) from error
-                raise
-            return rows
-
-    async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
-        try:
-            return await asyncpg.connect(
-                self._config.database, timeout=self._config.connect_seconds
-            )
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise connect_refusal(error, self._config.database) from error
-
-    def _refusal(self, error: Exception) -> OrderchainError | Exception:
-        if refusal := schema_refusal(error):
-            return refusal
-        if sqlstate_of(error) == _NO_SUCH_CHAIN:
-            return ChainMissing(self._config.chain_id)
-        if sqlstate_of(error) == _NOT_ALLOWED:
-            expected = "a role that may keep a checkpoint"
-            return ConnectError("database", mask_dsn(self._config.database), expected)
-        if isinstance(error, TimeoutError):
-            return RetryError(f"no answer within {self._config.statement_seconds} s")
-        if isinstance(error, OSError | asyncpg.PostgresError | asyncpg.InterfaceError):
-            return RetryError(f"the statement failed: {error}")
-        return error
+def _mark_of(row: Any) -> Mark | None:  # noqa: ANN401 - a record of asyncpg, which is untyped
+    if row["head_delivered"] is None:
+        return None
+    return Mark(
+        id=row["head_delivered"],
+        batch_last_id=row["batch_last_id"],
+        seal=row["seal"],
+        epoch=row["epoch"],
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -10,8 +10,26 @@ from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
 
+TIME_US_MAX: Final = 253_402_300_799_000_000
+"""The end of the year 9999: what a date can hold."""
+
 ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a receiver begins that has no place yet: one of these, and else at the beginning.
+
+    Whatever lies before is never handed on, and is no gap.
+    """
+
+    end: bool = False
+    """Behind the last row that the database holds at the start."""
+    after_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
+    """Behind the last row whose id is not above this; there need not be one with this id."""
+    time_us: Annotated[int, Meta(ge=0, le=TIME_US_MAX)] | None = None
+    """At the first batch that was committed at or after this: microseconds since 1970 UTC, by the
+    sequencer's clock."""
 
 
 class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,8 +39,11 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "receiver"
     """Under which the checkpoint stands. Two receivers of one name stop each other."""
     start: Mark | None = None
-    """Where to begin, for callers that keep their place themselves. None: at the checkpoint, and
-    without one at the beginning of the chain."""
+    """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
+    the checkpoint, and where there is neither at `start_at`."""
+    start_at: StartAt | None = None
+    """Where a receiver begins that has no place yet. None: at the beginning of the chain. It is not
+    looked at again once there is a checkpoint, or each restart would skip or repeat."""
     until_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
     """End after the last row whose id is not above this. None: never."""
     to_head_at_start: bool = False
@@ -78,6 +99,9 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     statement_seconds: Seconds = 10.0
     """Deadline of a statement."""
     close_seconds: Seconds = 2.0
+    """Deadline of writing the end of the gap ledger, and again of closing a connection."""
+    gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
+    """Gaps stored of this receiver; older ones are removed."""
 
     def __repr__(self) -> str:
         return (

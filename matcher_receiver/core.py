@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from matcher_receiver.decisions import Cause
     from orderchain.event import Event
     from orderchain.frame import FrameHeader
+    from orderchain.gap import Cause
     from orderchain.mark import ChainHead, Standing
 
 NONCES_MAX: Final = 16
@@ -70,7 +70,7 @@ class ReceiveCore:
     Everything is called from one task, in the order in which it arrived.
     """
 
-    def __init__(self, chain_id: int, start: Mark) -> None:
+    def __init__(self, chain_id: int, start: Mark, database_id: UUID | None = None) -> None:
         self.chain_id = chain_id
         self.head = start
         """Behind the last row that was delivered. Its id never falls."""
@@ -79,7 +79,8 @@ class ReceiveCore:
         """Last id of the open fill; <= `head.id` when none is open."""
         self.fill_cause: Cause = "start"
         self.halted_by: HaltError | None = None
-        self._database_id: UUID | None = None
+        # The one in which the place was stored; else the first one read.
+        self._database_id = database_id
         self._nonces: dict[bytes, None] = {}  # in the order in which they became known
         # Where the database last agreed with us or the last batch began, and the records that were
         # delivered behind it; None when they can't be compared.

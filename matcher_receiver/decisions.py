@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
 from orderchain.errors import HaltError
+from orderchain.gap import Cause
 
 
 class State(Enum):
@@ -21,10 +22,6 @@ class State(Enum):
     """Reading missing rows from the database; live frames wait."""
     HALTED = "halted"
     """The primary contradicts what was delivered. Only a person leads out of this."""
-
-
-Cause = Literal["start", "frame", "heartbeat", "poll"]
-"""What showed that rows are missing."""
 
 
 class Deliver(Struct, frozen=True):

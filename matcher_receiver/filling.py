@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from matcher_receiver.decisions import Fill, Halt
-from matcher_receiver.gaps import Gap
 from matcher_receiver.kit import AWAY
 from matcher_receiver.pages import compare, end_runs, next_run
 from matcher_receiver.waits import Patience
-from orderchain.errors import NotYetReadable, SealMismatch
+from orderchain.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
+from orderchain.gap import Gap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.kit import Kit
     from matcher_receiver.watch import HeadWatch
+    from orderchain.gap import Outcome
     from orderchain.run import Run
 
 
@@ -32,6 +33,13 @@ class Filling:
         self._found_at_ns = 0
         self._began_ns = 0
         self._rows = 0
+        self._source = ""
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """The rows still to be read, from behind one id up to another; None when none are."""
+        core = self._kit.core
+        return (core.head.id, core.fill_until) if core.is_filling else None
 
     @property
     def is_open(self) -> bool:
@@ -44,7 +52,7 @@ class Filling:
         kit.core.open_fill(fill)
         self._after_id = kit.core.head.id
         self._found_at_ns, self._began_ns = kit.clock.wall_ns(), kit.clock.monotonic_ns()
-        self._rows = 0
+        self._rows, self._source = 0, ""
 
     def open_if_behind(self, decision: StandingDecision | None) -> bool:
         """Open a fill if the database has more than was delivered, and say so."""
@@ -58,29 +66,40 @@ class Filling:
 
         Raises HaltError; RowsMissing, RowsArchived, and NotYetReadable after a deadline.
         """
-        core = self._kit.core
-        if self._runs is None:
-            self._runs = self._kit.gap_source.runs(core.head, core.fill_until)
         try:
-            run = await self._kit.waits.until_done(next_run(self._runs))
+            return await self._take(await self._read())
         except SealMismatch:
             await self.drop()
             await compare(self._kit)
-            return None
         except NotYetReadable as error:
             await self.drop()
             if self._patience.is_over():
+                self._note_failure(error.until_id, "not yet readable")
                 raise
             await self._kit.waits.pause(error)
-            return None
         except AWAY as error:
             await self.drop()
             await self._kit.waits.pause(error)
-            return None
+        except GapError as error:
+            await self.drop()
+            outcome: Outcome = "archived" if isinstance(error, RowsArchived) else "missing"
+            self._note_failure(error.until_id, outcome)
+            raise
         except BaseException:
             await self.drop()
             raise
-        return await self._take(run)
+        return None
+
+    async def _read(self) -> Run | None:
+        """Read on, and take the time; None when the source has ended."""
+        kit, core = self._kit, self._kit.core
+        if self._runs is None:
+            self._runs = kit.gap_source.runs(core.head, core.fill_until)
+        began_ns = kit.clock.monotonic_ns()
+        try:
+            return await kit.waits.until_done(next_run(self._runs))
+        finally:
+            kit.counters.fill_ns += kit.clock.monotonic_ns() - began_ns
 
     async def _take(self, run: Run | None) -> Run | None:
         core = self._kit.core
@@ -94,6 +113,7 @@ class Filling:
             raise accepted.error
         self._kit.waits.succeeded()
         self._patience.reset()
+        self._source = run.source
         self._count(len(run.events))
         if not core.is_filling:
             await self._end()
@@ -109,19 +129,28 @@ class Filling:
     async def _end(self) -> None:
         await self.drop()
         self._watch.note_look()
-        kit, core = self._kit, self._kit.core
-        if core.fill_cause == "start":
-            return
+        core = self._kit.core
+        if core.fill_cause != "start":
+            self._note(self._after_id, core.head.id, self._rows, "filled")
+
+    def _note_failure(self, until_id: int, outcome: Outcome) -> None:
+        """Note where the receiver stands, and what it stands before."""
+        after_id = self._kit.core.head.id
+        self._note(after_id, max(until_id, self._kit.core.fill_until), 0, outcome)
+
+    def _note(self, after_id: int, until_id: int, rows: int, outcome: Outcome) -> None:
+        kit = self._kit
         kit.ledger.add(
             Gap(
-                chain_id=core.chain_id,
-                after_id=self._after_id,
-                until_id=core.head.id,
-                cause=core.fill_cause,
-                source=self._watch.source_name,
-                rows=self._rows,
+                chain_id=kit.core.chain_id,
+                after_id=after_id,
+                until_id=until_id,
+                cause=kit.core.fill_cause,
+                source=self._source or self._watch.source_name,
+                rows=rows,
                 found_at_ns=self._found_at_ns,
                 duration_ns=kit.clock.monotonic_ns() - self._began_ns,
+                outcome=outcome,
             )
         )
 

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 class Place:
     """Moves the checkpoint behind what was delivered, by compare-and-set."""
 
-    def __init__(self, store: CheckpointStore | None, start: Mark) -> None:
+    def __init__(self, store: CheckpointStore | None, start: Mark, stored: Mark | None) -> None:
         self._store = store
         self.delivered = start
         """Behind the last row that was handed on. Its id never falls."""
-        self._saved = start
-        self._saved_from = start.id
+        # Where a snapshot or the caller's own place is another one, the checkpoint stays where it
+        # is until the receiver has come past it.
+        self._saved = stored or start
+        self._saved_from = self._saved.id
         self._is_saved_by_caller = False
 
     async def save(self, run: Run, connection: object | None) -> None:
@@ -38,3 +40,7 @@ class Place:
         await self._store.save(first_pid, run.end, connection)
         self._saved, self._saved_from = run.end, first_pid
         self._is_saved_by_caller = connection is not None
+
+    def must_save(self, run: Run) -> bool:
+        """Say whether there is a store that does not know of `run` yet."""
+        return self._store is not None and run.last_id > self._saved.id

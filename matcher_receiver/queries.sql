@@ -1,22 +1,53 @@
--- The statements of the checkpoint. The role `receiver_writer` may run all of them.
+-- The statements of what is stored of a receiver. The role `receiver_writer` may run all of them.
 
--- schema_version: which schema the database has
-SELECT version FROM schema_version;
-
--- load: where a receiver stands
-SELECT head_delivered, batch_last_id, seal, epoch
-FROM receiver_checkpoint
-WHERE chain_id = $1 AND receiver = $2;
+-- load: where a receiver stands, in which database, and whether it has halted
+SELECT v.version, v.database_id,
+       c.head_delivered, c.batch_last_id, c.seal, c.epoch, c.database_id AS stored_in,
+       h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at
+FROM schema_version v
+LEFT JOIN receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
+LEFT JOIN receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 
 -- save: compare-and-set of a receiver's place; inserts it where none is
 INSERT INTO receiver_checkpoint AS stored
-    (chain_id, receiver, head_delivered, batch_last_id, seal, epoch)
-VALUES ($1, $2, $4, $5, $6, $7)
+    (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
+VALUES ($1, $2, $4, $5, $6, $7, (SELECT database_id FROM schema_version))
 ON CONFLICT (chain_id, receiver) DO UPDATE
 SET head_delivered = excluded.head_delivered,
     batch_last_id = excluded.batch_last_id,
     seal = excluded.seal,
     epoch = excluded.epoch,
+    database_id = excluded.database_id,
     updated_at = now()
 WHERE stored.head_delivered = $3
 RETURNING head_delivered;
+
+-- halt: a receiver was contradicted; the first reason stays
+INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)
+VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (chain_id, receiver) DO NOTHING;
+
+-- record_gaps: entries of the gap ledger; of one place the last word counts
+INSERT INTO receiver_gap
+    (chain_id, receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration)
+SELECT $1, $2, given.*
+FROM unnest(
+    $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+    $9::timestamptz[], $10::interval[]
+) AS given
+ON CONFLICT (chain_id, receiver, after_id) DO UPDATE
+SET until_id = excluded.until_id,
+    cause = excluded.cause,
+    outcome = excluded.outcome,
+    source = excluded.source,
+    row_count = excluded.row_count,
+    found_at = excluded.found_at,
+    duration = excluded.duration;
+
+-- trim_gaps: keep the last gaps of a receiver
+DELETE FROM receiver_gap
+WHERE chain_id = $1 AND receiver = $2 AND after_id <= (
+    SELECT after_id FROM receiver_gap
+    WHERE chain_id = $1 AND receiver = $2
+    ORDER BY after_id DESC OFFSET $3 LIMIT 1
+);

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from matcher_receiver.backoff import Backoff
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.gaps import GapLedger
-from matcher_receiver.kit import Kit
+from matcher_receiver.halting import store_halt
+from matcher_receiver.kit import AWAY, Kit
 from matcher_receiver.place import Place
 from matcher_receiver.reception import Reception
+from matcher_receiver.starting import find_start
 from matcher_receiver.stats import Counters, ReceiverStats
 from matcher_receiver.waits import StopAsked, Waits
 from orderchain.clock import SystemClock
-from orderchain.errors import HaltError, NotYetReadable, SettingError
+from orderchain.errors import HaltError, SettingError
 from orderchain.limits import ID_MAX
+from orderchain.ports import ReceiverRecords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from matcher_receiver.config import ReceiverConfig
     from orderchain.clock import Clock
     from orderchain.mark import Mark, Standing
-    from orderchain.ports import CheckpointStore, FrameSource, GapSource
+    from orderchain.ports import CheckpointStore, FrameSource, GapSource, SnapshotStore
     from orderchain.run import Run
+    from orderchain.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -56,6 +61,7 @@ class Receiver:
         checkpoints: CheckpointStore | None = None,
         clock: Clock | None = None,
         *,
+        snapshots: SnapshotStore | None = None,
         on_state: Callable[[State], None] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -63,6 +69,8 @@ class Receiver:
         self._frames = frames
         self._gap_source = gap_source
         self._checkpoints = checkpoints
+        self._records = checkpoints if isinstance(checkpoints, ReceiverRecords) else None
+        self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._on_state = on_state
         self._counters = Counters()
@@ -72,8 +80,13 @@ class Receiver:
         self._reception: Reception | None = None
         self._place: Place | None = None
         self._told_state: State | None = None
-        self.gaps = GapLedger(config.gaps_kept)
-        """The last gaps that were filled."""
+        self._is_halt_stored = self._records is None
+        self._unhandled: Run | None = None
+        record = None if self._records is None else self._records.record_gap
+        self.gaps = GapLedger(config.gaps_kept, record)
+        """The last gaps, those that could not be filled among them."""
+        self.snapshot: Snapshot | None = None
+        """The newest snapshot, behind which this receiver began; None where there is none."""
         self.live = asyncio.Event()
         """Set once the receiver has caught up and reads live frames; never cleared."""
         self.head_at_start = 0
@@ -101,29 +114,37 @@ class Receiver:
         # First the live end, then the database: what is committed in between comes by Kafka too.
         # The other way round it would be in neither.
         await self._frames.start()
-        start = self._config.start
-        if start is None and self._checkpoints is not None:
-            start = await self._checkpoints.load()
-        is_new = start is None
-        standing = await self._gap_source.standing(0 if start is None else start.id)
-        if start is None:
-            start = standing.mark
-            if start is None:
-                raise NotYetReadable(0, standing.head.last_id)
-        self._begin(start, standing)
-        if is_new and self._checkpoints is not None:
+        stored = None if self._checkpoints is None else await self._checkpoints.load()
+        own = await self._own_place(stored)
+        start, standing = await find_start(self._gap_source, own, self._config.start_at)
+        await self._begin(start, standing, stored)
+        if stored is None and self._checkpoints is not None:
             await self._checkpoints.save(start.id, start)
 
-    def _begin(self, start: Mark, standing: Standing) -> None:
+    async def _own_place(self, stored: Mark | None) -> Mark | None:
+        """Return the place that the caller's state stands at; None for a state that is empty.
+
+        A service that keeps snapshots and finds none has lost its state, or never had one: its
+        checkpoint tells what was worked off once, not what the state holds.
+        """
+        if self._config.start is not None:
+            return self._config.start
+        if self._snapshots is None:
+            return stored
+        self.snapshot = await self._snapshots.newest()
+        return None if self.snapshot is None else self.snapshot.mark
+
+    async def _begin(self, start: Mark, standing: Standing, stored: Mark | None) -> None:
         self.head_at_start = standing.head.last_id
-        self._core = ReceiveCore(self._config.chain_id, start)
-        self._place = Place(self._checkpoints, start)
-        self._reception = Reception(self._kit(self._core), self._until_id())
+        database_id = None if self._records is None else self._records.database_id
+        self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
+        self._place = Place(self._checkpoints, start, stored)
+        self._reception = Reception(self._kit(core), self._until_id())
         try:
             self._reception.begin(standing)
         except HaltError as error:
-            self._halt(self._core, error)
-        self._tell_state(self._core.state)
+            await self._halt(core, error)
+        self._tell_state(core.state)
 
     def _kit(self, core: ReceiveCore) -> Kit:
         return Kit(
@@ -170,11 +191,16 @@ class Receiver:
     def stats(self) -> ReceiverStats:
         """Return the counters as they are now."""
         core, counters = self._running(self._core), self._counters
+        reception = self._running(self._reception)
         return ReceiverStats(
             state=core.state,
             head_delivered=self.head_delivered,
-            head_seen=self._running(self._reception).watch.head_seen,
+            head_seen=reception.watch.lag.head_seen,
+            lag_ids=reception.watch.lag.ids,
+            lag_seconds=reception.watch.lag.seconds,
             fill_until=core.fill_until,
+            open_gap=reception.filling.range,
+            source=counters.source,
             records=counters.records,
             heartbeats=counters.heartbeats,
             frames_live=counters.frames_live,
@@ -184,6 +210,8 @@ class Receiver:
             rows_filled=counters.rows_filled,
             rows_caught_up=counters.rows_caught_up,
             gaps=self.gaps.count,
+            fill_seconds=counters.fill_seconds,
+            fill_rows_per_second=counters.fill_rows_per_second,
             reads=counters.reads,
             database_retries=counters.database_retries,
             broker_failures=counters.broker_failures,
@@ -200,13 +228,42 @@ class Receiver:
         """
         await self._running(self._place).save(run, connection)
 
+    async def run(self, handler: Callable[[Run], Awaitable[None]]) -> None:
+        """Hand each run to `handler`, and store the checkpoint behind it, until the iteration ends.
+
+        The callback form of the iteration. A handler that calls `checkpoint` with its own
+        connection has stored it already. Where it has not, effect and checkpoint are two steps: a
+        run is handed over again after a crash between them, so the handler must bear repeats. What
+        the handler raises comes out of here, and the next call of `run` begins with the same run.
+        Raises what the iteration and `checkpoint` raise; a database that is away is waited for.
+        """
+        while not self._waits.is_stopping:
+            run = self._unhandled or await anext(self, None)
+            if run is None:
+                return
+            self._unhandled = run
+            await handler(run)
+            await self._save_handled(run)
+            self._unhandled = None
+
+    async def _save_handled(self, run: Run) -> None:
+        place = self._running(self._place)
+        while place.must_save(run):
+            try:
+                await place.save(run, None)
+            except AWAY as error:
+                if self._waits.is_stopping:
+                    raise
+                with suppress(StopAsked):  # then it is tried once more, and that is the last time
+                    await self._waits.pause(error)
+
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Run:
         core, reception = self._running(self._core), self._running(self._reception)
         if core.halted_by is not None:
-            raise core.halted_by
+            await self._halt(core, core.halted_by)
         try:
             while not (reception.is_over or self._waits.is_stopping):
                 run = await reception.step()
@@ -217,7 +274,7 @@ class Receiver:
         except StopAsked:
             pass
         except HaltError as error:
-            self._halt(core, error)
+            await self._halt(core, error)
         raise StopAsyncIteration
 
     # -- small things --------------------------------------------------------------------------
@@ -228,17 +285,20 @@ class Receiver:
             raise SettingError("receiver", "not started", "async with Receiver(...)")
         return part
 
-    def _halt(self, core: ReceiveCore, error: HaltError) -> None:
+    async def _halt(self, core: ReceiveCore, error: HaltError) -> NoReturn:
         core.halt(error)
         self._tell_state(core.state)
-        _log.error("chain %d: halted: %s", self._config.chain_id, error)
+        if not self._is_halt_stored and self._records is not None:
+            self._is_halt_stored = await store_halt(self._records, error, self.head_delivered)
         raise error
 
     def _tell_state(self, state: State) -> None:
         if state is self._told_state:
             return
         self._told_state = state
-        _log.info("chain %d: %s at %d", self._config.chain_id, state.value, self.head_delivered)
+        level = logging.ERROR if state is State.HALTED else logging.INFO
+        chain_id, head = self._config.chain_id, self.head_delivered
+        _log.log(level, "chain %d: %s at %d", chain_id, state.value, head)
         if state is State.LIVE:
             self.live.set()
         if self._on_state is not None:

@@ -64,11 +64,17 @@ class Reception:
 
     async def _next(self) -> Run | None:
         if self.filling.is_open:
-            return await self.filling.next()
+            run = await self.filling.next()
+            if run is not None:
+                self._kit.counters.source = run.source or self.watch.source_name
+            return run
         if self._inbox.is_empty:
             await self._receive()
             return None
-        return await self._inbox.next()
+        run = await self._inbox.next()
+        if run is not None:
+            self._kit.counters.source = "kafka"
+        return run
 
     async def _receive(self) -> None:
         if await self._has_ended_idle():
@@ -100,6 +106,7 @@ class Reception:
             run = cut
         self._ready = None
         self._handed_ns = self._last_run_ns = self._kit.clock.monotonic_ns()
+        self.watch.lag.deliver(run.last_id)
         return run
 
     async def _cut(self, run: Run, until_id: int) -> Run | None:

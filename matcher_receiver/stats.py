@@ -14,9 +14,18 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     head_delivered: int
     """Id of the last row that was handed to the caller."""
     head_seen: int
-    """The highest committed id that the database has told of."""
+    """The highest id known to be committed: by a reading of the database, or a frame handed on."""
+    lag_ids: int
+    """`head_seen` less `head_delivered`; ids skip, so rows may be fewer."""
+    lag_seconds: float
+    """For how long rows have been known that are not handed on; 0 when all are. A caller who works
+    for long on one run does not make it grow: what Kafka holds meanwhile is not known yet."""
     fill_until: int
     """Last id of the open fill; not above `head_delivered` when none is open."""
+    open_gap: tuple[int, int] | None
+    """The rows being read from the database now: from behind one id up to another."""
+    source: str
+    """Where the last run came from: `kafka`, `primary` or `standby`; empty before the first."""
     records: int
     """Kafka records looked at, broken ones among them."""
     heartbeats: int
@@ -35,6 +44,10 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     """Rows handed on from the database at the start."""
     gaps: int
     """Gaps filled."""
+    fill_seconds: float
+    """Time spent waiting for rows of the database, at the start and in fills."""
+    fill_rows_per_second: float
+    """Rows read from the database a second of that time; 0 before the first."""
     reads: int
     """Readings of the database's head."""
     database_retries: int
@@ -55,9 +68,22 @@ class Counters:
         self.rows_live = 0
         self.rows_filled = 0
         self.rows_caught_up = 0
+        self.fill_ns = 0
+        self.source = ""
         self.reads = 0
         self.database_retries = 0
         self.broker_failures = 0
+
+    @property
+    def fill_seconds(self) -> float:
+        """Time spent waiting for rows of the database."""
+        return self.fill_ns / 1e9
+
+    @property
+    def fill_rows_per_second(self) -> float:
+        """Rows of the database a second of that time."""
+        rows = self.rows_filled + self.rows_caught_up
+        return rows / self.fill_seconds if self.fill_ns else 0.0
 
     def drop(self, reason: str) -> None:
         """Count a frame that was dropped for `reason`."""

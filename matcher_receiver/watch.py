@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from matcher_receiver.decisions import Compare, Halt
 from matcher_receiver.kit import AWAY
+from matcher_receiver.lag import Lag
 from matcher_receiver.pages import compare
 from matcher_receiver.waits import SECOND_NS
 
 if TYPE_CHECKING:
-    from matcher_receiver.decisions import Cause, StandingDecision
+    from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.kit import Kit
+    from orderchain.gap import Cause
     from orderchain.mark import Standing
 
 _log = logging.getLogger(__name__)
@@ -27,8 +29,8 @@ class HeadWatch:
         self._last_check_ns: int | None = None
         self.patience = kit.config.poll_after_seconds
         """How long to wait for records before a look at the head."""
-        self.head_seen = 0
-        """The highest committed id that the database has told of."""
+        self.lag = Lag(kit.clock, kit.core.head.id)
+        """How far the database is ahead of what was handed on."""
         self.source_name = "primary"
         """What answered last: `primary` or `standby`."""
 
@@ -103,4 +105,4 @@ class HeadWatch:
     def note(self, standing: Standing) -> None:
         """Remember what a reading tells."""
         self.source_name = "primary" if standing.is_primary else "standby"
-        self.head_seen = max(self.head_seen, standing.head.last_id)
+        self.lag.see(standing.head.last_id)

@@ -15,6 +15,7 @@ def test_public_names_are_these() -> None:
         "Receiver",
         "ReceiverConfig",
         "ReceiverStats",
+        "StartAt",
         "State",
     ]
     assert all(hasattr(matcher_receiver, name) for name in matcher_receiver.__all__)

@@ -1,0 +1,113 @@
+"""Stores the gap ledger behind the delivery: it never makes a receiver wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from matcher_receiver.connection import WriteConnection
+from orderchain.errors import OrderchainError, RefusedError
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from matcher_receiver.config import CheckpointConfig
+    from orderchain.gap import Gap
+
+_log = logging.getLogger(__name__)
+_SQL: Final = load_sql("matcher_receiver", "queries.sql")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+GATHER_SECONDS: Final = 0.2
+"""Between two writes: gaps come in swarms, and one statement takes all that have gathered."""
+
+AGAIN_SECONDS: Final = 2.0
+"""After a write that failed. What gathers meanwhile is bounded, the oldest are forgotten first."""
+
+
+class GapRecorder:
+    """The stored ledger of one receiver: its last `gaps_kept` gaps.
+
+    Gaps that were not yet written when the process ends are not stored: the ledger tells people
+    what happened, and nothing is decided by it.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+        self._connection = WriteConnection(config)
+        # Of more than the table keeps, the oldest would be trimmed at once.
+        self._waiting: deque[Gap] = deque(maxlen=config.gaps_kept)
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._is_refused = False
+
+    def record(self, gap: Gap) -> None:
+        """Store `gap` by and by; never waits, never raises."""
+        if self._is_refused:
+            return
+        self._waiting.append(gap)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name="orderchain gap ledger")
+
+    async def close(self) -> None:
+        """Write what waits, within `close_seconds`, and close; never raises."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=self._config.close_seconds)
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._connection.close()
+
+    async def _write(self) -> None:
+        while self._waiting:
+            await self._rest(GATHER_SECONDS)
+            gaps = list(self._waiting)
+            try:
+                await self._store(gaps)
+            except RefusedError as error:
+                self._is_refused = True
+                _log.error("chain %d: no gap ledger: %s", self._config.chain_id, error)
+                self._waiting.clear()
+            except OrderchainError as error:
+                _log.warning("chain %d: gap ledger, again: %s", self._config.chain_id, error)
+                if self._closing.is_set():
+                    return
+                await self._rest(AGAIN_SECONDS)
+            else:
+                self._drop(gaps)
+
+    async def _store(self, gaps: list[Gap]) -> None:
+        # Of one place the last word counts, and a statement may not touch a row twice.
+        latest = list({gap.after_id: gap for gap in gaps}.values())
+        config = self._config
+        await self._connection.fetch(
+            _SQL["record_gaps"],
+            config.chain_id,
+            config.receiver,
+            [gap.after_id for gap in latest],
+            [gap.until_id for gap in latest],
+            [gap.cause for gap in latest],
+            [gap.outcome for gap in latest],
+            [gap.source for gap in latest],
+            [gap.rows for gap in latest],
+            [_EPOCH + timedelta(microseconds=gap.found_at_ns // 1_000) for gap in latest],
+            [timedelta(microseconds=gap.duration_ns // 1_000) for gap in latest],
+        )
+        await self._connection.fetch(
+            _SQL["trim_gaps"], config.chain_id, config.receiver, config.gaps_kept
+        )
+
+    def _drop(self, stored: list[Gap]) -> None:
+        """Forget what is stored: what came meanwhile may have pushed some of it out already."""
+        for gap in stored:
+            if self._waiting and self._waiting[0] is gap:
+                self._waiting.popleft()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, unless it is time to end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
