@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain.errors import CheckpointLost, NotYetReadable, RetryError, RowsMissing, SealMismatch
+from orderchain.errors import (
+    CheckpointLost,
+    NotYetReadable,
+    RetryError,
+    RowsMissing,
+    SealMismatch,
+    StillHalted,
+)
 from orderchain.mark import Mark, Standing
 from orderchain.run import Run
 
@@ -16,6 +24,10 @@ from .chains import Chain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from uuid import UUID
+
+    from orderchain.errors import HaltError
+    from orderchain.gap import Gap
 
 
 class MemorySource:
@@ -48,6 +60,15 @@ class MemorySource:
         mark = chain.mark(at_id) if at_id == 0 or at_id in chain.ids else None
         return Standing(head=chain.head(), mark=mark, is_primary=self.is_primary)
 
+    async def row_at_or_before(self, until_id: int) -> int:
+        await asyncio.sleep(self.read_seconds)
+        return max((row_id for row_id in self.chain.ids if row_id <= until_id), default=0)
+
+    async def row_before_time(self, time_us: int) -> int:
+        await asyncio.sleep(self.read_seconds)
+        before = [batch for batch in self.chain.batches if batch.committed_at_us < time_us]
+        return before[-1].last_id if before else 0
+
     async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
         standing = await self.standing(after.id)
         if standing.mark != after and not (
@@ -66,7 +87,9 @@ class MemorySource:
                     raise NotYetReadable(after.id, until_id)
                 raise RowsMissing(chain.chain_id, after.id, until_id)
             page = events[: self.page_rows]
-            run = Run(chain_id=chain.chain_id, events=page, end=chain.mark(page[-1].id))
+            source = "primary" if self.is_primary else "standby"
+            end = chain.mark(page[-1].id)
+            run = Run(chain_id=chain.chain_id, events=page, end=end, source=source)
             yield run
             after = run.end
 
@@ -128,3 +151,35 @@ class MemoryCheckpoints:
 
     async def close(self) -> None:
         self.is_closed = True
+
+
+class MemoryRecords(MemoryCheckpoints):
+    """A CheckpointStore that keeps records too, as the one over PostgreSQL does."""
+
+    def __init__(self, chain_id: int, database_id: UUID) -> None:
+        super().__init__(chain_id)
+        self.database_id: UUID | None = database_id
+        self.halts: list[tuple[str, int]] = []
+        self.gaps: list[Gap] = []
+        self.failures: list[Exception] = []
+
+    async def load(self) -> Mark | None:
+        if self.halts:
+            name, at_id = self.halts[0]
+            raise StillHalted(self.chain_id, "memory", at_id, datetime.now(UTC), name)
+        return await super().load()
+
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop()
+        await super().save(first_pid, end, connection)
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop()
+        self.halts.append((type(error).__name__, at_id))
+
+    def record_gap(self, gap: Gap) -> None:
+        self.gaps.append(gap)

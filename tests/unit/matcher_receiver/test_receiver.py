@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from matcher_receiver import Receiver, ReceiverConfig, State
+from matcher_receiver import State
 from orderchain.errors import (
     CheckpointLost,
     ConnectError,
@@ -24,55 +23,9 @@ from orderchain.errors import (
 from orderchain.frame import encode_frame
 from orderchain.run import Run
 
-from .chains import Chain, ids_of, make_chain
-from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
-from .virtual_time import run_virtual, virtual_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-
-class Rig:
-    """A chain, its ports, and receivers over them."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.chain = make_chain(sizes)
-        self.frames = MemoryFrames()
-        self.source = MemorySource(self.chain)
-        self.checkpoints: MemoryCheckpoints | None = MemoryCheckpoints(self.chain.chain_id)
-        self.states: list[State] = []
-
-    def receiver(self, **settings: Any) -> Receiver:
-        return Receiver(
-            ReceiverConfig(chain_id=self.chain.chain_id, **settings),
-            self.frames,
-            self.source,
-            self.checkpoints,
-            virtual_clock(),
-            on_state=self.states.append,
-            random=Random(5),
-        )
-
-    def commit_and_publish(self, rows: int, slice_rows: int = 1_000) -> None:
-        self.frames.put(*self.chain.frames(self.chain.add(rows), slice_rows))
-
-
-async def take(receiver: Receiver, until_id: int) -> list[Run]:
-    runs: list[Run] = []
-    while not runs or runs[-1].last_id < until_id:
-        runs.append(await anext(receiver))
-    return runs
-
-
-def virtual(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
-    """Run an async test in virtual time."""
-
-    def run() -> None:
-        run_virtual(test())  # type: ignore[arg-type]
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
+from .chains import Chain, ids_of
+from .rig import Rig, take, virtual
+from .virtual_time import virtual_clock
 
 # -- where it starts and ends ---------------------------------------------------------------------
 
