@@ -1,0 +1,81 @@
+"""The inspector finds what it is there to find: each invariant broken on purpose, one at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from sequencer import Order, open_sequencer
+
+from .inspector import inspect, inspect_topic
+from .processes import Acked
+
+if TYPE_CHECKING:
+    from .conftest import MakeChain
+    from .inspector import Chain
+
+BREAKS = {
+    "a row is gone": "DELETE FROM chain_event WHERE id = 5",
+    "the last row is gone": "DELETE FROM chain_event WHERE id = 20",
+    "a payload is changed": "UPDATE chain_event SET payload = 'other' WHERE id = 5",
+    "a key is changed": "UPDATE chain_event SET key = 'other' WHERE id = 5",
+    "a time is changed": "UPDATE chain_event SET event_time_ns = 7 WHERE id = 5",
+    "a pid is changed": "UPDATE chain_event SET pid = 3 WHERE id = 5",
+    "two rows share a key": "UPDATE chain_event SET key = 'k0' WHERE id = 5",
+    "a batch tells of another epoch": "UPDATE chain_batch SET epoch = 9 WHERE last_id = 10",
+    "a batch counts wrongly": "UPDATE chain_batch SET row_count = 9 WHERE last_id = 10",
+    "a seal is changed": "UPDATE chain_batch SET seal = sha256('x') WHERE last_id = 10",
+    "the head is behind": "UPDATE chain_head SET last_id = 10, published_id = 10",
+}
+
+
+async def make_twenty_rows(make_chain: MakeChain) -> tuple[Chain, list[Acked]]:
+    chain = await make_chain()
+    acked: list[Acked] = []
+    async with open_sequencer(chain.config) as sequencer:
+        for start in (0, 10):
+            orders = [Order(f"k{n}", b"x%d" % n, n) for n in range(start, start + 10)]
+            acks = await sequencer.submit_many(orders)
+            acked += [
+                Acked(ack=ack, key=order.key, payload=order.payload)
+                for order, ack in zip(orders, acks, strict=True)
+            ]
+    return chain, acked
+
+
+async def test_inspector_passes_a_chain_that_is_whole(make_chain: MakeChain) -> None:
+    chain, acked = await make_twenty_rows(make_chain)
+    rows = await inspect(chain, acked)
+    await inspect_topic(chain, rows)
+    assert len(rows) == 20
+
+
+@pytest.mark.parametrize("what", BREAKS)
+async def test_inspector_finds_a_chain_that_was_tampered_with(
+    make_chain: MakeChain, what: str
+) -> None:
+    chain, acked = await make_twenty_rows(make_chain)
+    await chain.fetch(BREAKS[what])
+    with pytest.raises(AssertionError):
+        await inspect(chain, acked)
+
+
+async def test_inspector_finds_an_acknowledged_order_that_stands_elsewhere(
+    make_chain: MakeChain,
+) -> None:
+    chain, acked = await make_twenty_rows(make_chain)
+    moved = msgspec.structs.replace(acked[3], ack=acked[4].ack)
+    with pytest.raises(AssertionError):
+        await inspect(chain, [moved])
+
+
+async def test_inspector_finds_a_frame_that_the_database_does_not_hold(
+    make_chain: MakeChain,
+) -> None:
+    chain, acked = await make_twenty_rows(make_chain)
+    rows = await inspect(chain, acked)
+    await chain.fetch("UPDATE chain_event SET payload = 'other' WHERE id = 5")
+    with pytest.raises(AssertionError):
+        await inspect_topic(chain, [*rows[:4], *(await chain.rows())[4:]])
