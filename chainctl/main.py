@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "schema": "The engine's tables: print, apply, check.",
     "grants": "The roles and what each may do, as SQL.",
     "chain": "Make a chain with its topic; list the chains.",
-    "sequence": "Put the rows of a file into a chain.",
+    "sequence": "Put the rows of a file, or the records of a topic, into a chain.",
     "receive": "Write a chain to a journal, in order and without gaps.",
     "fill": "Read missing rows from the database.",
     "verify": "Prove a chain whole with Spark, or name its faults.",

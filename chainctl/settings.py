@@ -54,6 +54,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
     ] = 5_000
     """Larger batches commit faster and come back later: 5,000 rows take 15 to 30 ms here."""
+    lease_seconds: Annotated[
+        float,
+        Meta(ge=0.5, le=3600, description="how long a leader must be silent to count as dead"),
+    ] = 5.0
+    """A standby takes over so long after a leader died. The deadline of a commit stays below it."""
+    id_strategy: Annotated[
+        Literal["sequential", "time"],
+        Meta(description="how ids rise: sequential, or time (an id tells the millisecond)"),
+    ] = "sequential"
+    """"time" needs a chain created with large partitions (--partition-ids)."""
     connect_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="how long to wait for a server that does not answer")
     ] = 10.0

@@ -112,12 +112,12 @@ async def connected_topics(servers: str, connect_seconds: float) -> AsyncIterato
                 await admin.close()
 
 
-def check_topic_name(topic: str) -> str:
-    """Return `topic` when Kafka would take it. Raises SettingError."""
+def check_topic_name(topic: str, flag: str = "--topic") -> str:
+    """Return `topic` when Kafka would take it. Raises SettingError, which names `flag`."""
     if len(topic) > NAME_CHARACTERS_MAX or topic in {".", ".."} or _NAME.fullmatch(topic) is None:
         shown = topic if len(topic) <= NAME_CHARACTERS_MAX else topic[:20] + "..."
         expected = f"1 to {NAME_CHARACTERS_MAX} of the characters A-Z a-z 0-9 . _ -"
-        raise SettingError("--topic", shown, expected)
+        raise SettingError(flag, shown, expected)
     return topic
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from sequencer import SequencerConfig
 
 
+_COMMIT_SECONDS: Final = 4.0
+_COMMIT_PART_OF_LEASE: Final = 0.8
+"""A commit gives up before a standby takes over: it is never the standby that has to find out."""
+
+
 def sequencer_config(
-    settings: Settings, chain_id: int, *, unsafe_durability: bool = False
+    settings: Settings, chain_id: int, *, unsafe_durability: bool = False, standby: bool = False
 ) -> SequencerConfig:
     """Return the config of a sequencer of `chain_id`. Raises SettingError."""
     from sequencer import SequencerConfig
@@ -30,7 +35,11 @@ def sequencer_config(
         owner=f"{platform.node() or 'unknown'}:{os.getpid()}",
         batch_rows_max=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
+        lease_seconds=settings.lease_seconds,
+        commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
+        id_strategy=settings.id_strategy,
         unsafe_durability=unsafe_durability,
+        standby=standby,
     )
 
 

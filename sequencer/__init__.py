@@ -7,6 +7,7 @@ from sequencer.service import Sequencer, open_sequencer
 from sequencer.sifting import Refusal
 from sequencer.stats import SequencerStats
 from sequencer.topic_intake import TopicIntake, TopicIntakeStats
+from sequencer.topic_reader import check_intake_topic
 
 __all__ = [
     "Ack",
@@ -18,5 +19,6 @@ __all__ = [
     "TopicIntake",
     "TopicIntakeConfig",
     "TopicIntakeStats",
+    "check_intake_topic",
     "open_sequencer",
 ]

@@ -32,7 +32,7 @@ from sequencer.stats import SequencerStats
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from orderchain.batch import IntakeMark, Term
@@ -102,9 +102,7 @@ class Sequencer:
         try:
             term = await self._leadership.acquire()
             # From here on we lead: a start that takes long must not look like a dead leader.
-            keeping = asyncio.create_task(
-                self._run(self._leadership.keep()), name="orderchain lease"
-            )
+            keeping = asyncio.create_task(self._run(self._leadership.keep), name="orderchain lease")
             self._tasks = [keeping]
             self._committer.lead(term)
             await self._keys.load(term)
@@ -117,9 +115,9 @@ class Sequencer:
         self._committer.publish_to(self._publisher)
         self._tasks = [
             asyncio.create_task(self._commit_all(), name="orderchain commits"),
-            asyncio.create_task(self._run(self._publisher.run()), name="orderchain publisher"),
+            asyncio.create_task(self._run(self._publisher.run), name="orderchain publisher"),
             keeping,
-            asyncio.create_task(self._run(self._keys.run()), name="orderchain keys"),
+            asyncio.create_task(self._run(self._keys.run), name="orderchain keys"),
         ]
         self._is_open = True
         return self
@@ -344,10 +342,10 @@ class Sequencer:
             self._batcher.put_back(entries)
         return self._upcoming is not None
 
-    async def _run(self, work: Coroutine[object, object, None]) -> None:
+    async def _run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Do `work` until cancelled; what it raises ends the leadership."""
         try:
-            await work
+            await work()
         except Exception as error:
             # Whatever it is: a leader that publishes nothing, or lets its lease stand still, must
             # not go on as if it did.

@@ -32,6 +32,14 @@ _CLOSE_SECONDS: Final = 2.0
 """With the broker away, the client's own stop waits for ever."""
 
 
+async def check_intake_topic(config: TopicIntakeConfig) -> None:
+    """Raise ConnectError or TopicError where an intake from the topic would be refused.
+
+    To be asked before the chain is taken over: no leader should be ended for a slip.
+    """
+    await TopicReader(config).check()
+
+
 class TopicReader:
     """Implements `orderchain.ports.RecordSource` over aiokafka.
 
@@ -47,6 +55,14 @@ class TopicReader:
         self._next_turn = 0
         self._next_probe = 0.0
 
+    async def check(self) -> None:
+        """Check the topic alone. Raises ConnectError, TopicError."""
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await self._check_topic()
+        except _ERRORS as error:
+            raise self._refusal(error) from error
+
     async def open(self) -> dict[int, tuple[int, int]]:
         """Connect and check the topic; see `orderchain.ports.RecordSource.open`."""
         await self.close()
@@ -59,8 +75,7 @@ class TopicReader:
                 end = await consumer.end_offsets(self._partitions)
         except _ERRORS as error:
             await self.close()
-            expected = f"a broker that answers ({type(error).__name__})"
-            raise ConnectError("kafka", self._config.kafka, expected) from error
+            raise self._refusal(error) from error
         except BaseException:
             await self.close()
             raise
@@ -208,6 +223,10 @@ class TopicReader:
         if "compact" in policy:
             raise TopicError(f"cleanup.policy of topic {topic}", policy, "delete")
         return len(described[topic]["partitions"])
+
+    def _refusal(self, error: Exception) -> ConnectError:
+        expected = f"a broker that answers ({type(error).__name__})"
+        return ConnectError("kafka", self._config.kafka, expected)
 
     def _running(self) -> AIOKafkaConsumer:
         if self._consumer is None:

@@ -25,7 +25,9 @@ PARTITION_IDS: Final = 10_000_000
 """Ids of one partition of the table: about 2 GB at orders of 130 bytes. Small enough to be dropped
 and vacuumed in one go, large enough that a chain has tens of them and not thousands."""
 
-PARTITION_IDS_MAX: Final = 2**40
+PARTITION_IDS_MAX: Final = 2**52
+"""Fifty days of time-based ids, 2^20 of them a millisecond; a day is 86,400,000 * 2^20. Far below
+2^63 divided by the few partitions that are made ahead."""
 
 _PARTITION: Final = 0
 """A topic of a chain has one partition, so there is only this one."""

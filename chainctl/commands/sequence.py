@@ -1,4 +1,4 @@
-"""`chainctl sequence`: puts the rows of a file into a chain."""
+"""`chainctl sequence`: puts the rows of a file, or the records of a topic, into a chain."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from msgspec import Struct
 from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
+from chainctl.taking import Taking, topic_config
+from chainctl.topics import check_topic_name
 from chainctl.wiring import sequencer_config
 from orderchain.errors import RetryError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chainctl.feeding import Fed, Remainder
-    from chainctl.intake.file import FileFormat, FileIntake
+    from chainctl.intake.file import FileFormat, FileIntake, FileOptions
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from sequencer import SequencerConfig
+    from orderchain.batch import IntakeMark
+    from sequencer import Sequencer, SequencerConfig
 
 
 class Sequenced(Struct, frozen=True, kw_only=True):
@@ -43,7 +48,6 @@ class Sequenced(Struct, frozen=True, kw_only=True):
 @click.option(
     "--input",
     "path",
-    required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="CSV or JSON Lines, plain or .gz, .xz, .zst.",
@@ -66,34 +70,103 @@ class Sequenced(Struct, frozen=True, kw_only=True):
     help="What the file is.  [default: by its name]",
 )
 @click.option(
+    "--intake-topic",
+    metavar="TOPIC",
+    help="Kafka topic to take orders from until interrupted, instead of a file. A record's key is "
+    "the client's unique key, its value the order.  [default key: TOPIC/PARTITION#OFFSET]",
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where to begin in a topic that was never read before.  [default: earliest]",
+)
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Wait while another process leads the chain, and take over once it is gone.",
+)
+@click.option(
     "--unsafe-durability",
     is_flag=True,
     help="Start on a database that may lose what it has acknowledged. For throw-away data only.",
 )
 @json_option
-@uses_settings("database", "kafka", "batch_rows", "connect_seconds")
+@uses_settings("database", "kafka", "batch_rows", "lease_seconds", "id_strategy", "connect_seconds")
 def command(
     settings: Settings,
     chain_id: int,
-    path: Path,
+    path: Path | None,
     key_column: str | None,
     time_column: str | None,
     file_format: FileFormat | None,
+    intake_topic: str | None,
+    start: str | None,
+    standby: bool,
     unsafe_durability: bool,
     as_json: bool,
 ) -> None:
-    """Put the rows of a file into a chain, in their order.
+    """Put the rows of a file, or the records of a topic, into a chain, in their order.
 
-    Every value is text; a row becomes a MessagePack map in the order of the columns. The same file
-    again goes on where it ended and adds nothing twice; a file of another name is new orders.
+    From a file: every value is text; a row becomes a MessagePack map in the order of the columns.
+    The same file again goes on where it ended and adds nothing twice; a file of another name is new
+    orders.
 
     A row that cannot be read ends it with exit code 2: the rows before it are in the chain, none
     after it. Mend the row and run it again.
-    """
-    from chainctl.intake.file import FileIntake, FileOptions
 
-    config = sequencer_config(settings, chain_id, unsafe_durability=unsafe_durability)
-    options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
+    From a topic: each record is taken once, whatever is killed in between, and a record that is no
+    order is stored as a reject. It runs until interrupted, or until another process leads.
+    """
+    file_options = {"--key-column": key_column, "--time-column": time_column}
+    if intake_topic is not None:
+        others = {"--input": path, **file_options, "--format": file_format}
+        _refuse_beside("--intake-topic", others)
+        check_topic_name(intake_topic, "--intake-topic")
+    elif path is not None:
+        _refuse_beside("--input", {"--start": start})
+    else:
+        raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
+    config = sequencer_config(
+        settings, chain_id, unsafe_durability=unsafe_durability, standby=standby
+    )
+    if intake_topic is not None:
+        taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
+        _take_topic(taking, intake_topic, as_json=as_json)
+    elif path is not None:
+        from chainctl.intake.file import FileOptions
+
+        options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
+        _add_file(settings, config, path, options, as_json=as_json)
+
+
+def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    """Raise UsageError where one of `others` was given: it would mean nothing."""
+    for other, value in others.items():
+        if value is not None:
+            raise click.UsageError(f"{other} cannot be given with {option}")
+
+
+def _take_topic(taking: Taking, topic: str, *, as_json: bool) -> None:
+    """Run until interrupted or replaced, and tell what was done however it ends."""
+    try:
+        with progress(topic, None) as bar:
+            run_async(taking.run(bar))
+    finally:
+        done = taking.taken()
+        if done is not None:
+            talk(
+                f"chainctl: {rate(done.records, 'records', done.seconds)} of {topic}: "
+                f"{done.orders:,} orders added, {done.rejects:,} rejected"
+            )
+            if as_json:
+                data_json(done)
+
+
+def _add_file(
+    settings: Settings, config: SequencerConfig, path: Path, options: FileOptions, *, as_json: bool
+) -> None:
+    from chainctl.intake.file import FileIntake
+
     with (
         FileIntake(path, options) as intake,
         progress(path.name, intake.file_bytes, "bytes") as bar,
@@ -107,22 +180,19 @@ def command(
 async def _sequence(
     settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
 ) -> Sequenced:
-    """Add what is new in the file. The chain is taken over only once there is something to add."""
-    from chainctl.feeding import Fed, Remainder, pass_over, taken_before
+    """Add what is new in the file, and tell how many orders an error left behind it."""
+    from chainctl.feeding import Fed
 
-    taken = await taken_before(settings, config.chain_id, intake.source)
-    if taken is not None:
-        await pass_over(intake, taken, bar)
-    fed, rows_before = Fed(), intake.position
-    first = intake.read(settings.batch_rows)
-    seconds = 0.0
-    if first is not None:
-        try:
-            seconds = await _add(config, Remainder(first, intake, taken), fed, bar)
-        except Exception as error:
-            if fed.orders:
-                error.add_note(f"orders added before that: {fed.orders}")
-            raise
+    fed = Fed()
+    try:
+        if config.standby:
+            taken, seconds = await _add_as_standby(config, intake, fed, bar)
+        else:
+            taken, seconds = await _add(settings, config, intake, fed, bar)
+    except Exception as error:
+        if fed.orders:
+            error.add_note(f"orders added before that: {fed.orders}")
+        raise
     return Sequenced(
         chain=config.chain_id,
         source=intake.source,
@@ -130,23 +200,65 @@ async def _sequence(
         first_id=fed.first_id,
         last_id=fed.last_id,
         repeats=fed.repeats,
-        rows_before=rows_before,
+        rows_before=0 if taken is None else taken.position,
         seconds=seconds,
     )
 
 
-async def _add(config: SequencerConfig, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
-    """Lead the chain and feed it; returns the seconds from the first order to the last ack."""
-    from chainctl.feeding import feed
+async def _add(
+    settings: Settings, config: SequencerConfig, intake: FileIntake, fed: Fed, bar: ProgressBar
+) -> tuple[IntakeMark | None, float]:
+    """Take the chain over only once there is something to add, and add it.
+
+    Returns how far the file was taken before, and the seconds from the first order to the last ack.
+    """
+    from chainctl.feeding import taken_before
+    from sequencer import open_sequencer
+
+    taken = await taken_before(settings, config.chain_id, intake.source)
+    remainder = await _remainder(config, intake, taken, bar)
+    if remainder is None:
+        return taken, 0.0
+    async with open_sequencer(config) as sequencer:
+        if await sequencer.intake(intake.source) != taken:
+            raise RetryError(f"another process adds {intake.source} to the chain too")
+        return taken, await _feed(sequencer, remainder, fed, bar)
+
+
+async def _add_as_standby(
+    config: SequencerConfig, intake: FileIntake, fed: Fed, bar: ProgressBar
+) -> tuple[IntakeMark | None, float]:
+    """Wait for the chain first: the leader may be adding this very file. Returns as `_add`."""
     from sequencer import open_sequencer
 
     async with open_sequencer(config) as sequencer:
-        if await sequencer.intake(remainder.intake.source) != remainder.taken:
-            raise RetryError(f"another process adds {remainder.intake.source} to the chain too")
-        fed.start(sequencer.stats().head_persisted)
-        stopwatch = Stopwatch()
-        await feed(sequencer, remainder, config.batch_rows_max, fed, bar)
-        return stopwatch.seconds
+        taken = await sequencer.intake(intake.source)
+        remainder = await _remainder(config, intake, taken, bar)
+        if remainder is None:
+            return taken, 0.0
+        return taken, await _feed(sequencer, remainder, fed, bar)
+
+
+async def _remainder(
+    config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
+) -> Remainder | None:
+    """Return what is left of the file behind `taken`; None where nothing is."""
+    from chainctl.feeding import Remainder, pass_over
+
+    if taken is not None:
+        await pass_over(intake, taken, bar)
+    first = intake.read(config.batch_rows_max)
+    return None if first is None else Remainder(first, intake, taken)
+
+
+async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
+    """Add the rest of the file; returns the seconds that it took."""
+    from chainctl.feeding import feed
+
+    fed.start(sequencer.stats().head_persisted)
+    stopwatch = Stopwatch()
+    await feed(sequencer, remainder, sequencer.batch_rows_max, fed, bar)
+    return stopwatch.seconds
 
 
 def _tell(done: Sequenced) -> None:
