@@ -40,6 +40,8 @@ class MemorySource:
         self.lag_batches = 0
         self.before_read: Callable[[], None] = lambda: None
         """Called before each reading; it may raise."""
+        self.before_page: Callable[[], None] = lambda: None
+        """The same for each reading of rows."""
         self.read_seconds = 0.0
         self.reads = 0
         self.is_closed = False
@@ -80,6 +82,7 @@ class MemorySource:
         while after.id < until_id:
             await asyncio.sleep(self.read_seconds)
             self.before_read()
+            self.before_page()
             chain = self._visible()
             events = [event for event in chain.events if after.id < event.id <= until_id]
             if not events:

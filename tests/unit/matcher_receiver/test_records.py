@@ -1,0 +1,243 @@
+"""What is told of a receiver: halts that outlive it, the gap ledger, the lag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from matcher_receiver.lag import SIGHTS_MAX, Lag
+from orderchain.errors import (
+    ForeignDatabase,
+    HaltError,
+    NotYetReadable,
+    PrimaryBehind,
+    RetryError,
+    RowsArchived,
+    RowsMissing,
+    SealMismatch,
+    StillHalted,
+)
+
+from .chains import NEXT_NONCE
+from .memory import MemoryRecords
+from .rig import Rig, take, virtual
+from .virtual_time import virtual_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+
+def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:
+    rig = Rig(sizes)
+    rig.checkpoints = records = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
+    return rig, records
+
+
+# -- halts -----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_halt_is_stored_with_its_reason_and_keeps_the_next_one_from_starting() -> None:
+    rig, records = with_records([4, 4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        head = receiver.head_delivered
+        rig.chain.batches.pop()
+        with pytest.raises(PrimaryBehind):
+            await anext(receiver)
+        assert records.halts == [("PrimaryBehind", head)]
+        with pytest.raises(PrimaryBehind):
+            await anext(receiver)
+    with pytest.raises(StillHalted, match="chainctl unhalt --chain 7 --name memory"):
+        async with rig.receiver():
+            pass
+    assert len(records.halts) == 1
+
+
+@virtual
+async def test_halt_at_the_start_is_stored() -> None:
+    rig, records = with_records([4, 4])
+    records.stored = msgspec.structs.replace(rig.chain.mark(), seal=b"\1" * 32)
+    with pytest.raises(SealMismatch):
+        async with rig.receiver():
+            pass
+    assert records.halts == [("SealMismatch", rig.chain.mark().id)]
+
+
+@virtual
+async def test_halt_that_could_not_be_stored_says_so_and_is_stored_at_the_next_call() -> None:
+    rig, records = with_records([4, 4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.batches.pop()
+        records.failures = [RetryError("away") for _ in range(3)]
+        with pytest.raises(HaltError) as caught:
+            await anext(receiver)
+        assert any("could not be stored" in note for note in caught.value.__notes__)
+        assert records.halts == []
+        with pytest.raises(HaltError):
+            await anext(receiver)
+        assert len(records.halts) == 1
+
+
+@virtual
+async def test_place_of_another_database_halts_before_anything_is_handed_on() -> None:
+    rig, records = with_records([4, 4])
+    records.database_id = make_other_id(rig.chain.database_id)
+    with pytest.raises(ForeignDatabase):
+        async with rig.receiver():
+            pass
+    assert records.halts == [("ForeignDatabase", 0)]
+
+
+def make_other_id(database_id: UUID) -> UUID:
+    return type(database_id)(int=database_id.int ^ 1)
+
+
+@virtual
+async def test_standby_of_any_kind_never_halts() -> None:
+    rig, records = with_records([4, 4])
+    rig.source.is_primary = False
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.batches.pop()
+        rig.chain.take_over(NEXT_NONCE)
+        rig.frames.put(rig.chain.heartbeat())
+        clock = virtual_clock()
+        clock.call_later(20.0, receiver.stop)
+        assert [run async for run in receiver] == []
+    assert records.halts == []
+
+
+# -- the ledger ------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_gap_is_recorded_once_it_is_filled() -> None:
+    rig, records = with_records([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.chain.add(12)
+        rig.commit_and_publish(3)
+        await take(receiver, rig.chain.mark().id)
+        assert records.gaps == list(receiver.gaps)
+    (gap,) = records.gaps
+    assert (gap.rows, gap.cause, gap.source, gap.outcome) == (12, "frame", "primary", "filled")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (RowsMissing(7, 5, 9), "missing"),
+        (RowsArchived(7, 5, 9), "archived"),
+        (NotYetReadable(5, 9), "not yet readable"),
+    ],
+)
+def test_gap_that_could_not_be_filled_is_told_by_its_kind_and_then_as_filled(
+    error: Exception, outcome: str
+) -> None:
+    @virtual
+    async def test() -> None:
+        rig, records = with_records([4])
+        async with rig.receiver(standby_wait_seconds=2.0) as receiver:
+            await take(receiver, rig.chain.mark().id)
+            place = receiver.head_delivered
+            rig.chain.add(3)
+            rig.commit_and_publish(1)
+            failing = raising(error)
+            rig.source.before_page = failing
+            for _ in range(2):
+                with pytest.raises(type(error)):
+                    await anext(receiver)
+            (gap,) = receiver.gaps  # asked twice, told once
+            assert (gap.after_id, gap.outcome, gap.rows) == (place, outcome, 0)
+            assert receiver.stats().gaps == 0
+            assert receiver.stats().open_gap == (place, gap.until_id)
+            rig.source.before_page = lambda: None
+            await take(receiver, rig.chain.mark().id)
+            assert [gap.outcome for gap in receiver.gaps] == ["filled"]
+            assert receiver.stats().open_gap is None
+        assert records.gaps[-1].outcome == "filled"
+
+    test()
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+# -- stats -----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_stats_tell_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
+    rig, _ = with_records([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        assert receiver.stats().source == "primary"
+        rig.commit_and_publish(2)
+        await anext(receiver)
+        stats = receiver.stats()
+        assert (stats.source, stats.lag_ids, stats.lag_seconds) == ("kafka", 0, 0.0)
+
+        rig.source.read_seconds = 0.5
+        rig.chain.add(10)
+        rig.commit_and_publish(1)
+        await anext(receiver)
+        stats = receiver.stats()
+        assert stats.lag_ids == rig.chain.ids[-1] - stats.head_delivered > 0
+        assert stats.lag_seconds >= 0.5
+        assert stats.open_gap == (stats.head_delivered, rig.chain.batches[-2].last_id)
+        assert stats.fill_seconds >= 0.5
+        await take(receiver, rig.chain.mark().id)
+        stats = receiver.stats()
+        assert (stats.lag_ids, stats.lag_seconds, stats.open_gap) == (0, 0.0, None)
+        rows = stats.rows_filled + stats.rows_caught_up
+        assert stats.fill_rows_per_second == pytest.approx(rows / stats.fill_seconds)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 0
+
+    def monotonic_ns(self) -> int:
+        return self.seconds * 1_000_000_000
+
+    def wall_ns(self) -> int:
+        return self.monotonic_ns()
+
+
+def test_lag_is_the_age_of_the_first_row_that_is_known_and_not_delivered() -> None:
+    clock = Clock()
+    lag = Lag(clock, 10)
+    for seconds, head_id in ((1, 20), (2, 30), (5, 40)):
+        clock.seconds = seconds
+        lag.see(head_id)
+    clock.seconds = 6
+    assert (lag.ids, lag.seconds) == (30, 5.0)
+    lag.deliver(25)
+    assert (lag.ids, lag.seconds) == (15, 4.0)
+    lag.deliver(40)
+    assert (lag.ids, lag.seconds) == (0, 0.0)
+    lag.see(40)
+    assert lag.seconds == 0.0
+
+
+def test_lag_with_many_sights_stays_bounded_and_never_understates() -> None:
+    clock = Clock()
+    lag = Lag(clock, 0)
+    for seconds in range(1, 5 * SIGHTS_MAX):
+        clock.seconds = seconds
+        lag.see(seconds)
+        assert len(lag._sights) <= SIGHTS_MAX
+    for delivered_id in range(1, clock.seconds, 7):
+        lag.deliver(delivered_id)
+        assert lag.seconds >= clock.seconds - (delivered_id + 1)
