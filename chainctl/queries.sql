@@ -54,5 +54,44 @@ SELECT receiver, head_delivered, updated_at FROM receiver_checkpoint
  WHERE chain_id = $1
  ORDER BY receiver
 
--- intakes: how far each intake of a chain was read
-SELECT source, position FROM chain_intake WHERE chain_id = $1 ORDER BY source
+-- intakes: how far each intake of a chain was read, and how many of its records became no order
+SELECT source, position,
+       (SELECT count(*) FROM chain_intake_reject AS reject
+         WHERE reject.chain_id = intake.chain_id AND reject.source = intake.source) AS rejects
+  FROM chain_intake AS intake WHERE chain_id = $1 ORDER BY source
+
+-- gaps: the gap ledger of a chain, or of one of its receivers
+SELECT receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
+  FROM receiver_gap
+ WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
+ ORDER BY receiver, after_id
+
+-- lag: each receiver's checkpoint against the head, of one snapshot; one that halted before it had any
+SELECT receiver,
+       coalesce(place.head_delivered, 0) AS head_delivered,
+       head.last_id - coalesce(place.head_delivered, 0) AS behind_ids,
+       behind.row_count AS behind_rows,
+       coalesce(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
+       coalesce(place.updated_at, halt.halted_at) AS updated_at,
+       coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted
+  FROM (SELECT * FROM receiver_checkpoint WHERE chain_id = $1) AS place
+  FULL JOIN (SELECT * FROM receiver_halt WHERE chain_id = $1) AS halt USING (receiver)
+  JOIN chain_head AS head ON head.chain_id = $1
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(row_count), 0)::bigint AS row_count, min(committed_at) AS committed_at
+         FROM chain_batch AS batch
+        WHERE batch.chain_id = $1 AND batch.last_id > coalesce(place.head_delivered, 0)
+       ) AS behind
+ ORDER BY receiver
+
+-- unhalt: lift a receiver's halt and tell of it, both or neither; no row when there was none
+WITH lifted AS (
+    DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
+    RETURNING chain_id, receiver, at_id, reason, detail, halted_at
+)
+INSERT INTO chain_act (chain_id, receiver, act, actor, reason, detail)
+SELECT chain_id, receiver, 'unhalt', $3, $4,
+       reason || ' at ' || at_id || ' on ' || to_char(halted_at AT TIME ZONE 'UTC',
+                                                     'YYYY-MM-DD HH24:MI:SS') || ' UTC: ' || detail
+  FROM lifted
+RETURNING act_id, detail

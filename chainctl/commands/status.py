@@ -33,7 +33,7 @@ def command(settings: Settings, chain_id: int, as_json: bool) -> None:
     table(("what", "value"), list(heads.items()))
     for part, names in (
         (receivers, ("receiver", "head_delivered", "behind_ids", "updated")),
-        (intakes, ("source", "position")),
+        (intakes, ("source", "position", "rejects")),
     ):
         if part:
             data("")
@@ -72,7 +72,7 @@ async def _status(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], 
             }
             for row in receivers
         ],
-        [{"source": row["source"], "position": row["position"]} for row in intakes],
+        [dict(row) for row in intakes],
     )
 
 

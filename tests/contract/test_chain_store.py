@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.batch import IntakeMark, Term
+from orderchain.batch import IntakeMark, IntakeReject, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
@@ -206,3 +206,37 @@ async def test_move_intake_alone_is_stored_and_fenced(open_store: OpenStore) -> 
     await take_over(open_store(), "other")
     with pytest.raises((Fenced, RetryError)):
         await store.move_intake([mark])
+
+
+async def test_intake_marks_with_rejects_are_stored_with_a_batch_and_alone_twice_too(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    rejects = tuple(
+        IntakeReject(position=position, key=key, reason="no order")
+        for position, key in ((3, None), (5, "k"))
+    )
+    with_rejects = [
+        IntakeMark(source=f"topic:t:{partition}", position=7, digest=b"d", rejects=rejects)
+        for partition in (0, 1)
+    ]
+    await store.commit(next_batch(term), published_id=0, intake=with_rejects)
+    await store.move_intake(with_rejects)
+    for mark in with_rejects:
+        found = await store.intake(mark.source)
+        assert found == IntakeMark(source=mark.source, position=7, digest=b"d")
+
+
+async def test_intake_named_twice_in_one_commit_stands_at_the_later_mark(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    marks = [
+        IntakeMark(source=source, position=position, digest=b"")
+        for source, position in (("topic:t:0", 3), ("topic:t:1", 4), ("topic:t:0", 6))
+    ]
+    await store.commit(next_batch(term), published_id=0, intake=marks)
+    assert await store.intake("topic:t:0") == marks[2]
+    assert await store.intake("topic:t:1") == marks[1]
