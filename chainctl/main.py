@@ -33,6 +33,9 @@ COMMANDS: Final = {
     "fill": "Read missing rows from the database.",
     "verify": "Prove a chain whole with Spark, or name its faults.",
     "status": "Where a chain stands.",
+    "lag": "How far the receivers of a chain are behind.",
+    "gaps": "What receivers had to read from the database, and why.",
+    "unhalt": "Let a halted receiver start again, with a reason.",
     "config": "What is set, and by what.",
 }
 """Every command, with its line in the help. Each is `chainctl.commands.NAME.command`."""

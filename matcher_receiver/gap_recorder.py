@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -38,8 +37,7 @@ class GapRecorder:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._connection = WriteConnection(config)
-        # Of more than the table keeps, the oldest would be trimmed at once.
-        self._waiting: deque[Gap] = deque(maxlen=config.gaps_kept)
+        self._waiting: dict[int, Gap] = {}  # by after_id: of one place the last word counts
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._is_refused = False
@@ -48,7 +46,11 @@ class GapRecorder:
         """Store `gap` by and by; never waits, never raises."""
         if self._is_refused:
             return
-        self._waiting.append(gap)
+        self._waiting.pop(gap.after_id, None)
+        self._waiting[gap.after_id] = gap
+        if len(self._waiting) > self._config.gaps_kept:
+            # Of more than the table keeps, the oldest would be trimmed at once.
+            self._waiting.pop(next(iter(self._waiting)))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._write(), name="orderchain gap ledger")
 
@@ -64,7 +66,7 @@ class GapRecorder:
     async def _write(self) -> None:
         while self._waiting:
             await self._rest(GATHER_SECONDS)
-            gaps = list(self._waiting)
+            gaps = list(self._waiting.values())
             try:
                 await self._store(gaps)
             except RefusedError as error:
@@ -80,31 +82,29 @@ class GapRecorder:
                 self._drop(gaps)
 
     async def _store(self, gaps: list[Gap]) -> None:
-        # Of one place the last word counts, and a statement may not touch a row twice.
-        latest = list({gap.after_id: gap for gap in gaps}.values())
         config = self._config
         await self._connection.fetch(
             _SQL["record_gaps"],
             config.chain_id,
             config.receiver,
-            [gap.after_id for gap in latest],
-            [gap.until_id for gap in latest],
-            [gap.cause for gap in latest],
-            [gap.outcome for gap in latest],
-            [gap.source for gap in latest],
-            [gap.rows for gap in latest],
-            [_EPOCH + timedelta(microseconds=gap.found_at_ns // 1_000) for gap in latest],
-            [timedelta(microseconds=gap.duration_ns // 1_000) for gap in latest],
+            [gap.after_id for gap in gaps],
+            [gap.until_id for gap in gaps],
+            [gap.cause for gap in gaps],
+            [gap.outcome for gap in gaps],
+            [gap.source for gap in gaps],
+            [gap.rows for gap in gaps],
+            [_EPOCH + timedelta(microseconds=gap.found_at_ns // 1_000) for gap in gaps],
+            [timedelta(microseconds=gap.duration_ns // 1_000) for gap in gaps],
         )
         await self._connection.fetch(
             _SQL["trim_gaps"], config.chain_id, config.receiver, config.gaps_kept
         )
 
     def _drop(self, stored: list[Gap]) -> None:
-        """Forget what is stored: what came meanwhile may have pushed some of it out already."""
+        """Forget what is stored, where nothing newer was told of the same place meanwhile."""
         for gap in stored:
-            if self._waiting and self._waiting[0] is gap:
-                self._waiting.popleft()
+            if self._waiting.get(gap.after_id) is gap:
+                del self._waiting[gap.after_id]
 
     async def _rest(self, seconds: float) -> None:
         """Wait, unless it is time to end."""

@@ -167,7 +167,7 @@ class CancelAt:
                 suspensions += 1
                 try:
                     step, value = self._coroutine.send, (yield waited)
-                except BaseException as error:  # a task throws what its future raised
+                except BaseException as error:  # noqa: BLE001 - a task throws what its future raised
                     step, value = self._coroutine.throw, error  # type: ignore[assignment]
         except StopIteration:
             assert suspensions <= self._at, f"the cancellation at {self._at} was swallowed"

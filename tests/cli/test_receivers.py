@@ -1,0 +1,169 @@
+"""`chainctl gaps`, `lag` and `unhalt` over what receivers have left in the database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from orderchain.errors import PrimaryBehind, StillHalted
+from orderchain.gap import Gap
+from orderchain.mark import Mark
+from orderchain.roles import RECEIVER_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import Call, Refused
+
+Settings = dict[str, str]
+
+
+def store_of(database: str, chain_id: int, name: str, **settings: Any) -> PostgresCheckpointStore:
+    config = CheckpointConfig(database=database, chain_id=chain_id, receiver=name, **settings)
+    return PostgresCheckpointStore(config)
+
+
+def gap(chain_id: int, after_id: int, **fields: Any) -> Gap:
+    values: dict[str, Any] = {
+        "chain_id": chain_id, "after_id": after_id, "until_id": after_id + 5, "cause": "frame",
+        "source": "standby", "rows": 4, "found_at_ns": 1_750_000_000_123_456_789,
+        "duration_ns": 2_500_000,
+    } | fields  # fmt: skip
+    return Gap(**values)
+
+
+@pytest.fixture
+def settings(database: str) -> Settings:
+    return {"CHAINCTL_DATABASE": database}
+
+
+@pytest.fixture
+def chain_id(database: str) -> int:
+    """A chain of two batches, made by hand."""
+
+    async def make() -> None:
+        admin = await asyncpg.connect(database)
+        await admin.execute("SELECT chain_create(7, decode(repeat('00', 32), 'hex'), 't', 0, 1000)")
+        await admin.execute("UPDATE chain_head SET last_id = 30 WHERE chain_id = 7")
+        for first, last, prev in ((1, 10, 0), (11, 30, 10)):
+            await admin.execute(
+                "INSERT INTO chain_batch VALUES (7, $1, $2, $3, 20, 1, decode(repeat('00', 32), "
+                "'hex'), now() - interval '1 hour')", first, last, prev,
+            )  # fmt: skip
+        await admin.close()
+
+    asyncio.run(make())
+    return 7
+
+
+def place(head: int) -> Mark:
+    return Mark(id=head, batch_last_id=head, seal=bytes(32), epoch=1)
+
+
+def test_gaps_shows_what_receivers_stored_and_only_the_last_ones(
+    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def leave() -> None:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "a", gaps_kept=3) as store:
+            for after_id in range(10, 60, 10):
+                store.record_gap(gap(chain_id, after_id))
+            store.record_gap(gap(chain_id, 50, outcome="missing", rows=0))
+            store.record_gap(gap(chain_id, 50))
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "b") as store:
+            store.record_gap(gap(chain_id, 5, outcome="archived", rows=0))
+
+    asyncio.run(leave())
+    done = call("gaps", "--chain", chain_id, "--json", settings=settings)
+    assert done.code == 0, done
+    found = json.loads(done.out)
+    shown = [(line["receiver"], line["after_id"], line["outcome"]) for line in found]
+    assert shown == [
+        ("a", 30, "filled"), ("a", 40, "filled"), ("a", 50, "filled"), ("b", 5, "archived"),
+    ]  # fmt: skip
+    assert found[0] == {
+        "receiver": "a", "after_id": 30, "until_id": 35, "rows": 4, "cause": "frame",
+        "source": "standby", "outcome": "filled", "found": "2025-06-15T15:06:40.123456Z",
+        "seconds": 0.0025,
+    }  # fmt: skip
+    one = call("gaps", "--chain", chain_id, "--name", "b", settings=settings)
+    assert "archived" in one.out
+    assert "filled" not in one.out
+
+
+def test_lag_compares_checkpoints_with_the_head(
+    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def leave() -> None:
+        for name, head in (("behind", 10), ("in step", 30)):
+            async with store_of(role_dsn(RECEIVER_WRITER), chain_id, name) as store:
+                await store.save(0, place(head))
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "halted") as store:
+            await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
+
+    asyncio.run(leave())
+    done = call("lag", "--chain", chain_id, "--json", settings=settings)
+    assert done.code == 0, done
+    lines = {line["receiver"]: line for line in json.loads(done.out)}
+    assert (lines["behind"]["behind_ids"], lines["behind"]["behind_rows"]) == (20, 20)
+    assert lines["behind"]["behind_seconds"] > 3_000
+    assert (lines["in step"]["behind_ids"], lines["in step"]["behind_seconds"]) == (0, 0)
+    assert lines["halted"]["halted"] == "PrimaryBehind at 40"
+    assert "PrimaryBehind at 40" in call("lag", "--chain", chain_id, settings=settings).out
+
+
+def test_unhalt_lets_a_receiver_start_again_and_tells_who_and_why(
+    call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def halt_and_start() -> None:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
+            await store.save(0, place(10))
+            await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
+            await store.record_halt(PrimaryBehind(chain_id, 1, 2), 2)  # the first reason stays
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
+            with pytest.raises(StillHalted, match=f"unhalt --chain {chain_id} --name m") as caught:
+                await store.load()
+        assert caught.value.at_id == 40
+        assert "ends at 30" in str(caught.value)
+
+    async def start() -> tuple[Mark | None, Any]:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
+            found = await store.load()
+        admin = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
+        act = await admin.fetchrow("SELECT * FROM chain_act")
+        await admin.close()
+        return found, act
+
+    asyncio.run(halt_and_start())
+    arguments = ("unhalt", "--chain", chain_id, "--name", "m", "--reason")
+    assert "--reason" in refused(*arguments, "  ", settings=settings)
+    done = call(*arguments, "restored from the archive", "--actor", "eve", settings=settings)
+    assert done.code == 0, done
+    assert "PrimaryBehind at 40" in done.err
+    found, act = asyncio.run(start())
+    assert found == place(10)
+    assert (act["act"], act["actor"], act["login"]) == ("unhalt", "eve", "postgres")
+    assert act["reason"] == "restored from the archive"
+    assert "PrimaryBehind at 40" in act["detail"]
+    assert "a halted receiver" in refused(*arguments, "again", settings=settings)
+
+
+def test_unhalt_with_the_receivers_own_role_is_refused(
+    refused: Refused, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    line = refused(
+        "unhalt", "--chain", chain_id, "--name", "m", "--reason", "x",
+        settings={"CHAINCTL_DATABASE": role_dsn(RECEIVER_WRITER)},
+    )  # fmt: skip
+    assert "one that may do this" in line
+
+
+@pytest.mark.parametrize("command", ["gaps", "lag"])
+def test_command_about_receivers_of_a_chain_that_was_never_created_is_refused(
+    refused: Refused, settings: Settings, command: str
+) -> None:
+    assert "chainctl chain create 9" in refused(command, "--chain", 9, settings=settings)
