@@ -94,6 +94,22 @@ INSERT INTO chain_intake_reject (chain_id, source, position, key, reason)
 SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[])
 ON CONFLICT (chain_id, source, position) DO NOTHING
 
+-- commit_row: the same for one row alone, without the detour by arrays
+WITH fence AS (
+    UPDATE chain_head
+       SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id = $4
+    RETURNING chain_id
+), batch AS (
+    INSERT INTO chain_batch
+        (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
+    SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
+), rows AS (
+    INSERT INTO chain_event (chain_id, id, pid, key, event_time_ns, payload)
+    SELECT chain_id, $11::bigint, $12::bigint, $13::text, $14::bigint, $15::bytea FROM fence
+)
+SELECT 1 FROM fence
+
 -- lock_head: the fence alone, for a transaction that adds no row
 SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR UPDATE
 

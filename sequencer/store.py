@@ -94,12 +94,15 @@ class _Commit:
         if self.is_chained:
             await self._connection.execute("COMMIT")
             self.is_chained = False
-        columns = zip(*map(_row_of, self._batch.events), strict=True)
+        events = self._batch.events
+        statement, rows = (
+            ("commit_row", _row_of(events[0]))
+            if len(events) == 1
+            else ("commit_rows", map(list, zip(*map(_row_of, events), strict=True)))
+        )
         self.may_be_done = True
         self._check_fence(
-            await self._connection.fetchval(
-                _SQL["commit_rows"], *self._fence_values, *map(list, columns)
-            )
+            await self._connection.fetchval(_SQL[statement], *self._fence_values, *rows)
         )
 
     async def pass_fence(self) -> None:
