@@ -315,7 +315,7 @@ async def test_start_with_a_wrong_password_never_shows_it(make_chain: MakeChain)
 
 async def test_start_without_a_topic_is_refused(make_chain: MakeChain) -> None:
     chain = await make_chain(with_topic=False)
-    with pytest.raises(TopicError, match="exactly 1 partition"):
+    with pytest.raises(TopicError, match="a topic that exists"):
         async with open_sequencer(chain.config):
             pass
 
@@ -323,7 +323,7 @@ async def test_start_without_a_topic_is_refused(make_chain: MakeChain) -> None:
 async def test_start_on_a_compacted_topic_is_refused(make_chain: MakeChain) -> None:
     chain = await make_chain(with_topic=False)
     await make_topic(chain.config.kafka, chain.topic, **{"cleanup.policy": "compact"})
-    with pytest.raises(TopicError, match=r"cleanup\.policy"):
+    with pytest.raises(TopicError, match="no compaction"):
         async with open_sequencer(chain.config):
             pass
 
