@@ -19,7 +19,7 @@ from orderchain.event import Event
 MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
 
 PUBLIC = {
-    "batch": "Batch IntakeMark LeaseSight Term",
+    "batch": "Batch IntakeMark IntakeReject LeaseSight Term",
     "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
     "dsn": "hosts_of mask_dsn",
@@ -28,14 +28,16 @@ PUBLIC = {
     "key_page": "ClientNumber KeyPage",
     "link": "first_break is_linked",
     "mark": "ChainHead Mark Standing",
-    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource KeyStore Lease",
-    "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of",
+    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource KeyStore Lease PlaceFinder "
+    "ReceiverRecords RecordSource SnapshotStore SourceRecord",
+    "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of "
+    "statement_refusal",
     "row_image": "column_images row_images",
     "run": "Run",
     "schema": "schema_sql",
     "seal": "genesis_seal next_seal",
     "sql": "load_sql parse_sql",
-    "topic": "default_topic",
+    "topic": "default_topic topic_refusal",
 }
 
 
