@@ -45,17 +45,23 @@ class Waits:
         if self.is_stopping:
             _discard(awaitable)
             raise StopAsked
+        task = asyncio.current_task()
+        cancels = 0 if task is None else task.cancelling()
         self._inner = inner = asyncio.ensure_future(awaitable)
         try:
-            return await inner
+            result = await inner
         except asyncio.CancelledError:
-            task = asyncio.current_task()
             # Ours to swallow only when nobody cancelled the task that iterates.
             if self.is_stopping and (task is None or not task.cancelling()):
                 raise StopAsked from None
             raise
         finally:
             self._inner = None
+        if task is not None and task.cancelling() > cancels:
+            # What was awaited was done at the same instant, and has swallowed the cancellation (as
+            # asyncio.wait_for does up to Python 3.11). What it brought is read again.
+            raise asyncio.CancelledError
+        return result
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""

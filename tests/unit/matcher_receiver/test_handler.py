@@ -11,7 +11,7 @@ from orderchain.errors import CheckpointLost, RetryError
 
 from .chains import ids_of
 from .memory import MemoryRecords
-from .rig import Rig, virtual
+from .rig import Rig, take, virtual
 from .virtual_time import run_virtual, virtual_clock
 
 if TYPE_CHECKING:
@@ -240,3 +240,23 @@ def test_cancellation_at_each_suspension_of_a_whole_life_loses_nothing() -> None
     while run_virtual(play_with_a_cancellation(at)):
         at += 1
     assert at > 50, f"only {at} places: the scene has become too short"
+
+
+@virtual
+async def test_cancellation_that_a_port_swallowed_still_ends_the_wait() -> None:
+    rig, _ = with_records([4])
+
+    async def swallow(_: float) -> list[bytes | None]:
+        try:
+            await asyncio.sleep(600.0)
+        except asyncio.CancelledError:
+            return []  # as asyncio.wait_for did when what it waited for was done just then
+        return []
+
+    async with rig.receiver(poll_after_seconds=600.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.frames.records = swallow  # type: ignore[method-assign]
+        waiting = asyncio.ensure_future(anext(receiver))
+        virtual_clock().call_later(1.0, waiting.cancel)
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
