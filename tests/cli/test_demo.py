@@ -186,14 +186,18 @@ class Started:
 
     def services(self) -> dict[str, int]:
         """Process ids of the demo's own processes by module."""
-        listed = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-        found = re.findall(r"(\d+) .*-m chainctl\.demo\.(\w+)", listed)
-        return {module: int(process_id) for process_id, module in found}
+        found: dict[str, int] = {}
+        for process_id in children_of(self.process.pid):
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if match := re.search(r"-m chainctl\.demo\.(\w+)", command):
+                found[match[1]] = process_id
+        return found
+
+
+def children_of(process_id: int) -> list[int]:
+    """The processes that one process has started: a bare machine has no `ps`."""
+    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text(encoding="ascii").split()]
 
 
 @pytest.fixture
