@@ -3,10 +3,10 @@
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test faults check clean
+.PHONY: help setup demo test simulate faults check clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and fetch what is missing (PYTHON=... chooses the interpreter)
 	@tools/setup.sh
@@ -17,6 +17,10 @@ demo: setup ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEM
 
 test: setup ## every test (PYTEST_ARGS="..." is passed on)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on, in JOBS=n processes)
+	@$(BIN)/python -m tests.simulation.simulate $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
 
 faults: setup ## the long form of the fault tests: many rounds, an hour or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)

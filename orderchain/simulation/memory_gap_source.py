@@ -132,7 +132,14 @@ class MemoryGapSource:
         self.is_closed = False
 
     @classmethod
-    def of_database(cls, database: MemoryDatabase, chain_id: int) -> MemoryGapSource:
+    def of_database(
+        cls,
+        database: MemoryDatabase,
+        chain_id: int,
+        *,
+        page_rows: int = PAGE_ROWS,
+        wire: Wire | None = None,
+    ) -> MemoryGapSource:
         """Return a source over the primary."""
 
         def see() -> StoredChain:
@@ -142,7 +149,7 @@ class MemoryGapSource:
                 raise ChainMissing(chain_id)
             return database.chains[chain_id]
 
-        return cls(see)
+        return cls(see, page_rows=page_rows, wire=wire)
 
     async def standing(self, at_id: int) -> Standing:
         """Return head and mark of one instant; see `orderchain.ports.GapSource.standing`."""

@@ -1,32 +1,64 @@
-"""One database in memory, and the same one as a real PostgreSQL, with a chain 1."""
+"""One database in memory, the same at the end of wires, and as a real PostgreSQL, with a chain 1.
+
+And a log in memory beside a topic of the real Kafka.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from orderchain.roles import SEQUENCER_WRITER
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import (
+    CheckpointConfig,
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    PostgresCheckpointStore,
+)
+from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
+from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
+from orderchain.simulation.memory_gap_source import MemoryGapSource
+from orderchain.simulation.memory_log import MemoryFrameSource, MemoryLog
 from orderchain.simulation.memory_store import (
     MemoryChainStore,
     MemoryDatabase,
     MemoryKeyStore,
     MemoryLease,
 )
+from orderchain.simulation.wire import Dial, Server, Wire
+from orderchain.simulation.wired_store import WiredChainStore, WiredKeyStore, WiredLease
 from sequencer.config import SequencerConfig
 from sequencer.key_store import PostgresKeyStore
 from sequencer.lease import PostgresLease
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
-    from orderchain.ports import ChainStore, KeyStore, Lease
+    from local_stack import KafkaServer
+    from orderchain.ports import (
+        ChainStore,
+        CheckpointStore,
+        FrameSource,
+        GapSource,
+        KeyStore,
+        Lease,
+    )
 
 OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]
 OpenKeys = Callable[[], "KeyStore"]
+OpenGaps = Callable[..., "GapSource"]
+OpenCheckpoints = Callable[..., "CheckpointStore"]
+OpenTransaction = Callable[[], AbstractAsyncContextManager[object]]
+Publish = Callable[[Sequence[bytes]], Awaitable[None]]
 
 
 async def make_chain_in_postgres(database: str) -> None:
@@ -44,7 +76,12 @@ def config_for(dsn: str, chain_id: int = 1) -> SequencerConfig:
     return SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
 
 
-@pytest.fixture(params=["memory", "postgres"])
+def sound_wire() -> Wire:
+    """A wire that takes a little time and loses nothing."""
+    return Wire(Server("database"), Dial(), Random(1))
+
+
+@pytest.fixture(params=["memory", "wired", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -59,7 +96,7 @@ def memory() -> MemoryDatabase:
 @pytest.fixture
 async def writer_dsn(request: pytest.FixtureRequest, kind: str) -> str:
     """The sequencer's DSN of a database with chain 1; none for the one in memory."""
-    if kind == "memory":
+    if kind != "postgres":
         return ""
     await make_chain_in_postgres(request.getfixturevalue("database"))
     dsn: str = request.getfixturevalue("role_dsn")(SEQUENCER_WRITER)
@@ -74,12 +111,15 @@ async def open_store(
     opened: list[ChainStore] = []
 
     def open_one(chain_id: int = 1) -> ChainStore:
-        opened.append(
-            MemoryChainStore(memory, chain_id)
-            if kind == "memory"
-            else PostgresChainStore(config_for(writer_dsn, chain_id))
-        )
-        return opened[-1]
+        store: ChainStore
+        if kind == "memory":
+            store = MemoryChainStore(memory, chain_id)
+        elif kind == "wired":
+            store = WiredChainStore(memory, chain_id, sound_wire())
+        else:
+            store = PostgresChainStore(config_for(writer_dsn, chain_id))
+        opened.append(store)
+        return store
 
     yield open_one
     for store in opened:
@@ -91,9 +131,13 @@ async def open_lease(
     kind: str, memory: MemoryDatabase, writer_dsn: str
 ) -> AsyncIterator[OpenLease]:
     """The lease of the same database."""
-    lease: Lease = (
-        MemoryLease(memory, 1) if kind == "memory" else PostgresLease(config_for(writer_dsn))
-    )
+    lease: Lease
+    if kind == "memory":
+        lease = MemoryLease(memory, 1)
+    elif kind == "wired":
+        lease = WiredLease(memory, 1, sound_wire())
+    else:
+        lease = PostgresLease(config_for(writer_dsn))
     yield lambda: lease
     await lease.close()
 
@@ -101,8 +145,121 @@ async def open_lease(
 @pytest.fixture
 async def open_keys(kind: str, memory: MemoryDatabase, writer_dsn: str) -> AsyncIterator[OpenKeys]:
     """The keys of the same database."""
-    keys: KeyStore = (
-        MemoryKeyStore(memory, 1) if kind == "memory" else PostgresKeyStore(config_for(writer_dsn))
-    )
+    keys: KeyStore
+    if kind == "memory":
+        keys = MemoryKeyStore(memory, 1)
+    elif kind == "wired":
+        keys = WiredKeyStore(memory, 1, sound_wire())
+    else:
+        keys = PostgresKeyStore(config_for(writer_dsn))
     yield lambda: keys
     await keys.close()
+
+
+# -- what receivers use ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def open_gaps(
+    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
+) -> AsyncIterator[OpenGaps]:
+    """Open readers of the same database."""
+    del writer_dsn  # made the chain
+    opened: list[GapSource] = []
+
+    def open_one(page_rows: int = 1_000, chain_id: int = 1) -> GapSource:
+        source: GapSource
+        if kind == "postgres":
+            dsn: str = request.getfixturevalue("role_dsn")(GAP_READER)
+            source = GapReader(
+                GapReaderConfig(database=dsn, chain_id=chain_id, page_rows=page_rows)
+            )
+        else:
+            wire = sound_wire() if kind == "wired" else None
+            source = MemoryGapSource.of_database(memory, chain_id, page_rows=page_rows, wire=wire)
+        opened.append(source)
+        return source
+
+    yield open_one
+    for source in opened:
+        await source.close()
+
+
+@pytest.fixture
+async def open_checkpoints(
+    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
+) -> AsyncIterator[OpenCheckpoints]:
+    """Open checkpoint stores of the same database, each as a receiver of its own would."""
+    del writer_dsn
+    opened: list[CheckpointStore] = []
+
+    def open_one(receiver: str = "r") -> CheckpointStore:
+        store: CheckpointStore
+        if kind == "postgres":
+            dsn: str = request.getfixturevalue("role_dsn")(RECEIVER_WRITER)
+            store = PostgresCheckpointStore(
+                CheckpointConfig(database=dsn, chain_id=1, receiver=receiver)
+            )
+        else:
+            wire = sound_wire() if kind == "wired" else None
+            store = MemoryCheckpointStore(memory, 1, receiver, wire)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+def open_transaction(request: pytest.FixtureRequest, kind: str, writer_dsn: str) -> OpenTransaction:
+    """A caller's own transaction: committed at the end of its block, else rolled back."""
+    del writer_dsn
+
+    @asynccontextmanager
+    async def in_memory() -> AsyncIterator[object]:
+        transaction = MemoryTransaction()
+        yield transaction
+        await transaction.commit()
+
+    @asynccontextmanager
+    async def in_postgres() -> AsyncIterator[object]:
+        connection = await asyncpg.connect(request.getfixturevalue("role_dsn")(RECEIVER_WRITER))
+        try:
+            async with connection.transaction():
+                yield connection
+        finally:
+            await connection.close()
+
+    return in_postgres if kind == "postgres" else in_memory
+
+
+@pytest.fixture(params=["memory", "kafka"])
+async def topic(
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[tuple[Callable[[], FrameSource], Publish]]:
+    """How to open a source of a fresh topic, and how to publish to it."""
+    if request.param == "memory":
+        log = MemoryLog()
+
+        async def append(values: Sequence[bytes]) -> None:
+            log.append(values)
+
+        yield lambda: MemoryFrameSource(log), append
+        return
+    server: KafkaServer = request.getfixturevalue("kafka_server")
+    name = f"contract-{secrets.token_hex(4)}"
+    admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(name, 1, 1)])
+    await admin.close()
+    producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap)
+    await producer.start()
+
+    async def send(values: Sequence[bytes]) -> None:
+        for value in values:
+            await producer.send_and_wait(name, value, partition=0)
+
+    config = KafkaSourceConfig(bootstrap_servers=server.bootstrap, topic=name)
+    yield lambda: KafkaFrameSource(config), send
+    await producer.stop()

@@ -1,0 +1,86 @@
+"""What every CheckpointStore must do, shown in memory and on the real PostgreSQL alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.errors import CheckpointLost
+from orderchain.mark import Mark
+
+if TYPE_CHECKING:
+    from .conftest import OpenCheckpoints, OpenTransaction
+
+
+def mark_at(at_id: int) -> Mark:
+    return Mark(id=at_id, batch_last_id=at_id - at_id % 10, seal=b"\7" * 32, epoch=3)
+
+
+async def test_load_before_anything_was_saved_is_none(open_checkpoints: OpenCheckpoints) -> None:
+    assert await open_checkpoints().load() is None
+
+
+async def test_saved_place_comes_back_as_it_was(open_checkpoints: OpenCheckpoints) -> None:
+    store = open_checkpoints()
+    await store.save(0, mark_at(0))
+    await store.save(0, mark_at(25))
+    assert await open_checkpoints().load() == mark_at(25)
+
+
+async def test_places_of_two_receivers_are_apart(open_checkpoints: OpenCheckpoints) -> None:
+    await open_checkpoints("a").save(0, mark_at(5))
+    assert await open_checkpoints("b").load() is None
+
+
+async def test_save_from_a_place_that_another_one_has_moved_is_refused(
+    open_checkpoints: OpenCheckpoints,
+) -> None:
+    mine, theirs = open_checkpoints(), open_checkpoints()
+    await mine.save(0, mark_at(0))
+    await theirs.save(0, mark_at(5))
+    with pytest.raises(CheckpointLost) as told:
+        await mine.save(0, mark_at(7))
+    assert told.value.expected_id == 0
+    assert await mine.load() == mark_at(5)
+
+
+async def test_save_in_the_callers_transaction_stands_with_it(
+    open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
+) -> None:
+    store = open_checkpoints()
+    await store.save(0, mark_at(0))
+    async with open_transaction() as connection:
+        await store.save(0, mark_at(5), connection)
+        assert await open_checkpoints().load() == mark_at(0)
+    assert await store.load() == mark_at(5)
+
+
+async def test_save_in_the_callers_transaction_falls_with_it(
+    open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
+) -> None:
+    store = open_checkpoints()
+    await store.save(0, mark_at(0))
+
+    async def roll_back() -> None:
+        async with open_transaction() as connection:
+            await store.save(0, mark_at(5), connection)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await roll_back()
+    assert await store.load() == mark_at(0)
+    async with open_transaction() as connection:
+        await store.save(0, mark_at(6), connection)
+    assert await store.load() == mark_at(6)
+
+
+async def test_save_in_a_transaction_from_a_place_that_was_moved_is_refused(
+    open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
+) -> None:
+    store = open_checkpoints()
+    await store.save(0, mark_at(5))
+    with pytest.raises(CheckpointLost):
+        async with open_transaction() as connection:
+            await open_checkpoints().save(0, mark_at(7), connection)
+    assert await store.load() == mark_at(5)

@@ -1,0 +1,88 @@
+"""What every FrameSource must do, shown on the one in memory and on the real Kafka alike."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orderchain.ports import FrameSource
+
+    from .conftest import Publish
+
+    Topic = tuple[Callable[[], FrameSource], Publish]
+
+DEADLINE_SECONDS = 30
+
+
+async def read(source: FrameSource, count: int) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while len(found) < count:
+            found += await source.records(1.0)
+    return found
+
+
+async def test_source_starts_at_the_live_end_and_keeps_the_order(topic: Topic) -> None:
+    open_source, publish = topic
+    await publish([b"before"])
+    source = open_source()
+    await source.start()
+    try:
+        await publish([b"one", b"", b"two"])
+        assert await read(source, 3) == [b"one", b"", b"two"]
+        await publish([b"three"])
+        assert await read(source, 1) == [b"three"]
+    finally:
+        await source.close()
+
+
+async def test_records_with_nothing_there_are_none_after_the_time(topic: Topic) -> None:
+    open_source, _ = topic
+    source = open_source()
+    await source.start()
+    try:
+        began = asyncio.get_running_loop().time()
+        assert await source.records(0.2) == []
+        assert 0.15 < asyncio.get_running_loop().time() - began < DEADLINE_SECONDS
+    finally:
+        await source.close()
+
+
+async def test_records_that_come_while_waiting_end_the_wait(topic: Topic) -> None:
+    open_source, publish = topic
+    source = open_source()
+    await source.start()
+    try:
+        waiting = asyncio.ensure_future(source.records(DEADLINE_SECONDS))
+        await asyncio.sleep(0)
+        await publish([b"one"])
+        assert await asyncio.wait_for(waiting, DEADLINE_SECONDS / 2) == [b"one"]
+    finally:
+        await source.close()
+
+
+async def test_two_sources_each_get_everything(topic: Topic) -> None:
+    open_source, publish = topic
+    sources = [open_source(), open_source()]
+    for source in sources:
+        await source.start()
+    try:
+        await publish([b"one", b"two"])
+        for source in sources:
+            assert await read(source, 2) == [b"one", b"two"]
+    finally:
+        for source in sources:
+            await source.close()
+
+
+async def test_records_before_the_start_are_refused(topic: Topic) -> None:
+    open_source, _ = topic
+    with pytest.raises(SettingError, match="not started"):
+        await open_source().records(0.1)

@@ -1,0 +1,136 @@
+"""What every GapSource must do, shown on the one in memory and on the real gap reader alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from orderchain.errors import ChainMissing, ForkFound, RowsMissing, SealMismatch
+from orderchain.link import is_linked
+from orderchain.mark import Mark
+from sequencer.core import SequencerCore
+
+from .test_chain_store import next_batch, take_over
+
+if TYPE_CHECKING:
+    from orderchain.batch import Batch
+    from orderchain.ports import GapSource
+    from orderchain.run import Run
+
+    from .conftest import OpenGaps, OpenStore
+
+
+async def committed(open_store: OpenStore, *counts: int) -> list[Batch]:
+    store = open_store()
+    term = await take_over(store, "me")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    batches = [next_batch(term, core, count) for count in counts]
+    for batch in batches:
+        await store.commit(batch, published_id=0)
+    return batches
+
+
+def mark_behind(batch: Batch) -> Mark:
+    last_id = batch.last_id
+    return Mark(id=last_id, batch_last_id=last_id, seal=batch.seal, epoch=batch.epoch)
+
+
+async def start_of(source: GapSource) -> Mark:
+    mark = (await source.standing(0)).mark
+    assert mark is not None
+    return mark
+
+
+async def read(source: GapSource, after: Mark, until_id: int) -> list[Run]:
+    return [run async for run in source.runs(after, until_id)]
+
+
+async def test_standing_of_an_empty_chain_is_its_genesis(open_gaps: OpenGaps) -> None:
+    standing = await open_gaps().standing(0)
+    assert standing.is_primary
+    assert standing.head.last_id == 0
+    assert standing.mark == Mark(id=0, batch_last_id=0, seal=standing.head.last_seal, epoch=0)
+
+
+async def test_standing_tells_head_leader_and_the_mark_behind_a_row(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    first, second = await committed(open_store, 3, 4)
+    source = open_gaps()
+    inside = second.events[1].id
+    behind, within = await source.standing(first.last_id), await source.standing(inside)
+    assert (behind.head.last_id, behind.head.last_seal) == (second.last_id, second.seal)
+    assert (behind.head.epoch, len(behind.head.nonce)) == (1, 16)
+    assert behind.mark == mark_behind(first)
+    assert within.mark == msgspec.structs.replace(mark_behind(first), id=inside)
+
+
+async def test_standing_at_an_id_without_a_row_has_no_mark(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    (batch,) = await committed(open_store, 3)
+    assert (await open_gaps().standing(batch.last_id + 7)).mark is None
+
+
+async def test_standing_of_a_chain_that_is_not_there_is_refused(open_gaps: OpenGaps) -> None:
+    with pytest.raises(ChainMissing):
+        await open_gaps(chain_id=9).standing(0)
+
+
+@pytest.mark.parametrize("page_rows", [1, 2, 1_000])
+async def test_runs_are_all_rows_linked_with_the_marks_of_their_ends(
+    open_store: OpenStore, open_gaps: OpenGaps, page_rows: int
+) -> None:
+    batches = await committed(open_store, 3, 1, 5)
+    source = open_gaps(page_rows=page_rows)
+    runs = await read(source, await start_of(source), batches[-1].last_id)
+    rows = [event for run in runs for event in run.events]
+    assert rows == [event for batch in batches for event in batch.events]
+    assert is_linked(0, rows)
+    for run in runs:
+        assert run.end == (await source.standing(run.last_id)).mark
+
+
+async def test_runs_from_and_to_the_middle_of_a_batch_hold_what_lies_between(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    _, second = await committed(open_store, 3, 6)
+    source = open_gaps(page_rows=2)
+    after = (await source.standing(second.events[0].id)).mark
+    assert after is not None
+    runs = await read(source, after, second.events[3].id)
+    assert [event for run in runs for event in run.events] == second.events[1:4]
+    assert runs[-1].end.batch_last_id == second.pid
+
+
+async def test_runs_beyond_the_head_yield_what_is_there_and_then_name_what_lacks(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    (batch,) = await committed(open_store, 3)
+    source = open_gaps()
+    runs = source.runs(await start_of(source), batch.last_id + 5)
+    assert (await anext(runs)).events == batch.events
+    with pytest.raises(RowsMissing) as told:
+        await anext(runs)
+    assert (told.value.after_id, told.value.until_id) == (batch.last_id, batch.last_id + 5)
+
+
+async def test_runs_behind_another_seal_are_refused(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    first, second = await committed(open_store, 3, 3)
+    after = msgspec.structs.replace(mark_behind(first), seal=b"\1" * 32)
+    with pytest.raises(SealMismatch):
+        await read(open_gaps(), after, second.last_id)
+
+
+async def test_runs_behind_a_row_that_is_not_there_are_a_fork(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    (batch,) = await committed(open_store, 3)
+    beyond = batch.last_id + 1
+    after = msgspec.structs.replace(mark_behind(batch), id=beyond, batch_last_id=beyond)
+    with pytest.raises(ForkFound):
+        await read(open_gaps(), after, beyond + 1)
