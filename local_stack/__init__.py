@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from local_stack.errors import (
-    FetchFailed,
-    FolderUnusable,
-    ServerFailed,
-    SetupNeeded,
-    StackError,
-    StackMissing,
-    StatementFailed,
-)
-from local_stack.folders import default_cache_directory, default_directory
-from local_stack.kafka import KafkaConfig, KafkaServer, ProxiedListener
-from local_stack.postgres import PostgresConfig, PostgresServer
-from local_stack.progress import Progress, silent
-from local_stack.stack import LocalStack, ServerStatus, StackStatus
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from local_stack.errors import (
+        FetchFailed,
+        FolderUnusable,
+        ServerFailed,
+        SetupNeeded,
+        StackError,
+        StackMissing,
+        StatementFailed,
+    )
+    from local_stack.folders import default_cache_directory, default_directory
+    from local_stack.kafka import KafkaConfig, KafkaServer, ProxiedListener
+    from local_stack.postgres import PostgresConfig, PostgresServer
+    from local_stack.progress import Progress, silent
+    from local_stack.stack import LocalStack, ServerStatus, StackStatus
 
 __all__ = [
     "FetchFailed",
@@ -38,3 +42,33 @@ __all__ = [
     "default_directory",
     "silent",
 ]
+
+_HOMES: Final = {
+    "FetchFailed": "errors",
+    "FolderUnusable": "errors",
+    "KafkaConfig": "kafka",
+    "KafkaServer": "kafka",
+    "LocalStack": "stack",
+    "PostgresConfig": "postgres",
+    "PostgresServer": "postgres",
+    "Progress": "progress",
+    "ProxiedListener": "kafka",
+    "ServerFailed": "errors",
+    "ServerStatus": "stack",
+    "SetupNeeded": "errors",
+    "StackError": "errors",
+    "StackMissing": "errors",
+    "StackStatus": "stack",
+    "StatementFailed": "errors",
+    "default_cache_directory": "folders",
+    "default_directory": "folders",
+    "silent": "progress",
+}
+"""Where each name stands. Imported when it is asked for: pytest loads the plugin in here in every
+project of an environment, and must not pay for servers that it does not start."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
