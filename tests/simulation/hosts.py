@@ -13,6 +13,7 @@ from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import (
     CheckpointLost,
     ConnectError,
+    GapError,
     HaltError,
     RetryError,
     StoppedError,
@@ -116,6 +117,8 @@ class SequencerHost(Host):
                     await self._lead(process, sequencer)
             except (RetryError, ConnectError, StoppedError, UnknownOutcome) as error:
                 world.note(process.name, "stopped", repr(error))
+            except HaltError as error:
+                world.on_halt(process.name, error)
             await asyncio.sleep(world.random.uniform(0.05, 0.5))
 
     async def _lead(self, process: Process, sequencer: Sequencer) -> None:
@@ -180,8 +183,10 @@ class ReceiverHost(Host):
             try:
                 await self._receive()
             except HaltError as error:
-                self.world.fail(f"S8 {self.name} halted: {error!r}")
-                raise
+                self.world.on_halt(self.name, error)
+                return
+            except GapError as error:
+                self.world.on_rows_missing(self.name, error)
             except (RetryError, ConnectError, CheckpointLost, StoppedError) as error:
                 self.world.note(self.name, "stopped", repr(error))
             await asyncio.sleep(self.world.random.uniform(0.05, 0.5))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
+    from orderchain.errors import GapError, HaltError
     from orderchain.simulation.process import Process
 
 SERVED_SECONDS = 20.0
@@ -109,6 +110,14 @@ class World:
 
     def fail(self, what: str) -> None:
         self.failures.append(what)
+
+    def on_halt(self, name: str, error: HaltError) -> None:
+        """S8: no frame, no standby and no crash makes anybody halt."""
+        self.fail(f"S8 {name} halted: {error!r}")
+
+    def on_rows_missing(self, name: str, error: GapError) -> None:
+        """Nothing is ever missing: what a frame tells of was committed before it was sent."""
+        self.fail(f"{name} found rows missing: {error!r}")
 
     async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do `work`; an end that nobody foresaw fails the seed."""
@@ -314,7 +323,7 @@ def simulate(seed: int, **changes: object) -> World:
         finally:
             worlds[0].end()
 
-    with _quiet(), _small_pieces(plan.key_piece_rows):
+    with quiet(), _small_pieces(plan.key_piece_rows):
         try:
             run_virtual(live(), seed=seed, seconds=600.0)
             worlds[0].check()
@@ -324,7 +333,7 @@ def simulate(seed: int, **changes: object) -> World:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Let nobody write the warnings of a thousand broken worlds."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

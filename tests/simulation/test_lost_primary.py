@@ -1,0 +1,179 @@
+"""S8: the primary dies with its last rows, and a standby that lacks them is promoted.
+
+Whoever has handed on a lost row must halt: never go on, never take anything back. Whoever has not
+goes on with what there is now. No id that a lost row had is given out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from matcher_receiver import Receiver, ReceiverConfig
+from orderchain.errors import ForkFound, OrderchainError, PrimaryBehind, SealMismatch
+from orderchain.simulation.lossy_link import LossyLink
+from orderchain.simulation.memory_log import MemoryFrameSource
+from orderchain.simulation.virtual_loop import run_virtual
+
+from .hosts import POLL_AFTER_SECONDS, ReceiverHost
+from .plan import CHAIN_ID, Plan
+from .world import World, quiet
+
+if TYPE_CHECKING:
+    from orderchain.errors import GapError, HaltError
+    from orderchain.event import Event
+    from orderchain.mark import Mark
+    from orderchain.run import Run
+    from orderchain.simulation.memory_store import MemoryChain
+
+SEEDS = 150
+NOTICED_SECONDS = 15.0
+"""A take-over, new rows, and the longest time that a receiver looks at nothing."""
+
+pytestmark = pytest.mark.simulation
+
+
+class JournalHost(ReceiverHost):
+    """A service that keeps rows and place in a journal of its own, which no database can lose."""
+
+    place: Mark | None = None
+
+    async def _take_effect(self, receiver: Receiver, run: Run) -> None:
+        del receiver
+        self.effects += run.events
+        self.place = run.end
+
+    def _open(self) -> Receiver:
+        config = ReceiverConfig(
+            chain_id=CHAIN_ID,
+            name=self.name,
+            start=self.place,
+            poll_after_seconds=POLL_AFTER_SECONDS,
+        )
+        source = MemoryFrameSource(
+            self.world.log, LossyLink(self.world.link_dial, self.world.random)
+        )
+        return Receiver(
+            config, source, self._gap_reader(), None, self.clock, random=Random(self.name)
+        )
+
+
+class LostPrimary(World):
+    """A world in which nothing else goes wrong."""
+
+    def __init__(self, seed: int) -> None:
+        plan = msgspec.structs.replace(
+            Plan.draw(seed),
+            sequencers=1,
+            faults_per_second=0.0,
+            commit_loss=0.0,
+            database_loss=0.0,
+            is_standby_read=False,
+            takeover_skip_ids=1_000,
+            partition_ids=100_000,
+            is_time_ids=False,
+        )
+        super().__init__(plan)
+        self.halts: dict[str, HaltError] = {}
+        self.receivers = [JournalHost(self, f"receiver {n}") for n in range(3)]
+
+    def on_halt(self, name: str, error: HaltError) -> None:
+        self.halts[name] = error
+
+    def on_rows_missing(self, name: str, error: GapError) -> None:
+        """A frame told of a lost row, which was not yet read: the receiver stands before it."""
+        self.note(name, repr(error))
+
+    async def live(self) -> None:
+        for host in (*self.sequencers, *self.receivers):
+            host.start()
+        await self._submit("old", self.random.randint(1, 8))
+        self.replica.replay()
+        if self.random.random() < 0.5:
+            self.random.choice(self.receivers).process.pause()  # it stays before what is lost
+        await self._submit("lost", self.random.randint(1, 4))
+        await asyncio.sleep(self.random.choice((0.0, 0.01, 2.0)))
+        self.promote()
+        for process in self.processes:
+            process.resume()
+        await self._submit("new", self.random.randint(1, 5))
+        await asyncio.sleep(NOTICED_SECONDS)
+
+    def promote(self) -> None:
+        """The standby is the primary now; it has what it had."""
+        self.lost = list(self.checker.events)
+        # From here on there are two truths, and the test itself holds everything against them.
+        self.log.watch = lambda frames: None
+        self.checker.on_run = lambda receiver, head, run: None  # type: ignore[method-assign]
+        self.database_server.crash()
+        self.promoted: MemoryChain = self.replica.chain
+        self.database.chains[CHAIN_ID] = self.chain = self.promoted  # type: ignore[assignment]
+        self.database_server.is_away = False
+
+    async def _submit(self, what: str, count: int) -> None:
+        for number in range(count):
+            key = f"{what} {number}"
+            self.checker.tries.begin([key])
+            while not await self._is_acknowledged(key):  # noqa: ASYNC110 - a client tries again
+                await asyncio.sleep(0.2)
+
+    async def _is_acknowledged(self, key: str) -> bool:
+        try:
+            await self.leaders[-1].sequencer.submit(key, b"") if self.leaders else None
+        except OrderchainError:
+            return False
+        return bool(self.leaders)
+
+
+def lose_primary(seed: int) -> LostPrimary:
+    worlds: list[LostPrimary] = []
+
+    async def live() -> None:
+        worlds.append(LostPrimary(seed))
+        try:
+            await worlds[0].live()
+        finally:
+            worlds[0].end()
+
+    with quiet():
+        run_virtual(live(), seed=seed)
+    assert not worlds[0].failures, worlds[0].failures
+    return worlds[0]
+
+
+def is_prefix(part: list[Event], whole: list[Event]) -> bool:
+    return part == whole[: len(part)]
+
+
+def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
+    halted = went_on = 0
+    for seed in range(SEEDS):
+        world = lose_primary(seed)
+        new = [event for batch in world.promoted.batches for event in batch.events]
+        for receiver in world.receivers:
+            told = f"seed {seed}: {receiver.name}"
+            error = world.halts.get(receiver.name)
+            if error is None:
+                went_on += 1
+                assert receiver.effects == new, told
+            else:
+                halted += 1
+                assert isinstance(error, PrimaryBehind | ForkFound | SealMismatch), told
+                assert is_prefix(receiver.effects, world.lost), told
+                assert not is_prefix(receiver.effects, new), f"{told} halted for nothing"
+    assert halted > SEEDS / 2, "hardly a row was lost"
+    assert went_on > SEEDS / 20
+
+
+def test_ids_of_lost_rows_are_never_given_out_again() -> None:
+    for seed in range(30):
+        world = lose_primary(seed)
+        old_ids = {event.id for event in world.lost}
+        new_rows = [event for batch in world.promoted.batches for event in batch.events]
+        given_anew = [row.id for row in new_rows if row.key.startswith("new")]
+        assert given_anew, seed
+        assert old_ids.isdisjoint(given_anew), seed
