@@ -48,7 +48,7 @@ class Dial(Struct, kw_only=True):
     answer_lost: float = 0.0
     """Obeyed, but the answer does not come back."""
     late: float = 0.0
-    """The asker gives up, and the question arrives all the same, before or after that."""
+    """Arrives much later, most often when the asker has given up: it is obeyed all the same."""
     seconds_max: float = 0.005
     """Of each way, when nothing is wrong."""
     patience_seconds: float = 1.0
