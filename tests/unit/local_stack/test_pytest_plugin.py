@@ -1,0 +1,173 @@
+"""The pytest plugin, as a project that embeds the engine meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+SERVICE = '''
+import asyncio
+from matcher_receiver import Receiver, ReceiverConfig
+
+
+def make_receiver(chain, **settings):
+    return Receiver(
+        ReceiverConfig(chain_id=chain.chain_id, **settings),
+        chain.frames(), chain.gap_source(), chain.checkpoints(),
+    )
+
+
+class Service:
+    """Its effects and its checkpoint stand or fall together."""
+
+    def __init__(self, chain):
+        self.chain = chain
+        self.applied = []
+
+    async def main(self):
+        async with make_receiver(self.chain, poll_after_seconds=0.05) as receiver:
+            async for run in receiver:
+                transaction = self.chain.transaction()
+                transaction.add(lambda: self.applied.extend(run.events))
+                await receiver.checkpoint(run, connection=transaction)
+                await transaction.commit()
+
+    async def until_all_is_applied(self):
+        async with asyncio.timeout(30):
+            while len(self.applied) < len(self.chain.committed):
+                await asyncio.sleep(0.01)
+'''
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project of somebody else, with a service."""
+    pytester.makepyfile(service=SERVICE)
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", *arguments]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    return project.runpytest_subprocess(*options, timeout=90)
+
+
+def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
+    heavy = ("msgspec", "asyncpg", "aiokafka", "pyspark", "orderchain", "local_stack.kafka")
+    program = (
+        "import sys, local_stack.pytest_plugin\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_plugin_in_a_project_that_does_not_use_it_changes_nothing(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile("def test_nothing(request):\n    assert request.node.keywords\n")
+    done = run(pytester, "--strict-markers", "-W", "error")
+    done.assert_outcomes(passed=1)
+    shown = run(pytester, "--fixtures", "-q")
+    named = [line for line in shown.outlines if "local_stack/pytest_plugin.py" in line]
+    assert named
+    assert all(line.startswith("orderchain_") for line in named)
+
+
+def test_memory_chain_with_faults_shows_a_service_that_is_right(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        """
+        from service import Service
+
+        async def test_service_with_bad_links_and_kills_applies_each_order_once(
+            orderchain_memory_chain,
+        ):
+            chain = orderchain_memory_chain
+            chain.dial.lost, chain.dial.repeated, chain.dial.held = 0.2, 0.1, 0.1
+            service = Service(chain)
+            for life in range(4):
+                running = chain.start(service.main())
+                for number in range(10):
+                    chain.commit([b"%d %d" % (life, number)] * 5)
+                await service.until_all_is_applied()
+                if life == 1:
+                    chain.is_broker_away = True
+                    chain.commit([b"without a broker"])
+                await service.until_all_is_applied()
+                chain.is_broker_away = False
+                await running.kill()
+            assert service.applied == chain.committed
+            assert chain.checkpoint().id == chain.committed[-1].id
+        """
+    )
+    run(project).assert_outcomes(passed=1)
+
+
+def test_memory_chain_shows_a_service_that_forgets_its_checkpoint(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        """
+        import asyncio
+        from service import make_receiver
+
+        async def test_service_that_stores_no_place_applies_once(orderchain_memory_chain):
+            chain, applied = orderchain_memory_chain, []
+
+            async def main():
+                async with make_receiver(chain) as receiver:
+                    async for run in receiver:
+                        applied.extend(run.events)
+
+            for _ in range(2):
+                running = chain.start(main())
+                chain.commit([b"x"] * 5)
+                async with asyncio.timeout(30):
+                    while not applied or applied[-1] != chain.committed[-1]:
+                        await asyncio.sleep(0.01)
+                await running.kill()
+            assert applied == chain.committed
+        """
+    )
+    run(project).assert_outcomes(failed=1)
+
+
+def test_killed_service_reaches_nothing_any_more(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        import asyncio
+        import pytest
+        from orderchain.errors import StoppedError
+        from service import make_receiver
+
+        async def test_kill(orderchain_memory_chain):
+            chain, last_words, began = orderchain_memory_chain, [], asyncio.Event()
+
+            async def main():
+                async with make_receiver(chain) as receiver:
+                    run = await anext(receiver)
+                    began.set()
+                    try:
+                        await asyncio.sleep(600)
+                    finally:
+                        with pytest.raises(StoppedError):
+                            await receiver.checkpoint(run)
+                        last_words.append("refused")
+
+            chain.commit([b"x"])
+            running = chain.start(main())
+            await began.wait()
+            await running.kill()
+            assert last_words == ["refused"]
+            assert chain.checkpoint().id == 0
+        """
+    )
+    run(project).assert_outcomes(passed=1)
