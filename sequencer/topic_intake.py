@@ -250,7 +250,7 @@ class TopicIntake:
         if refused:
             position, error = refused[0]
             _log.warning(
-                "%s: %d records rejected, the first at %d: %s",
+                "%s: rejected %d records, the first at %d: %s",
                 part.source,
                 len(refused),
                 position,

@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 from orderchain.errors import ConnectError, RetryError, TopicError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
     from orderchain.ports import SourceRecord
     from sequencer.intake_config import TopicIntakeConfig
@@ -197,7 +197,7 @@ class TopicReader:
             metadata_max_age_ms=_METADATA_AGE_MS,
             request_timeout_ms=int(config.request_seconds * 1_000),
         )
-        await consumer.start()
+        await _start(consumer.start())
         self._partitions = [TopicPartition(config.topic, number) for number in range(count)]
         self._next_probe = 0.0
 
@@ -209,7 +209,7 @@ class TopicReader:
         )
         topic = self._config.topic
         try:
-            await admin.start()
+            await _start(admin.start())
             # All topics are asked for: asking for one that is missing could create it.
             described = {found["topic"]: found for found in await admin.describe_topics()}
             if topic not in described:
@@ -232,6 +232,21 @@ class TopicReader:
         if self._consumer is None:
             raise RetryError(f"{self._config.topic}: not open")
         return self._consumer
+
+
+async def _start(starting: Coroutine[Any, Any, None]) -> None:
+    """Await the start of a client, to its end even where it is cancelled.
+
+    Broken off while it asks its first question the client forgets that connection, open as it is.
+    """
+    task = asyncio.ensure_future(starting)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=_CLOSE_SECONDS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 async def _shut(closing: Awaitable[Any]) -> None:
