@@ -98,9 +98,12 @@ class Wire:
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._send(work, answer)
         try:
-            return await answer
-        finally:
+            result = await answer
+        except Exception:
             check_alive()
+            raise
+        check_alive()
+        return result
 
     def _send(
         self, work: Callable[[], Coroutine[Any, Any, _T]], answer: asyncio.Future[_T]
