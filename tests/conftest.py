@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
 
 RoleDsn = Callable[[str], str]
+
+# No timing is asserted in tests, so a loaded machine fails none; a failure prints how to repeat it.
+settings.register_profile(
+    "orderchain", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("orderchain")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
