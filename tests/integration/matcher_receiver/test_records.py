@@ -1,0 +1,268 @@
+"""Gaps and halts of receivers, stored in a real database; starts; many chains in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+import gapfill.reader
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import (
+    CheckpointConfig,
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    PostgresCheckpointStore,
+    Receiver,
+    ReceiverConfig,
+    StartAt,
+)
+from orderchain.errors import ForeignDatabase, PrimaryBehind, StillHalted
+from orderchain.event import Event
+from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from tests.unit.matcher_receiver.chains import ids_of
+from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+from .conftest import create_topic, publish_frames
+from .test_receiving import next_events
+
+if TYPE_CHECKING:
+    from orderchain.run import Run
+
+    from .conftest import MakeReceiver, Publish, RoleDsn
+
+
+async def test_gaps_of_a_receiver_stand_in_the_database_when_it_has_closed(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    async with make_receiver(name="ledger", poll_after_seconds=600.0) as receiver:
+        lost, seen = await stored.commit(30), await stored.commit(5)
+        await publish(stored.chain.frames(seen))
+        await next_events(receiver, stored.chain.mark().id)
+        (gap,) = receiver.gaps
+    row = await admin.fetchrow("SELECT * FROM receiver_gap")
+    assert (row["receiver"], row["after_id"], row["until_id"]) == ("ledger", 0, lost.last_id)
+    assert (row["cause"], row["outcome"], row["row_count"]) == ("frame", "filled", 30)
+    assert row["duration"].total_seconds() == pytest.approx(gap.duration_ns / 1e9, abs=1e-5)
+
+
+async def test_missing_and_archived_rows_are_told_apart_in_the_ledger(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    async with make_receiver(name="hole", poll_after_seconds=600.0) as receiver:
+        lost, seen = await stored.commit(6), await stored.commit(5)
+        await stored.delete_rows(lost.events[2].id)
+        await publish(stored.chain.frames(seen))
+        with pytest.raises(Exception, match="missing in the database"):
+            await next_events(receiver, stored.chain.mark().id)
+        assert receiver.head_delivered == lost.events[1].id
+    row = await admin.fetchrow("SELECT * FROM receiver_gap")
+    assert (row["after_id"], row["outcome"]) == (lost.events[1].id, "missing")
+
+
+async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, database: str
+) -> None:
+    blocker = await asyncpg.connect(database, timeout=10)
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE receiver_gap IN ACCESS EXCLUSIVE MODE")
+            for _ in range(5):
+                await stored.commit(5)
+                await publish(stored.chain.frames(await stored.commit(5)))
+                await next_events(receiver, stored.chain.mark().id)
+        assert receiver.stats().gaps == 5
+    assert await blocker.fetchval("SELECT count(*) FROM receiver_gap") == 5
+    await blocker.close(timeout=5)
+
+
+async def test_receiver_whose_primary_lost_rows_halts_and_does_not_start_again(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, chain_id: int
+) -> None:
+    await stored.commit(10)
+    async with make_receiver(poll_after_seconds=0.1) as receiver:
+        events = await next_events(receiver, stored.chain.mark().id)
+        await admin.execute("UPDATE chain_head SET last_id = 3 WHERE chain_id = $1", chain_id)
+        with pytest.raises(PrimaryBehind):
+            await next_events(receiver, stored.chain.mark().id + 1)
+    for _ in range(2):
+        with pytest.raises(StillHalted, match="PrimaryBehind"):
+            async with make_receiver():
+                pass
+    async with make_receiver(name="another", to_head_at_start=True):
+        pass  # the halt is one receiver's, not the chain's
+    halt = await admin.fetchrow("SELECT * FROM receiver_halt")
+    assert (halt["receiver"], halt["at_id"]) == ("test", events[-1].id)
+
+
+async def test_place_that_was_carried_into_another_database_is_refused(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
+) -> None:
+    await stored.commit(10)
+    async with make_receiver(to_head_at_start=True) as receiver:
+        async for run in receiver:
+            await receiver.checkpoint(run)
+    await admin.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
+    with pytest.raises(ForeignDatabase):
+        async with make_receiver():
+            pass
+
+
+@pytest.mark.parametrize("kind", ["end", "after_id", "time_us"])
+async def test_start_at_a_place_while_rows_are_committed_hands_on_all_behind_it(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, kind: str
+) -> None:
+    for _ in range(5):
+        await stored.commit(7)
+    middle = stored.chain.batches[2]
+    start_at = {
+        "end": StartAt(end=True),
+        "after_id": StartAt(after_id=middle.last_id),
+        "time_us": StartAt(time_us=stored.chain.batches[3].committed_at_us),
+    }[kind]
+
+    async def write() -> None:
+        for _ in range(10):
+            await publish(stored.chain.frames(await stored.commit(7), slice_rows=3))
+
+    writer = asyncio.ensure_future(write())
+    async with make_receiver(start_at=start_at) as receiver:
+        begun = receiver.head_delivered
+        if kind != "end":
+            assert begun == middle.last_id
+        await writer
+        events = await next_events(receiver, stored.chain.mark().id)
+    assert events == [event for event in stored.chain.events if event.id > begun]
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):  # type: ignore[call-arg]
+        """A row that tells whether somebody still holds it."""
+
+    held: weakref.WeakSet[Row] = weakref.WeakSet()
+
+    def make(*values: Any) -> Row:
+        row = Row(*values)
+        held.add(row)
+        return row
+
+    monkeypatch.setattr(gapfill.reader, "Event", make)
+    await stored.commit(5)
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await next_events(receiver, stored.chain.mark().id)
+        for _ in range(10):
+            await stored.commit(500)
+        await publish([stored.chain.heartbeat()])
+        most = rows = 0
+        while rows < 5_000:
+            rows += len((await anext(receiver)).events)
+            most = max(most, len(held))
+    assert most <= 3 * 50  # a page is 50 rows here: the caller's, the next, and one that is dropped
+
+
+async def test_slow_handler_slows_the_reading_and_not_the_memory(
+    bootstrap: str, topic: str, stored: StoredChain, role_dsn: RoleDsn, chain_id: int
+) -> None:
+    fetch_bytes = 256 * 1024
+    source = KafkaFrameSource(
+        KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic, fetch_bytes=fetch_bytes)
+    )
+    pulled: list[int] = []
+    read = source.records
+
+    async def counted(timeout_seconds: float) -> list[bytes | None]:
+        records = await read(timeout_seconds)
+        pulled.append(sum(len(record or b"") for record in records))
+        return records
+
+    source.records = counted  # type: ignore[method-assign]
+    receiver = Receiver(
+        ReceiverConfig(chain_id=chain_id, poll_after_seconds=600.0),
+        source,
+        GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id)),
+    )
+    async with receiver:
+        frames: list[bytes] = []
+        for _ in range(40):
+            batch = await stored.commit(4, payload_bytes=32 * 1024)
+            frames += stored.chain.frames(batch, slice_rows=2)
+        await publish_frames(bootstrap, topic, frames)
+        ids: list[int] = []
+        handled = 0
+        run: Run
+        while not ids or ids[-1] < stored.chain.mark().id:
+            run = await anext(receiver)
+            handled += sum(len(event.payload) for event in run.events)
+            # Not pulled while the caller works: what is in hand is one fetch at most.
+            assert sum(pulled) - handled <= 2 * fetch_bytes
+            calls = len(pulled)
+            await asyncio.sleep(0)
+            assert len(pulled) == calls
+            ids += ids_of([run])
+    assert ids == stored.chain.ids
+    assert receiver.stats().gaps == 0
+
+
+# -- many chains -----------------------------------------------------------------------------------
+
+
+async def test_many_chains_in_one_process_do_not_mix(
+    bootstrap: str, admin: asyncpg.Connection, role_dsn: RoleDsn, chain_id: int
+) -> None:
+    chains = [
+        await StoredChain.create(admin, (chain_id + number) % 2**31 or 1, seed=number)
+        for number in range(1, 6)
+    ]
+    for chain in chains:
+        await create_topic(bootstrap, chain.topic)
+
+    def receiver_of(chain: StoredChain) -> Receiver:
+        own_id = chain.chain.chain_id
+        return Receiver(
+            ReceiverConfig(chain_id=own_id),
+            KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=bootstrap, topic=chain.topic)),
+            GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=own_id)),
+            PostgresCheckpointStore(
+                CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=own_id)
+            ),
+        )
+
+    found: dict[int, list[int]] = {chain.chain.chain_id: [] for chain in chains}
+    receivers = [receiver_of(chain) for chain in chains]
+
+    async def work(receiver: Receiver) -> None:
+        async def handler(run: Run) -> None:
+            found[run.chain_id] += ids_of([run])
+
+        async with receiver:
+            await receiver.run(handler)
+
+    async with asyncio.TaskGroup() as group:
+        for receiver in receivers:
+            group.create_task(work(receiver))
+        for _ in range(4):
+            for chain in chains:
+                batch = await chain.commit(9)
+                if chain is not chains[0]:
+                    await publish_frames(bootstrap, chain.topic, chain.chain.frames(batch, 4))
+        async with asyncio.timeout(30):
+            while any(len(ids) < 36 for ids in found.values()):  # noqa: ASYNC110 - five of them
+                await asyncio.sleep(0.02)
+        for receiver in receivers:
+            receiver.stop()
+    assert found == {chain.chain.chain_id: chain.chain.ids for chain in chains}
+    places = await admin.fetch("SELECT chain_id, head_delivered FROM receiver_checkpoint")
+    assert dict(map(tuple, places)) == {
+        chain.chain.chain_id: chain.chain.mark().id for chain in chains
+    }
