@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -63,6 +63,10 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The longest pause between two tries to read from a database that is away."""
     standby_wait_seconds: Seconds = 30.0
     """How long a standby may lag behind what is to be filled, before NotYetReadable is raised."""
+    kafka_at_start: Literal["required", "optional"] = "required"
+    """Whether a start needs the broker. With "optional" a receiver that is started while Kafka is
+    away hands rows on from the database, and goes on live once Kafka is there; a wrong address is
+    then a warning, not an error."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     """Gaps kept in the ledger in memory, about 300 bytes each."""
 

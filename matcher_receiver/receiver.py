@@ -14,6 +14,7 @@ from matcher_receiver.decisions import State
 from matcher_receiver.gaps import GapLedger
 from matcher_receiver.halting import store_halt
 from matcher_receiver.kit import AWAY, Kit
+from matcher_receiver.optional_frames import OptionalFrames
 from matcher_receiver.place import Place
 from matcher_receiver.reception import Reception
 from matcher_receiver.starting import find_start
@@ -66,6 +67,8 @@ class Receiver:
         random: Random | None = None,
     ) -> None:
         self._config = config
+        if config.kafka_at_start == "optional":
+            frames = OptionalFrames(frames, config.poll_after_seconds)
         self._frames = frames
         self._gap_source = gap_source
         self._checkpoints = checkpoints

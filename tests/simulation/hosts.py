@@ -238,6 +238,7 @@ class ReceiverHost(Host):
                 outage_poll_seconds=OUTAGE_POLL_SECONDS,
                 retry_seconds_max=RETRY_SECONDS_MAX,
                 standby_wait_seconds=10.0,
+                kafka_at_start="optional" if world.plan.is_broker_optional else "required",
             ),
             MemoryFrameSource(world.log, LossyLink(world.link_dial, world.random)),
             self._gap_reader(),

@@ -29,6 +29,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Shares of commits, of other questions, and of records that something happens to."""
     is_broker_gone: bool
     """The broker never comes back."""
+    is_broker_optional: bool
+    """Receivers start without the broker, too; they must where it never comes back."""
     is_standby_read: bool
     """Receivers read a standby that lags, not the primary."""
     keeps_checkpoint_apart: bool
@@ -46,6 +48,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Return the plan of `seed`."""
         random = Random(f"plan of {seed}")
         is_time_ids = random.random() < 0.2
+        is_broker_gone = random.random() < 0.15
         return cls(
             seed=seed,
             sequencers=random.choice((1, 2, 2)),
@@ -58,7 +61,8 @@ class Plan(Struct, frozen=True, kw_only=True):
             database_loss=random.choice((0.0, 0.01, 0.05, 0.15)),
             broker_loss=random.choice((0.0, 0.1, 0.4)),
             link_loss=random.choice((0.0, 0.1, 0.5)),
-            is_broker_gone=random.random() < 0.15,
+            is_broker_gone=is_broker_gone,
+            is_broker_optional=is_broker_gone or random.random() < 0.3,
             is_standby_read=random.random() < 0.25,
             keeps_checkpoint_apart=random.random() < 0.25,
             is_time_ids=is_time_ids,

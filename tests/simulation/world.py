@@ -39,9 +39,6 @@ DELIVERED_SECONDS = 5.0
 """In so long after that every committed row is delivered (L1): `poll_after_seconds`, the longest
 back-off of a receiver, and a standby's lag; the same with Kafka gone."""
 
-RESTARTED_SECONDS = 2.0
-"""By then every receiver is at work again: a start needs the broker."""
-
 REPLAY_SECONDS_MAX = 1.0
 TOLD_LINES = 60
 
@@ -55,6 +52,7 @@ class World:
         self.random = Random(plan.seed)
         self.trace: deque[str] = deque(maxlen=TOLD_LINES)
         self.failures: list[str] = []
+        self.is_healed = False
         self.steps = 0
         """Taken by the loop until the story was over; what ends behind it ends in any order."""
         self.processes: list[Process] = []
@@ -144,9 +142,6 @@ class World:
         await self._break_things()
         self._heal()
         await self._until(lambda: all(task.done() for task in calling), SERVED_SECONDS, "L2 calls")
-        if self.plan.is_broker_gone:
-            await asyncio.sleep(RESTARTED_SECONDS)
-            self.log.is_away = True
         last_calls = [asyncio.ensure_future(self.guarded(c.last_call)) for c in self.clients]
         await self._until(
             lambda: all(task.done() for task in last_calls), SERVED_SECONDS, "L2 last"
@@ -200,10 +195,11 @@ class World:
 
     def _heal(self) -> None:
         self.note("everything heals")
+        self.is_healed = True
         for dial in (self.database_dial, self.commit_dial, self.broker_dial, self.link_dial):
             dial.heal()
         self.database_server.is_away = False
-        self.log.is_away = False
+        self.log.is_away = self.plan.is_broker_gone
         for process in self.processes:
             process.resume()
         for host in (*self.sequencers, *self.receivers):
@@ -265,7 +261,7 @@ class World:
         self._later(3.0, self._return_broker)
 
     def _return_broker(self) -> None:
-        self.log.is_away = False
+        self.log.is_away = self.is_healed and self.plan.is_broker_gone
 
     def spoil_log(self) -> None:
         kind = self.random.choice(("truncate", "expire", "wipe"))
