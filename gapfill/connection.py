@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
     from gapfill.config import GapReaderConfig
 
+_DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
+
 BUSY_PAUSE_SECONDS: Final = (0.05, 0.5)
 """Between two tries for one of the role's few connections: long enough not to storm the server,
 random so that many receivers do not come back together."""
@@ -87,7 +94,7 @@ class ReadConnection:
                     timeout=self._config.connect_seconds,
                     server_settings=SESSION_SETTINGS,
                 )
-            except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (OSError, ValueError, *_DRIVER_ERRORS) as error:
                 refusal = connect_refusal(error, self._config.database)
                 pause = self._random.uniform(*BUSY_PAUSE_SECONDS)
                 if not is_too_many_connections(error) or self._is_past(until - pause):
@@ -103,7 +110,7 @@ class ReadConnection:
         return statement_refusal(
             error,
             self._config.database,
-            driver_errors=(asyncpg.PostgresError, asyncpg.InterfaceError),
+            driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
             role_that="may read the chain",
         )
@@ -132,5 +139,5 @@ class ReadConnection:
             connection.terminate()
 
     async def _shut(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(OSError, *_DRIVER_ERRORS):
             await connection.close(timeout=self._config.close_seconds)

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
     from matcher_receiver.config import CheckpointConfig
 
+_DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
+
 _NO_SUCH_CHAIN: Final = "23503"
 
 
@@ -54,7 +61,7 @@ class WriteConnection:
         """Close; never raises, never waits beyond `close_seconds`."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(OSError, *_DRIVER_ERRORS):
                 await connection.close(timeout=self._config.close_seconds)
 
     async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
@@ -62,7 +69,7 @@ class WriteConnection:
             return await asyncpg.connect(
                 self._config.database, timeout=self._config.connect_seconds
             )
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (OSError, ValueError, *_DRIVER_ERRORS) as error:
             raise connect_refusal(error, self._config.database) from error
 
     def _refusal(self, error: Exception) -> Exception:
@@ -71,7 +78,7 @@ class WriteConnection:
         return statement_refusal(
             error,
             self._config.database,
-            driver_errors=(asyncpg.PostgresError, asyncpg.InterfaceError),
+            driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
             role_that="may keep a receiver's place and records",
         )
