@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ class DriftingClock:
         return self._loop.wall_ns() + self.offset_ns
 
 
-class Host:
+class Host(ABC):
     """A program and what starts it again, always as a new process."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -89,8 +90,9 @@ class Host:
             self.world.note(self.name, "restarted")
             self.start()
 
+    @abstractmethod
     def live(self) -> Coroutine[Any, Any, None]:
-        raise NotImplementedError(self.name)
+        """Do what this host's process does, until it is killed."""
 
 
 @dataclass(eq=False)
