@@ -57,8 +57,8 @@ class ChainStore(Protocol):
     ) -> None:
         """Commit `batch` behind the fence, or not at all.
 
-        `meanwhile` is called once while the server is at work on the rows, if that takes a while;
-        it returns whether another commit will follow at once.
+        `meanwhile` is called once while the server is at work on the rows, but need not be for a
+        row alone; it returns whether another commit will follow at once.
 
         Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
         answer was lost, RetryError when surely nothing was committed. After the last two the

@@ -60,6 +60,8 @@ class Committer:
         self._publisher: Publisher | None = None
         # Invariant: never falls, and no primary that we lead may stand below it.
         self._acknowledged_id = 0
+        # Committed, while its callers are not told yet: at most one.
+        self._unfinished: Assembly | None = None
         self.rows = 0
         self.batches = 0
         self.batch_rows_last = 0
@@ -130,30 +132,46 @@ class Committer:
         return assembly
 
     async def commit(self, assembly: Assembly, meanwhile: Callable[[], bool] | None = None) -> None:
-        """Commit, answer the callers, and hand the batch on to be published.
+        """Commit; what follows from it is left to `finish`, or to the next commit.
 
-        `meanwhile` is called once while the server is at work, or not at all; see `ChainStore`.
-        Raises when this process can lead no longer; the callers have their answers then too.
+        The next commit does it while the server is at work on the rows: so that nothing stands
+        between the end of one commit and the beginning of the next. `meanwhile` is called after
+        that, or not at all; see `ChainStore`. Raises when this process can lead no longer; the
+        callers have their answers then too.
         """
         began_ns = self._clock.monotonic_ns()
+
+        def at_work() -> bool:
+            self.finish()
+            return meanwhile() if meanwhile is not None else False
+
         try:
-            await self._commit_until_known(assembly, meanwhile)
+            await self._commit_until_known(assembly, at_work)
         except BaseException as error:
+            self.finish()
             assembly.fail(_as_answer(error, assembly.batch))
             raise
-        batch = assembly.batch
-        if batch is not None:
-            self._acknowledged_id = batch.last_id
-            self.rows += batch.row_count
+        self.finish()
+        self._unfinished = assembly
+        if assembly.batch is not None:
+            self._acknowledged_id = assembly.batch.last_id
+            self.rows += assembly.batch.row_count
             self.batches += 1
-            self.batch_rows_last = batch.row_count
+            self.batch_rows_last = assembly.batch.row_count
             seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             self.latency = self.latency.with_value(seconds)
-            self._keys.remember(batch, assembly.claims)
+
+    def finish(self) -> None:
+        """Answer the callers of what was committed last, and hand the batch on to be published."""
+        assembly, self._unfinished = self._unfinished, None
+        if assembly is None:
+            return
+        if assembly.batch is not None:
+            self._keys.remember(assembly.batch, assembly.claims)
         # The callers first: publishing must not stand between a commit and its acknowledgement.
         assembly.answer()
-        if batch is not None and self._publisher is not None:
-            self._publisher.offer(batch)
+        if assembly.batch is not None and self._publisher is not None:
+            self._publisher.offer(assembly.batch)
 
     async def _commit_until_known(
         self, assembly: Assembly, meanwhile: Callable[[], bool] | None

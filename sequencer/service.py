@@ -311,6 +311,8 @@ class Sequencer:
         try:
             while current := self._take_upcoming() or await self._next():
                 await self._committer.commit(current, partial(self._assemble_ahead, current))
+                if self._upcoming is None:
+                    self._committer.finish()
         except BaseException as error:
             self._fail(error)
             upcoming = self._take_upcoming()

@@ -89,8 +89,11 @@ class _Commit:
         self.may_be_done = False
         """Whether the server was told to commit: from then on a lost answer is an open question."""
 
-    async def in_one_statement(self) -> None:
-        """Do it all in one round trip: for few rows, where trips cost more than rows."""
+    async def in_one_statement(self, meanwhile: Callable[[], bool] | None) -> None:
+        """Do it all in one round trip: for few rows, where trips cost more than rows.
+
+        A row alone is done before there is time for a `meanwhile`.
+        """
         if self.is_chained:
             await self._connection.execute("COMMIT")
             self.is_chained = False
@@ -101,9 +104,12 @@ class _Commit:
             else ("commit_rows", map(list, zip(*map(_row_of, events), strict=True)))
         )
         self.may_be_done = True
-        self._check_fence(
-            await self._connection.fetchval(_SQL[statement], *self._fence_values, *rows)
-        )
+        answer = self._connection.fetchval(_SQL[statement], *self._fence_values, *rows)
+        if meanwhile is not None and len(events) > 1:
+            answer = asyncio.ensure_future(answer)
+            await asyncio.sleep(0)  # the statement is sent at the end of the loop's turn
+            meanwhile()
+        self._check_fence(await answer)
 
     async def pass_fence(self) -> None:
         """Begin, and pass the fence or raise Fenced."""
@@ -201,7 +207,7 @@ class PostgresChainStore:
                 async with asyncio.timeout(self._config.commit_seconds):
                     await self._extend(connection, batch)
                     if batch.row_count <= STATEMENT_ROWS_MAX and not intake:
-                        await work.in_one_statement()
+                        await work.in_one_statement(meanwhile)
                     else:
                         await work.pass_fence()
                         await self._save_intake(connection, batch.chain_id, intake)

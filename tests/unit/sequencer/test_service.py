@@ -25,7 +25,7 @@ from sequencer import Sequencer, SequencerConfig
 from .builders import make_orders
 
 if TYPE_CHECKING:
-    from orderchain.batch import Term
+    from orderchain.batch import Batch, Term
     from orderchain.event import Event
 
 
@@ -288,3 +288,28 @@ async def test_stats_tell_what_was_done(world: World) -> None:
     assert stats.commit_latency.count == 1
     assert stats.commit_latency.highest_seconds >= stats.commit_latency.last_seconds > 0
     assert stats.head_persisted == world.rows()[-1].id
+
+
+async def test_batch_is_answered_although_the_next_one_is_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers are told while the next commit is on its way, and that one fails."""
+    commit, begun = world.store.commit, []
+
+    async def fenced_at_the_second(batch: Batch, **more: Any) -> None:
+        begun.append(batch.pid)
+        if len(begun) == 2:
+            await world.steal()
+            more["meanwhile"] = None
+        await commit(batch, **more)
+
+    monkeypatch.setattr(world.store, "commit", fenced_at_the_second)
+    sequencer = await world.sequencer(batch_rows_max=2).__aenter__()
+    outcomes = await asyncio.gather(
+        *(sequencer.submit_many(make_orders(2, start=start)) for start in (0, 2, 4)),
+        return_exceptions=True,
+    )
+    assert [ack.id for ack in outcomes[0]] == [row.id for row in world.rows()]  # type: ignore[union-attr]
+    assert [type(outcome) for outcome in outcomes[1:]] == [Fenced, Fenced]
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
