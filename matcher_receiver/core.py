@@ -38,9 +38,15 @@ from matcher_receiver.decisions import (
     StandingDecision,
     State,
 )
-from orderchain.errors import ForeignDatabase, ForkFound, HaltError, PrimaryBehind, SealMismatch
-from orderchain.frame import NONCE_BYTES, decode_body
-from orderchain.link import is_linked
+from orderchain.errors import (
+    ForeignDatabase,
+    ForkFound,
+    FrameError,
+    HaltError,
+    PrimaryBehind,
+    SealMismatch,
+)
+from orderchain.frame import NONCE_BYTES, decode_body, decode_linked_body
 from orderchain.mark import Mark
 from orderchain.run import Run
 
@@ -127,10 +133,8 @@ class ReceiveCore:
 
         Raises FrameError when the body cannot be read; then nothing has moved.
         """
-        events = decode_body(record, header)
-        if not is_linked(self.head.id, events):
-            return CHECK_LINK
-        return self._advance(header, record, events)
+        events = _linked_rows(record, header)
+        return CHECK_LINK if events is None else self._advance(header, record, events)
 
     def deliver_new_part(self, header: FrameHeader, record: bytes) -> Run | Check:
         """Move the head over a frame that was judged DELIVER_NEW_PART; return the rows behind it.
@@ -138,8 +142,8 @@ class ReceiveCore:
         The row of the head must be in the frame, or the frame tells of another chain than ours.
         Raises FrameError when the body cannot be read; then nothing has moved.
         """
-        events = decode_body(record, header)
-        if not is_linked(header.first_pid, events):
+        events = _linked_rows(record, header)
+        if events is None:
             return CHECK_LINK
         at = bisect_left(events, self.head.id, key=_id_of)
         if events[at].id != self.head.id:
@@ -316,6 +320,16 @@ class ReceiveCore:
         self.head = end
         self._prove(end)
         return IN_STEP
+
+
+def _linked_rows(record: bytes, header: FrameHeader) -> list[Event] | None:
+    """Return the rows of a frame; None if they are not linked. Raises FrameError as documented."""
+    try:
+        return decode_linked_body(record, header)
+    except FrameError as error:
+        if error.reason != "link":
+            raise
+        return None
 
 
 def _is_same(left: Mark, right: Mark) -> bool:

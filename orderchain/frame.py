@@ -16,7 +16,8 @@ import msgspec
 
 from orderchain.errors import FrameError
 from orderchain.event import Event
-from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX
+from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
+from orderchain.link import is_linked
 from orderchain.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def decode_header(record: bytes | None) -> FrameHeader:
         raise FrameError("empty", "the record has no value")
     if len(record) > FRAME_BYTES_MAX:
         raise FrameError("oversized", f"{len(record)} bytes, at most {FRAME_BYTES_MAX}")
-    if record[:4] != MAGIC:
+    if not record.startswith(MAGIC):
         raise FrameError("magic", f"was {record[:4]!r}, expected {MAGIC!r}")
     try:
         (
@@ -147,9 +148,31 @@ def decode_header(record: bytes | None) -> FrameHeader:
 def decode_body(record: bytes, header: FrameHeader) -> list[Event]:
     """Return the rows of `record`, whose checked header is `header`.
 
-    First and last id, the first pid and the count agree with the header; whether the rows between
-    are linked is for `orderchain.link` to say. Raises FrameError with reason `body`.
+    First and last id, the first pid and the count agree with the header, and every field is within
+    its bounds; the rows between need not be linked. Raises FrameError with reason `body`.
     """
+    events = _decode_rows(record, header)
+    if not is_linked(header.first_pid, events):
+        _check_ids(events)
+    return events
+
+
+def decode_linked_body(record: bytes, header: FrameHeader) -> list[Event]:
+    """Return what `decode_body` does, if every row is linked to the one before.
+
+    Raises FrameError with reason `body`, or `link` for rows that are in order but not linked.
+    """
+    events = _decode_rows(record, header)
+    # No id and no pid needs a look of its own: the header's first pid is 0 or more and its last id
+    # at most ID_MAX; linked rows rise from the one to the other, so all of them lie between.
+    if not is_linked(header.first_pid, events):
+        _check_ids(events)
+        raise FrameError("link", "a row does not follow the one before it")
+    return events
+
+
+def _decode_rows(record: bytes, header: FrameHeader) -> list[Event]:
+    """Return the rows, whose ids and pids have not been looked at but for the first and last."""
     (header_bytes,) = _HEADER_SIZE.unpack_from(record, _HEADER_SIZE_AT)
     try:
         events = _decoder.decode(memoryview(record)[header_bytes:])
@@ -167,14 +190,21 @@ def decode_body(record: bytes, header: FrameHeader) -> list[Event]:
     return events
 
 
+def _check_ids(events: list[Event]) -> None:
+    """Look at each id and pid, where the links prove nothing."""
+    for event in events:
+        if not (1 <= event.id <= ID_MAX and 0 <= event.pid <= ID_MAX):
+            raise FrameError("body", f"id {event.id} or pid {event.pid} is out of bounds")
+
+
 _HEADER_SIZE: Final = Layout(">H")
 _HEADER_SIZE_AT: Final = 6
 
 
 def _checksum(frame: bytes | bytearray, header_bytes: int) -> int:
     """Return the CRC-32 of a frame but for the four bytes that hold it."""
-    view = memoryview(frame)
-    return crc32(view[header_bytes:], crc32(view[: header_bytes - _CRC.size]))
+    # The header is copied, since that is quicker than a view for so little; the body never is.
+    return crc32(memoryview(frame)[header_bytes:], crc32(frame[: header_bytes - _CRC.size]))
 
 
 def _is_within_bounds(header: FrameHeader, *, is_heartbeat: bool, body: int) -> bool:

@@ -19,6 +19,7 @@ from orderchain.frame import (
     FrameHeader,
     decode_body,
     decode_header,
+    decode_linked_body,
     encode_frame,
 )
 from orderchain.limits import FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
@@ -51,6 +52,10 @@ def refusal_of(record: bytes | None) -> str:
     with pytest.raises(FrameError) as caught:
         decode_body(record or b"", decode_header(record))
     assert str(caught.value).startswith(caught.value.reason + ": ")
+    # Whoever wants linked rows gets the same answer.
+    with pytest.raises(FrameError) as linked:
+        decode_linked_body(record or b"", decode_header(record))
+    assert linked.value.reason == caught.value.reason
     return caught.value.reason
 
 
@@ -227,6 +232,43 @@ _ONE = {"first_pid": 10, "first_id": 11, "last_id": 11}
 def test_row_with_unfit_id_or_pid_is_refused(position: int, value: object) -> None:
     row = [*_ROW[:position], value, *_ROW[position + 1 :]]
     assert refusal_of(with_rows(row, **_ONE)) == "body"
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("value", ["11", 11.0, None, -1, 2**63, 2**64 - 1, -(2**63)])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_any_row_with_unfit_id_or_pid_is_refused(position: int, value: object, at: int) -> None:
+    rows: list[list[object]] = [[11, 10, "a", 1, b""], [12, 11, "b", 2, b""], [20, 12, "c", 3, b""]]
+    rows[at][position] = value
+    assert refusal_of(with_rows(*rows)) == "body"
+
+
+NEAR_BOUNDS = st.sampled_from([-(2**63), -1, 0, 1, 10, 11, 12, 20, ID_MAX, ID_MAX + 1, 2**64 - 1])
+
+
+@PATIENT
+@given(middle=st.lists(st.tuples(NEAR_BOUNDS, NEAR_BOUNDS), max_size=4))
+def test_rows_between_a_true_first_and_last_are_linked_and_within_bounds_or_refused(
+    middle: list[tuple[int, int]],
+) -> None:
+    ids = [(11, 10), *middle, (20, 12)]
+    rows = [[id_, pid, "k", 0, b""] for id_, pid in ids]
+    record = with_rows(*rows, last_id=20)
+    try:
+        header = decode_header(record)
+    except FrameError:
+        return
+    is_within = all(1 <= id_ <= ID_MAX and 0 <= pid <= ID_MAX for id_, pid in ids)
+    expected = [Event(id_, pid, "k", 0, b"") for id_, pid in ids]
+    try:
+        events = decode_linked_body(record, header)
+    except FrameError as error:
+        assert error.reason == ("link" if is_within else "body")
+        assert first_break(10, expected) is not None
+    else:
+        assert events == expected
+        assert first_break(10, events) is None
+        assert is_within
 
 
 def test_row_with_id_zero_is_refused() -> None:
