@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from orderchain.errors import OrderError
-from sequencer.key_memory import Claims
-from sequencer.order import Ack, key_of
+from sequencer.columns import columns_of
+from sequencer.order import Ack
 from sequencer.sifting import reject_of
 
 if TYPE_CHECKING:
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch, IntakeMark
     from sequencer.batcher import Entry
+    from sequencer.columns import OrderColumns
     from sequencer.core import SequencerCore
-    from sequencer.order import Order
+    from sequencer.key_memory import Claims, KeyMemory
     from sequencer.placing import Place, Placing
 
 
-def orders_of(entries: Sequence[Entry]) -> Sequence[Order]:
-    """Return the orders of all entries, one after the other."""
-    if len(entries) == 1:
-        return entries[0].orders
-    return list(flatten.from_iterable(entry.orders for entry in entries))
+def columns_of_entries(entries: Sequence[Entry]) -> OrderColumns:
+    """Return the orders of all entries as columns, one after the other."""
+    if len(entries) == 1 and entries[0].columns is not None:
+        return entries[0].columns
+    return columns_of(list(flatten.from_iterable(entry.orders for entry in entries)))
 
 
 class Assembly:
@@ -36,17 +37,17 @@ class Assembly:
     move. It is made anew, with other ids, when the epoch rises before it is committed.
     """
 
-    __slots__ = ("_places", "batch", "claims", "core", "entries", "intake", "orders")
+    __slots__ = ("_places", "batch", "claims", "columns", "core", "entries", "intake")
 
     def __init__(
         self,
         entries: Sequence[Entry],
-        orders: Sequence[Order],
+        columns: OrderColumns | None,
         claims: Claims | None,
         places: Sequence[Sequence[Place]] | None = None,
     ) -> None:
         self.entries = entries
-        self.orders = orders
+        self.columns = columns
         self.claims = claims
         self._places = places
         self.intake = self._marks()
@@ -54,23 +55,20 @@ class Assembly:
         self.core: SequencerCore | None = None
 
     @classmethod
-    def of_placing(cls, placing: Placing) -> Assembly:
+    def of_placing(cls, placing: Placing, memory: KeyMemory) -> Assembly:
         """Return the assembly of entries that were placed one by one."""
+        columns = columns_of(placing.new) if placing.new else None
         return cls(
             [entry for entry, _ in placing.placed],
-            placing.new,
-            Claims(set(map(key_of, placing.new)), placing.rising),
+            columns,
+            memory.claims_of(columns) if columns else None,
             [places for _, places in placing.placed],
         )
 
     def give_ids(self, core: SequencerCore, wall_ns: int) -> None:
         """Make the batch behind everything that `core` assembled before."""
         self.core = core
-        self.batch = core.assemble(self.orders, wall_ns) if self.orders else None
-
-    def overlaps(self, other: Claims | None) -> bool:
-        """Say whether `other` claims a key that this one claims too."""
-        return self.claims is not None and other is not None and self.claims.overlap(other)
+        self.batch = core.assemble(self.columns, wall_ns) if self.columns else None
 
     def answer(self) -> None:
         """Tell every caller its orders' places; a cancelled one has gone, its orders have not."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orderchain.batch import IntakeMark
+    from sequencer.columns import OrderColumns
     from sequencer.order import Order
     from sequencer.sifting import Sifted
 
@@ -24,7 +25,7 @@ class Entry:
     order, and in the place of one that was refused its OrderError.
     """
 
-    __slots__ = ("bytes", "done", "intake", "orders", "positions", "sifted")
+    __slots__ = ("bytes", "columns", "done", "intake", "orders", "positions", "sifted")
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Entry:
         intake: IntakeMark | None,
         done: asyncio.Future[list[Any]],
         *,
+        columns: OrderColumns | None = None,
         sifted: Sifted | None = None,
         positions: Sequence[int] | None = None,
     ) -> None:
@@ -40,6 +42,8 @@ class Entry:
         self.bytes = bytes_
         self.intake = intake
         self.done = done
+        # Of `orders`, where they were made already: not for an order alone.
+        self.columns = columns
         self.sifted = sifted
         # Where each order stands in the intake's source: for those that will be refused.
         self.positions = positions

@@ -7,10 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from orderchain.errors import ConnectError, Fenced, PrimaryBehind, RetryError, UnknownOutcome
-from sequencer.assembly import Assembly, orders_of
+from sequencer.assembly import Assembly, columns_of_entries
 from sequencer.core import SequencerCore
 from sequencer.latency import Latency
-from sequencer.order import key_of
 from sequencer.placing import Placing
 
 if TYPE_CHECKING:
@@ -96,14 +95,14 @@ class Committer:
 
         `beside` is a batch whose outcome is still open: a key that it claims is not surely new.
         """
-        orders = orders_of(entries)
+        columns = columns_of_entries(entries)
         claims: Claims | None = None
         memory = self._keys.memory
         if memory is not None:
-            claims = memory.claim(list(map(key_of, orders)))
-            if claims is None or (beside is not None and beside.overlaps(claims)):
+            claims = memory.claim(columns, beside=beside.claims if beside is not None else None)
+            if claims is None:
                 return None
-        assembly = Assembly(entries, orders, claims)
+        assembly = Assembly(entries, columns, claims)
         assembly.give_ids(self._leading(), self._clock.wall_ns())
         return assembly
 
@@ -112,22 +111,22 @@ class Committer:
 
         For when no other batch is open, and `assemble` was not sure. One look-up for all.
         """
-        keys = list(map(key_of, orders_of(entries)))
+        keys = columns_of_entries(entries).keys
         memory = self._keys.memory
         if memory is None:
             raise RetryError("keys are not remembered")
         try:
             known = await self._until_done(lambda: self._keys.rows_with(keys))
         except Exception as error:
-            Assembly(entries, (), None).fail(error)
+            Assembly(entries, None, None).fail(error)
             raise
         placing = Placing(memory, known)
         placing.add(entries)
         for entry, refusal in placing.refused:
             if not entry.done.done():
                 entry.done.set_exception(refusal)
-        assembly = Assembly.of_placing(placing)
-        self.repeats += len(keys) - len(assembly.orders)
+        assembly = Assembly.of_placing(placing, memory)
+        self.repeats += len(keys) - len(placing.new)
         assembly.give_ids(self._leading(), self._clock.wall_ns())
         return assembly
 

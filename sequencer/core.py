@@ -8,10 +8,10 @@ from orderchain.batch import Batch
 from orderchain.errors import OrderchainError
 from orderchain.event import Event
 from orderchain.limits import ID_MAX
-from orderchain.row_image import column_images
 from orderchain.seal import next_seal
+from sequencer.columns import OrderColumns, columns_of
 from sequencer.id_strategy import check_partition_ids, first_id
-from sequencer.order import key_of, payload_of, time_of
+from sequencer.imaging import batch_images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,21 +42,20 @@ class SequencerCore:
         # Only a chain with rows can have lost some: the first row of all is id 1.
         self._skip_ids = takeover_skip_ids if term.last_id else 0
 
-    def assemble(self, orders: Sequence[Order], wall_ns: int) -> Batch:
+    def assemble(self, orders: OrderColumns | Sequence[Order], wall_ns: int) -> Batch:
         """Return the batch of `orders`, in their order, behind all that was assembled before.
 
         `wall_ns` is the wall clock: it stamps the batch and the orders without a time, and may have
         ids left out; it orders nothing. Raises OrderchainError when the chain has no ids left.
         """
+        columns = orders if isinstance(orders, OrderColumns) else columns_of(orders)
         first = self._first_id(len(orders), wall_ns)
         last_id = first + len(orders) - 1
         if last_id >= ID_MAX:
             raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
         ids = range(first, last_id + 1)
-        pids = [self._last_id, *ids[:-1]]
-        keys, payloads = list(map(key_of, orders)), list(map(payload_of, orders))
-        times = _times(orders, wall_ns)
-        rows = column_images(self._term.chain_id, ids, pids, keys, times, payloads)
+        times = [wall_ns if time_ns is None else time_ns for time_ns in columns.times_ns]
+        rows = batch_images(self._term.chain_id, self._last_id, ids, columns, times)
         # A clock that steps back must not make committed_at fall along the chain.
         committed_at_us = max(wall_ns // 1_000, self._last_committed_at_us)
         seal = next_seal(
@@ -77,7 +76,9 @@ class SequencerCore:
             seal_before=self._last_seal,
             seal=seal,
             committed_at_us=committed_at_us,
-            events=list(map(Event, ids, pids, keys, times, payloads)),
+            events=list(
+                map(Event, ids, (self._last_id, *ids[:-1]), columns.keys, times, columns.payloads)
+            ),
             rows=rows,
         )
         self._last_id, self._last_seal = last_id, seal
@@ -94,9 +95,3 @@ class SequencerCore:
             row_count=row_count,
             partition_ids=self._term.partition_ids,
         )
-
-
-def _times(orders: Sequence[Order], wall_ns: int) -> list[int]:
-    """Return the time of every order: its own, else the wall clock's."""
-    times = list(map(time_of, orders))
-    return [wall_ns if time_ns is None else time_ns for time_ns in times]

@@ -4,8 +4,9 @@ The rows themselves are the table of keys; nothing is written beside them at a c
 table with a unique index cost the path half of its rate with random keys, because every key dirties
 a page of its own. Here a key costs 12 bytes of memory and no write.
 
-New keys go into a small dictionary. When it is full it becomes a *piece*: hashes sorted in an
-array, with their rows' ids beside them. Pieces of like size are merged, so that there are few to
+New keys are listed in the order of their rows, beside a dictionary that is brought up to date only
+when somebody searches it. A full list becomes a *piece*: hashes sorted in an array, with their
+rows' ids beside them. Pieces of like size are merged, so that there are few to
 search, and the oldest is dropped whole once the window has moved behind it.
 
 A hash is only a suspicion: two keys may share one. Whoever finds an id here reads the row and
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int64]
 
 PIECE_ROWS: Final = 65_536
-"""Keys in the dictionary before they become a piece: about 8 MB of objects, 3 ms to sort."""
+"""Keys in the list before they become a piece: about 8 MB of objects, 3 ms to sort."""
 
 _FANOUT: Final = 8
 """Pieces of one level that are merged into one of the next: few pieces to search, and each key is
@@ -42,9 +43,9 @@ _GENERATIONS: Final = 4
 more than must be remembered."""
 
 
-def hash_keys(keys: Iterable[str], salt: int) -> list[int]:
-    """Return the 64-bit hash of every key."""
-    return list(map(xxh3_64_intdigest, map(str.encode, keys), repeat(salt)))
+def hash_keys(encoded_keys: Iterable[bytes], salt: int) -> list[int]:
+    """Return the 64-bit hash of every key, which is given as UTF-8."""
+    return list(map(xxh3_64_intdigest, encoded_keys, repeat(salt)))
 
 
 class KeyPiece:
@@ -123,11 +124,14 @@ class KeyIndex:
 
     def __init__(self, window_rows: int, *, after_id: int) -> None:
         self._window_rows = window_rows
-        # Invariant: the pieces cover consecutive rows, oldest first, and the open dictionary the
-        # rows behind them; every row behind forgotten_until is in one of them.
+        # Invariant: the pieces cover consecutive rows, oldest first, and the open list the rows
+        # behind them; every row behind forgotten_until is in one of them.
         self._pieces: list[KeyPiece] = []
-        self._open: dict[int, int] = {}
-        self._open_twins: dict[int, list[int]] = {}
+        self._open_hashes: list[int] = []
+        self._open_ids: list[int] = []
+        # Of the first rows of the open list, as many as were there at the last search.
+        self._searchable: dict[int, int] = {}
+        self._searchable_rows = 0
         self._open_after_id = after_id
         self._last_id = after_id
         self.forgotten_until = after_id
@@ -136,26 +140,18 @@ class KeyIndex:
     @property
     def rows(self) -> int:
         """Number of rows remembered."""
-        twins = sum(len(ids) - 1 for ids in self._open_twins.values())
-        return sum(map(len, self._pieces)) + len(self._open) + twins
+        return sum(map(len, self._pieces)) + len(self._open_ids)
 
     def add(self, hashes: Sequence[int], ids: Sequence[int]) -> KeyPage | None:
         """Remember the rows of a commit; return the page that became full with them, if any."""
-        if len(set(hashes)) == len(hashes) and self._open.keys().isdisjoint(hashes):
-            self._open.update(zip(hashes, ids, strict=True))
-        else:
-            for wanted, row_id in zip(hashes, ids, strict=True):
-                self._add_twin(wanted, row_id)
+        self._open_hashes += hashes
+        self._open_ids += ids
         self._last_id = ids[-1]
-        return self._close_open() if len(self._open) >= PIECE_ROWS else None
+        return self._close_open() if len(self._open_ids) >= PIECE_ROWS else None
 
     def find(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """Return (hash, id) of every remembered row whose hash is among `hashes`."""
-        found: list[tuple[int, int]] = []
-        if not self._open.keys().isdisjoint(hashes):
-            for wanted in set(hashes) & self._open.keys():
-                ids = self._open_twins.get(wanted) or [self._open[wanted]]
-                found += [(wanted, row_id) for row_id in ids]
+        found = self._find_open(hashes)
         if self._pieces:
             wanted_array = np.unique(np.array(hashes, dtype=np.uint64))
             for piece in self._pieces:
@@ -197,23 +193,28 @@ class KeyIndex:
         self.forgotten_until = self._pieces.pop(0).until_id
         return self.forgotten_until
 
-    def _add_twin(self, wanted: int, row_id: int) -> None:
-        """Remember a row whose hash another row may have: then both are kept."""
-        if wanted in self._open:
-            self._open_twins.setdefault(wanted, [self._open[wanted]]).append(row_id)
-        else:
-            self._open[wanted] = row_id
+    def _find_open(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (hash, id) of every row of the open list whose hash is among `hashes`."""
+        known, rows = self._searchable, self._searchable_rows
+        known.update(zip(self._open_hashes[rows:], self._open_ids[rows:], strict=True))
+        self._searchable_rows = len(self._open_ids)
+        if known.keys().isdisjoint(hashes):
+            return []
+        wanted = known.keys() & set(hashes)
+        if len(known) == self._searchable_rows:
+            return [(hash_, known[hash_]) for hash_ in wanted]
+        # Two rows share a hash, and the dictionary holds but the later one: look at all.
+        rows_ = zip(self._open_hashes, self._open_ids, strict=True)
+        return [(hash_, row_id) for hash_, row_id in rows_ if hash_ in wanted]
 
     def _close_open(self) -> KeyPage:
-        rows = {row_id: wanted for wanted, row_id in self._open.items()}
-        rows |= {row_id: wanted for wanted, ids in self._open_twins.items() for row_id in ids}
-        ids = np.fromiter(rows.keys(), np.int64, len(rows))
-        hashes = np.fromiter(rows.values(), np.uint64, len(rows))
-        order = np.argsort(ids)
         page = page_of(
-            hashes[order], ids[order], after_id=self._open_after_id, until_id=self._last_id
+            np.array(self._open_hashes, np.uint64),
+            np.array(self._open_ids, np.int64),
+            after_id=self._open_after_id,
+            until_id=self._last_id,
         )
         self.install(piece_of(page))
-        self._open = {}
-        self._open_twins = {}
+        self._open_hashes, self._open_ids = [], []
+        self._searchable, self._searchable_rows = {}, 0
         return page

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from orderchain.client_key import client_key, split_client_key
+from orderchain.client_key import split_client_key
 from sequencer.client_numbers import ClientNumbers
+from sequencer.key_forms import forms_of
 from sequencer.key_index import KeyIndex, hash_keys
-from sequencer.order import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from orderchain.batch import Batch
     from orderchain.key_page import KeyPage
-
-
-id_of = attrgetter("id")
+    from sequencer.columns import OrderColumns
+    from sequencer.key_forms import KeyForms
 
 
 class Claims(Struct, frozen=True, gc=False):
     """What the keys of a batch lay claim to, once it is committed."""
 
-    keys: set[str]
-    rising: dict[str, int]
-    """The highest number of each client in the batch."""
-
-    def overlap(self, other: Claims) -> bool:
-        """Say whether both cannot be new: one of them must wait for the other's outcome."""
-        if not self.keys.isdisjoint(other.keys):
-            return True
-        return not self.rising.keys().isdisjoint(other.rising)
+    free: set[str]
+    """The free-form keys."""
+    rising: dict[str, tuple[int, int]]
+    """The highest number of each client in the batch, and the index of its row."""
+    hashes: list[int]
+    """Of every key, in the order of the rows."""
 
 
 class KeyMemory:
@@ -49,36 +44,59 @@ class KeyMemory:
         self.clients = ClientNumbers()
         self._head = after_id
 
-    def claim(self, keys: Sequence[str]) -> Claims | None:
-        """Return the claims of `keys` when each is surely new, else None.
+    def claim(self, columns: OrderColumns, *, beside: Claims | None = None) -> Claims | None:
+        """Return the claims of the keys when each is surely new, else None.
 
         The quick answer, for a whole batch at once: free-form keys by their hashes, a client's keys
-        by a number above its highest.
+        by a number above its highest. `beside` is what the batch before this one claims, whose
+        outcome is open: a number above its numbers is new whatever becomes of it.
         """
-        distinct = set(keys)
-        if len(distinct) != len(keys):
+        forms = forms_of(columns.keys)
+        if not self._rises(forms, beside.rising if beside is not None else {}):
             return None
-        rising: dict[str, int] = {}
-        free: list[str] = []
-        highest = self.clients.highest
-        for key in keys:
-            split = split_client_key(key)
-            if split is None:
-                free.append(key)
-                continue
-            client, number = split
-            before = rising.get(client)
-            if number <= (highest(client) if before is None else before):
-                return None
-            rising[client] = number
-        if free and self.index.find(hash_keys(free, self._salt)):
+        claims = self._claims(columns, forms)
+        if len(claims.free) != len(forms.free):
             return None
-        return Claims(distinct, rising)
+        if beside is not None and not claims.free.isdisjoint(beside.free):
+            return None
+        hashes = claims.hashes
+        if forms.rising:
+            hashes = [hashes[index] for index in forms.free]
+        return None if hashes and self.index.find(hashes) else claims
+
+    def claims_of(self, columns: OrderColumns) -> Claims:
+        """Return the claims of keys that were found new one by one."""
+        return self._claims(columns, forms_of(columns.keys))
+
+    def _rises(self, forms: KeyForms, beside: Mapping[str, tuple[int, int]]) -> bool:
+        """Say whether each client's numbers rise from one to the next, and from its highest."""
+        highest = {client: self.clients.highest(client) for client in set(forms.clients)}
+        for client in highest.keys() & beside.keys():
+            highest[client] = max(highest[client], beside[client][0])
+        for client, number in zip(forms.clients, forms.numbers, strict=True):
+            if number <= highest[client]:
+                return False
+            highest[client] = number
+        return True
+
+    def _claims(self, columns: OrderColumns, forms: KeyForms) -> Claims:
+        keys = columns.keys
+        # Numbers rise within a batch: the last of a client is its highest.
+        last = dict(zip(forms.clients, range(len(forms.clients)), strict=True))
+        return Claims(
+            free={keys[index] for index in forms.free} if forms.rising else set(keys),
+            rising={
+                client: (forms.numbers[place], forms.rising[place])
+                for client, place in last.items()
+            },
+            hashes=hash_keys(columns.encoded_keys, self._salt),
+        )
 
     def candidates(self, keys: Iterable[str]) -> set[int]:
         """Return the ids of all rows that may hold one of `keys`; the rows must be compared."""
         wanted = list(keys)
-        ids = {row_id for _, row_id in self.index.find(hash_keys(wanted, self._salt))}
+        hashes = hash_keys(map(str.encode, wanted), self._salt)
+        ids = {row_id for _, row_id in self.index.find(hashes)}
         for key in wanted:
             split = split_client_key(key)
             known = self.clients.get(split[0]) if split else None
@@ -92,16 +110,9 @@ class KeyMemory:
 
         Returns the page that became full with them, to be stored.
         """
-        keys = list(map(key_of, batch.events))
-        ids = list(map(id_of, batch.events))
-        rising: dict[str, tuple[int, int]] = {}
-        if claims.rising:
-            id_by_key = dict(zip(keys, ids, strict=True))
-            rising = {
-                client: (number, id_by_key[client_key(client, number)])
-                for client, number in claims.rising.items()
-            }
-        return self._take_up(keys, ids, rising)
+        ids = [event.id for event in batch.events]
+        rising = {client: (number, ids[index]) for client, (number, index) in claims.rising.items()}
+        return self._take_up(claims.hashes, ids, rising)
 
     def remember_rows(self, keys: Sequence[str], ids: Sequence[int]) -> KeyPage | None:
         """Take up committed rows that were read back; they follow those taken up before."""
@@ -110,13 +121,13 @@ class KeyMemory:
             split = split_client_key(key)
             if split is not None:
                 rising[split[0]] = (split[1], row_id)
-        return self._take_up(keys, ids, rising)
+        return self._take_up(hash_keys(map(str.encode, keys), self._salt), ids, rising)
 
     def _take_up(
-        self, keys: Sequence[str], ids: Sequence[int], rising: dict[str, tuple[int, int]]
+        self, hashes: Sequence[int], ids: Sequence[int], rising: dict[str, tuple[int, int]]
     ) -> KeyPage | None:
         self.clients.rise(
             rising, head_before=self._head, forgotten_until=self.index.forgotten_until
         )
         self._head = ids[-1]
-        return self.index.add(hash_keys(keys, self._salt), ids)
+        return self.index.add(hashes, ids)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from orderchain.errors import OrderError
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_INT64_MIN: Final = -(2**63)
-_INT64_MAX: Final = 2**63 - 1
-
-key_of = attrgetter("key")
-payload_of = attrgetter("payload")
-time_of = attrgetter("event_time_ns")
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
 
 
 class Order(Struct, frozen=True, gc=False):
@@ -39,44 +31,7 @@ class Ack(Struct, frozen=True, gc=False):
     pid: int
 
 
-def check_orders(orders: Sequence[Order]) -> int:
-    """Return the bytes of keys and payloads of `orders`. Raises OrderError for the first bad one.
-
-    Whole columns are tested first, since a bad order is rare and a test an order is dear; an order
-    alone is tested by itself.
-    """
-    if len(orders) == 1:
-        return _check_order(orders[0])
-    try:
-        keys = list(map(key_of, orders))
-        text = "".join(keys)
-        payloads = list(map(payload_of, orders))
-        sizes = list(map(len, payloads))
-        is_plain = (
-            set(map(type, payloads)) <= {bytes}
-            and max(sizes) <= PAYLOAD_BYTES_MAX
-            and text.isascii()
-            and "\0" not in text
-            and all(keys)
-            and max(map(len, keys)) <= KEY_BYTES_MAX
-            and _are_plain_times(list(map(time_of, orders)))
-        )
-    except (AttributeError, TypeError, ValueError):
-        is_plain = False
-    if is_plain:
-        return len(text) + sum(sizes)
-    return sum(map(_check_order, orders))
-
-
-def _are_plain_times(times: list[int | None]) -> bool:
-    """Say whether every time is None, or every one an integer of 64 bits."""
-    kinds = set(map(type, times))
-    if kinds == {int}:
-        return min(times) >= _INT64_MIN and max(times) <= _INT64_MAX  # type: ignore[type-var,operator]
-    return kinds <= {type(None)}
-
-
-def _check_order(order: Order) -> int:
+def check_order(order: Order) -> int:
     """Return the bytes of one order. Raises OrderError naming the field."""
     if not isinstance(order, Order):
         raise OrderError("order", order, "an Order")
@@ -87,7 +42,7 @@ def _check_order(order: Order) -> int:
             "payload", f"{len(order.payload)} bytes", f"at most {PAYLOAD_BYTES_MAX} bytes"
         )
     time_ns = order.event_time_ns
-    if time_ns is not None and not (type(time_ns) is int and _INT64_MIN <= time_ns <= _INT64_MAX):
+    if time_ns is not None and not (type(time_ns) is int and INT64_MIN <= time_ns <= INT64_MAX):
         raise OrderError("event_time_ns", time_ns, "an integer of 64 bits or None")
     return _check_key(order.key) + len(order.payload)
 

@@ -18,6 +18,7 @@ from orderchain.errors import (
     StoppedError,
 )
 from sequencer.batcher import Batcher, Entry
+from sequencer.columns import columns_of
 from sequencer.committer import Committer
 from sequencer.kafka_sink import KafkaFrameSink
 from sequencer.key_keeper import KeyKeeper
@@ -25,7 +26,7 @@ from sequencer.key_store import PostgresKeyStore
 from sequencer.latency import Latency
 from sequencer.leadership import Leadership
 from sequencer.lease import PostgresLease
-from sequencer.order import Ack, Order, check_orders
+from sequencer.order import Ack, Order, check_order
 from sequencer.publisher import Publisher
 from sequencer.sifting import check_positions, sift
 from sequencer.stats import SequencerStats
@@ -227,7 +228,15 @@ class Sequencer:
             intake = sifted.mark(intake, positions)
             positions = [positions[index] for index in sifted.indexes]
         done = asyncio.get_running_loop().create_future()
-        entry = Entry(sifted.orders, sifted.bytes, intake, done, sifted=sifted, positions=positions)
+        entry = Entry(
+            sifted.orders,
+            sifted.bytes,
+            intake,
+            done,
+            columns=sifted.columns,
+            sifted=sifted,
+            positions=positions,
+        )
         await self._batcher.add(entry)
         return done
 
@@ -268,8 +277,11 @@ class Sequencer:
 
     def _entry(self, orders: Sequence[Order], intake: IntakeMark | None) -> Entry:
         self._check_open()
-        size = check_orders(orders)
-        return Entry(orders, size, intake, asyncio.get_running_loop().create_future())
+        done = asyncio.get_running_loop().create_future()
+        if len(orders) == 1:
+            return Entry(orders, check_order(orders[0]), intake, done)
+        columns = columns_of(orders)
+        return Entry(orders, columns.total_bytes, intake, done, columns=columns)
 
     def _check_open(self) -> None:
         """Raise what keeps orders from being taken."""

@@ -6,20 +6,21 @@ import pytest
 
 from orderchain.errors import OrderError
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from sequencer.order import Order, check_orders
+from sequencer.columns import columns_of
+from sequencer.order import Order, check_order
 
 
 def test_check_with_good_orders_counts_their_bytes() -> None:
-    assert check_orders([Order("ab", b"123"), Order("c", b"")]) == 6
+    assert columns_of([Order("ab", b"123"), Order("c", b"")]).total_bytes == 6
 
 
 def test_check_with_text_beyond_ascii_counts_utf8_bytes() -> None:
-    assert check_orders([Order("é€", b"")]) == 5
+    assert columns_of([Order("é€", b"")]).total_bytes == 5 == check_order(Order("é€", b""))
 
 
 @pytest.mark.parametrize("time_ns", [-(2**63), 0, 2**63 - 1])
 def test_check_with_any_64_bit_time_accepts_it(time_ns: int) -> None:
-    assert check_orders([Order("a", b"", time_ns)]) == 1
+    assert columns_of([Order("a", b"", time_ns), Order("b", b"")]).times_ns == [time_ns, None]
 
 
 @pytest.mark.parametrize(
@@ -47,4 +48,18 @@ def test_check_with_one_bad_order_names_its_field(order: Any, message: str, plac
     orders = [Order("good", b"1"), Order("good too", b"2")]
     orders.insert(place, order)
     with pytest.raises(OrderError, match=message):
-        check_orders(orders)
+        columns_of(orders)
+
+
+@pytest.mark.parametrize("keys", [["a", "é", "x#1"], ["k" * KEY_BYTES_MAX, "\U0010ffff"]])
+def test_columns_hold_each_order_in_its_place(keys: list[str]) -> None:
+    orders = [Order(key, bytes(n), n or None) for n, key in enumerate(keys)]
+    columns = columns_of(orders)
+    assert list(map(Order, columns.keys, columns.payloads, columns.times_ns)) == orders
+    assert columns.encoded_keys == [key.encode() for key in keys]
+    assert columns.key_sizes == list(map(len, columns.encoded_keys))
+    assert columns.payload_sizes == list(range(len(keys)))
+
+
+def test_columns_of_nothing_are_empty() -> None:
+    assert len(columns_of([])) == columns_of([]).total_bytes == 0

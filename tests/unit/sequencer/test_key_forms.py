@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderchain.client_key import split_client_key
+from sequencer.key_forms import KeyForms, forms_of
+
+TEXTS = st.text(st.sampled_from("ab#0123456789\u0661 _+-"), min_size=1, max_size=6)
+CLIENT_KEYS = st.builds("{}#{}".format, st.sampled_from(["a", "b", "c d"]), st.integers(0, 2**64))
+
+
+def one_by_one(keys: list[str]) -> dict[int, tuple[str, int] | None]:
+    return dict(enumerate(map(split_client_key, keys)))
+
+
+def told(forms: KeyForms) -> dict[int, tuple[str, int] | None]:
+    found: dict[int, tuple[str, int] | None] = dict.fromkeys(forms.free)
+    pairs = zip(forms.clients, forms.numbers, strict=True)
+    return found | dict(zip(forms.rising, pairs, strict=True))
+
+
+@given(st.lists(st.one_of(TEXTS, CLIENT_KEYS), min_size=1, max_size=5))
+def test_forms_of_many_are_those_of_each(keys: list[str]) -> None:
+    assert told(forms_of(keys)) == one_by_one(keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a#1", "b#2", "a#3"],
+        ["a", "7#x#5"],  # as many separators as keys, but not one in each
+        ["a#1", "b#01"],
+        ["a#0"],
+        ["#1", "a#2"],
+        ["a#", "b#1"],
+        [f"a#{2**63 - 1}", f"a#{2**63}"],
+        ["a#1_0", "b#1"],
+        ["a#\u0661", "b#1"],
+        ["a", "b"],
+    ],
+)
+def test_forms_of_keys_that_look_alike_are_those_of_each(keys: list[str]) -> None:
+    assert told(forms_of(keys)) == one_by_one(keys)
