@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
+from aiokafka.admin import AIOKafkaAdminClient
 from msgspec import Struct
 
 from chainctl.commands.chain import ChainPlan, create_chain
 from chainctl.commands.schema import apply_schema
 from chainctl.settings import load_settings
+from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Site(Struct, frozen=True):
@@ -27,11 +30,23 @@ class Site(Struct, frozen=True):
     receiver: str
     gap_reader: str
     kafka: str
+    auditor: str = ""
+    directory: str = ""
+    """Folder of the stack: a rival with a server of its own keeps its files on the same disk."""
+    process_ids: dict[str, int] = {}
+    """Of the servers, by name, for what they cost."""
 
 
-def benchmark_stack() -> LocalStack:
-    """Return the stack of the benchmarks: no other chain shares its disk and memory."""
-    directory = default_directory(os.environ)
+CHECKPOINT_TIMEOUT = "30s"
+"""PostgreSQL's shortest: runs of a minute see checkpoints, as a day of work does."""
+
+
+def benchmark_stack(directory: Path | None = None) -> LocalStack:
+    """Return the stack of the benchmarks: no other chain shares its disk and memory.
+
+    Its folder is the one beside `directory`, by default beside the usual stack's.
+    """
+    directory = directory or default_directory(os.environ)
     return LocalStack(directory.with_name(f"{directory.name}-benchmarks"))
 
 
@@ -46,7 +61,68 @@ def open_site(stack: LocalStack) -> Site:
         receiver=stack.dsn(RECEIVER_WRITER),
         gap_reader=stack.dsn(GAP_READER),
         kafka=environment["CHAINCTL_KAFKA"],
+        auditor=environment["CHAINCTL_AUDIT_DATABASE"],
+        directory=str(stack.directory),
+        process_ids={
+            server.name.lower().replace("postgresql", "postgres"): server.process_id
+            for server in stack.status().servers
+            if server.process_id is not None
+        },
     )
+
+
+async def tune(site: Site) -> dict[str, str]:
+    """Set what every run is to see, and return the server's settings that matter to a rate."""
+    connection = await asyncpg.connect(site.admin)
+    try:
+        await connection.execute(f"ALTER SYSTEM SET checkpoint_timeout = '{CHECKPOINT_TIMEOUT}'")
+        await connection.execute("SELECT pg_reload_conf()")
+        return {
+            row["name"]: f"{row['setting']} {row['unit'] or ''}".strip()
+            for row in await connection.fetch(
+                "SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1)", list(_TOLD)
+            )
+        } | {"checkpoint_timeout": CHECKPOINT_TIMEOUT}
+    finally:
+        await connection.close()
+
+
+_TOLD = (
+    "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method",
+    "max_wal_size", "shared_buffers", "wal_compression", "checkpoint_completion_target",
+)  # fmt: skip
+
+
+async def make_topic(site: Site, topic: str) -> None:
+    """Make a topic as those of the chains are: one partition, records of up to a frame."""
+    async with connected_topics(site.kafka, 30.0) as topics:
+        await topics.create(topic)
+
+
+async def remove_topic(site: Site, topic: str) -> None:
+    """Remove a topic and its files."""
+    admin: Any = AIOKafkaAdminClient(bootstrap_servers=site.kafka)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic])
+    finally:
+        await admin.close()
+
+
+async def empty_chain(site: Site, chain_id: int) -> None:
+    """Remove the rows of a chain and its topic. Its number stays taken."""
+    connection = await asyncpg.connect(site.admin)
+    try:
+        topic = await connection.fetchval(
+            "SELECT topic FROM chain_head WHERE chain_id = $1", chain_id
+        )
+        async with connection.transaction():
+            await connection.execute(f"DROP TABLE IF EXISTS chain_event_{int(chain_id)} CASCADE")
+            await connection.execute("DELETE FROM chain_key_page WHERE chain_id = $1", chain_id)
+            await connection.execute("DELETE FROM chain_client WHERE chain_id = $1", chain_id)
+    finally:
+        await connection.close()
+    await remove_topic(site, topic)
 
 
 async def make_chain(site: Site) -> int:

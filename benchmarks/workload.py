@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,14 @@ EVENT_TIME_NS = 1_700_000_000_000_000_000
 def order_batches(
     count: int, batch_rows: int, *, payload_bytes: int = 100, seed: int = 1
 ) -> Iterator[list[Order]]:
-    """Yield `count` orders in batches, with varied payloads and keys (client, rising number)."""
+    """Yield `count` orders in batches, with varied payloads and keys (client, rising number).
+
+    Payloads are ASCII, six random bits a byte: a rival that sends JSON need not encode them first.
+    """
     random = Random(seed)
     for start in range(0, count, batch_rows):
         stop = min(start + batch_rows, count)
-        noise = random.randbytes(payload_bytes * (stop - start))
+        noise = b64encode(random.randbytes(payload_bytes * (stop - start)))
         yield [
             Order(
                 f"client-{n % 64}#{n}",

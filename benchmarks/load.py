@@ -1,0 +1,86 @@
+"""What one run is to carry, the same for every rival, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from benchmarks.chains import Site
+
+Stage = Literal["persist", "publish", "deliver"]
+"""How far a run goes: rows durable; rows on the broker too; rows handed on by a second process."""
+
+WARM_UP_SHARE = 20
+"""One order in so many goes ahead, untimed: caches, plans and connections are warm by then."""
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """The orders of one run, and how they are batched."""
+
+    rival: str
+    orders: int
+    batch_rows: int = 1_000
+    payload_bytes: int = 64
+    stage: Stage = "deliver"
+    seed: int = 1
+    with_keys: bool = False
+    """The engine alone: compare every order's key with those of the last million rows."""
+    with_seal: bool = True
+    """The engine alone."""
+    is_kept: bool = False
+    """The receiver keeps what it was handed and tells its digest: for tests, not for figures."""
+
+    @property
+    def warm_up_orders(self) -> int:
+        """Orders sent before the timed ones: whole batches, at least two."""
+        return self.batch_rows * max(2, self.orders // WARM_UP_SHARE // self.batch_rows)
+
+    @property
+    def all_orders(self) -> int:
+        """Orders that the database must hold in the end."""
+        return self.warm_up_orders + self.orders
+
+
+class Venue(Struct, frozen=True, kw_only=True):
+    """Where a run takes place: handed to the processes of both ends."""
+
+    site: Site
+    load: Load
+    place: dict[str, str | int]
+    """Names of the topic, the table, the chain: what the rival prepared."""
+
+
+class Produced(Struct, frozen=True, kw_only=True):
+    """What the process of the sending end tells. Times are of the monotonic clock, which all
+    processes of a machine share."""
+
+    began_ns: int
+    persisted_ns: int
+    """The last order was durable."""
+    published_ns: int
+    """The broker had acknowledged the last order."""
+    cpu_seconds: float
+    memory_mib: float
+
+
+class Received(Struct, frozen=True, kw_only=True):
+    """What the process of the receiving end tells."""
+
+    ended_ns: int
+    rows: int
+    """Orders handed on, those of the warm-up among them."""
+    last_id: int
+    cpu_seconds: float
+    memory_mib: float
+    digest: str
+    """SHA-256 over the orders that were handed on, where they were kept, else empty."""
+    notes: dict[str, float] = {}
+    """Figures of the rival's own."""
+
+
+class Stored(Struct, frozen=True, kw_only=True):
+    """What durable storage holds after a run."""
+
+    rows: int
+    last_id: int

@@ -1,0 +1,37 @@
+"""What the database of a rival holds after a run."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from benchmarks.load import Stored
+from benchmarks.rivals.rival import NotWhole
+from orderchain.sql import load_sql
+
+SQL = load_sql("benchmarks.rivals", "queries.sql")
+
+
+async def stored_chain_rows(dsn: str, chain_id: int) -> Stored:
+    """Count the rows of a chain that was written past the engine, and check their links."""
+    return await _stored(dsn, SQL["chain_rows"], chain_id)
+
+
+async def stored_common_rows(dsn: str) -> Stored:
+    """Count the rows of the common way, and check their links."""
+    return await _stored(dsn, SQL["common_rows"])
+
+
+async def _stored(dsn: str, query: str, *values: object) -> Stored:
+    connection = await asyncpg.connect(dsn)
+    try:
+        row = await connection.fetchrow(query, *values)
+    finally:
+        await connection.close()
+    if row["broken"]:
+        raise NotWhole(f"{row['broken']} stored orders do not follow the one before")
+    return Stored(rows=row["rows"], last_id=row["last_id"] or 0)
+
+
+async def stored_recorded_rows(dsn: str) -> Stored:
+    """Count the events of the event-sourcing library, and check their versions."""
+    return await _stored(dsn, SQL["recorded_rows"])

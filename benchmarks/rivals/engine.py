@@ -1,0 +1,210 @@
+"""The engine, as it is embedded: `submit_many` at one end, runs at the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+import sequencer.core
+from benchmarks.chains import empty_chain, make_chain
+from benchmarks.proof import prove
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from orderchain.clock import SystemClock
+from orderchain.limits import FRAME_BYTES_MAX
+from sequencer import Sequencer, SequencerConfig
+from sequencer.kafka_sink import KafkaFrameSink
+from sequencer.key_store import PostgresKeyStore
+from sequencer.lease import PostgresLease
+from sequencer.store import PostgresChainStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from benchmarks.chains import Site
+    from benchmarks.load import Load, Stored, Venue
+    from benchmarks.rivals.rival import Tally
+    from orderchain.ports import FrameSink
+    from sequencer import Order
+
+IN_FLIGHT = 3
+"""Calls of `submit_many` under way: one commits, one is assembled, one waits."""
+
+KEY_WINDOW_ROWS = 1_000_000
+_SETTLE_SECONDS = 0.001
+
+
+class Engine:
+    """Every order numbered, linked and sealed, fenced, compared where asked, and checked again."""
+
+    title = "orderchain"
+    ack = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
+
+    def absence(self) -> str | None:
+        """It can always run."""
+        return None
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make a chain."""
+        return {"chain_id": await make_chain(site)}
+
+    def producer(self, venue: Venue) -> EngineProducer:
+        """Return the sequencer."""
+        return EngineProducer(venue)
+
+    def receiver(self, venue: Venue, tally: Tally) -> EngineReceiver:
+        """Return the receiver."""
+        return EngineReceiver(venue, tally)
+
+    async def stored(self, venue: Venue) -> Stored:
+        """Prove the chain."""
+        return await prove(venue.site.auditor, int(venue.place["chain_id"]), venue.load)
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove rows and topic."""
+        await empty_chain(venue.site, int(venue.place["chain_id"]))
+
+
+class OpenSink:
+    """A broker that is always done: what persisting costs, and no more, is measured."""
+
+    frame_bytes_max = FRAME_BYTES_MAX
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Accept any topic."""
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Take the frames."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def sequencer_of(
+    site: Site, chain_id: int, load: Load, *, sink: FrameSink | None = None
+) -> Sequencer:
+    """Return a sequencer for `load`, publishing to Kafka unless there is another `sink`."""
+    config = SequencerConfig(
+        chain_id=chain_id,
+        database=site.sequencer,
+        kafka=site.kafka,
+        key_window_rows=KEY_WINDOW_ROWS if load.with_keys else 0,
+        batch_rows_max=load.batch_rows,
+    )
+    if not load.with_seal:
+        _leave_seals_out()
+    return Sequencer(
+        config,
+        store=PostgresChainStore(config),
+        keys=PostgresKeyStore(config),
+        lease=PostgresLease(config),
+        sink=KafkaFrameSink(config) if sink is None else sink,
+        clock=SystemClock(),
+    )
+
+
+def _leave_seals_out() -> None:
+    """Let every seal be the one before it: what sealing costs shows in its absence.
+
+    The engine has no such switch, and a chain written like this does not verify by its seals.
+    """
+    if not hasattr(sequencer.core, "next_seal"):
+        raise RuntimeError("sequencer.core computes its seals elsewhere now")
+    sequencer.core.next_seal = lambda previous, **_: previous
+
+
+async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> None:
+    """Submit a batch a call, a few calls at a time; return when all are committed."""
+    in_flight: deque[asyncio.Task[object]] = deque()
+    for batch in batches:
+        in_flight.append(asyncio.create_task(sequencing.submit_many(batch)))
+        await asyncio.sleep(0)
+        if len(in_flight) >= IN_FLIGHT:
+            await in_flight.popleft()
+    await asyncio.gather(*in_flight)
+
+
+class EngineProducer:
+    """The sequencer."""
+
+    def __init__(self, venue: Venue) -> None:
+        sink = OpenSink() if venue.load.stage == "persist" else None
+        self._sequencer = sequencer_of(
+            venue.site, int(venue.place["chain_id"]), venue.load, sink=sink
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._sequencer.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._sequencer.__aexit__(kind, error, traceback)
+
+    def ready(self, batches: Sequence[list[Order]]) -> Sequence[list[Order]]:
+        """Take the orders as they are."""
+        return batches
+
+    async def send(self, batches: Sequence[list[Order]]) -> None:
+        """Submit them."""
+        await submit_all(self._sequencer, batches)
+
+    async def settle(self) -> None:
+        """Wait until the broker has the head."""
+        while True:
+            stats = self._sequencer.stats()
+            if stats.head_published >= stats.head_persisted:
+                return
+            await asyncio.sleep(_SETTLE_SECONDS)
+
+
+class EngineReceiver:
+    """The receiver, with a gap reader behind it."""
+
+    def __init__(self, venue: Venue, tally: Tally) -> None:
+        self._venue = venue
+        self._tally = tally
+        self._receiver: Receiver | None = None
+
+    async def __aenter__(self) -> Self:
+        site, chain_id = self._venue.site, int(self._venue.place["chain_id"])
+        reader = GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id))
+        head = (await reader.standing(0)).head
+        self._receiver = Receiver(
+            ReceiverConfig(chain_id=chain_id),
+            KafkaFrameSource(
+                KafkaSourceConfig(
+                    bootstrap_servers=site.kafka, topic=head.topic, partition=head.partition
+                )
+            ),
+            reader,
+        )
+        await self._receiver.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._receiver is not None:
+            await self._receiver.__aexit__(kind, error, traceback)
+
+    async def receive(self, until_rows: int) -> None:
+        """Hand on runs."""
+        receiver, tally = self._receiver, self._tally
+        if receiver is None:
+            raise RuntimeError("not entered")
+        rows, rows_live = tally.rows, receiver.stats().rows_live
+        async for run in receiver:
+            tally.take(run.events)
+            if tally.rows >= until_rows:
+                break
+        tally.notes["live_share"] = (receiver.stats().rows_live - rows_live) / (tally.rows - rows)

@@ -1,0 +1,30 @@
+"""Kafka transactions with one frame a record: the engine's packing without its database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from benchmarks.rivals.kafka_transactions import KafkaTransactions
+from benchmarks.rivals.records import bodies, decode_body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchmarks.rivals.rival import Tally
+    from orderchain.event import Event
+
+
+class KafkaTransactionsFrames(KafkaTransactions):
+    """A record a batch."""
+
+    title: ClassVar[str] = "Kafka transactions, a frame a record"
+
+    @staticmethod
+    def records(events: list[Event]) -> Iterable[bytes]:
+        """Encode the batch."""
+        return bodies(events)
+
+    @staticmethod
+    def take(tally: Tally, value: bytes) -> None:
+        """Decode the batch."""
+        tally.take(decode_body(value))

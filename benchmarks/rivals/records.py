@@ -1,0 +1,129 @@
+"""What rivals on Kafka share: a topic of a run, its consumer, orders as linked events, frames."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from benchmarks.chains import make_topic, remove_topic
+from orderchain.event import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchmarks.load import Venue
+    from sequencer import Order
+
+FRAME_BYTES_MAX = 512 * 1024
+"""As the engine's frames are by default; a batch that needs more goes out in several records."""
+
+FETCH_BYTES = 4 * 1024 * 1024
+"""Asked for at once, as by the engine's receiver."""
+
+_ACKS_WAITING_MAX = 64
+"""Records on their way to the broker: enough to keep it busy, few enough to bound memory."""
+
+encode_body = msgspec.msgpack.Encoder().encode
+decode_body = msgspec.msgpack.Decoder(list[Event]).decode
+encode_event = msgspec.msgpack.Encoder().encode
+decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+class Numbering:
+    """Gives ids and pids in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.last_id = 0
+
+    def events(self, orders: Sequence[Order]) -> list[Event]:
+        """Return `orders` as linked events."""
+        first = self.last_id + 1
+        self.last_id += len(orders)
+        return [
+            Event(id_, id_ - 1, order.key, order.event_time_ns or 0, order.payload)
+            for id_, order in enumerate(orders, first)
+        ]
+
+
+def bodies(events: list[Event]) -> Iterator[bytes]:
+    """Yield `events` encoded, in as many pieces as records need."""
+    body = encode_body(events)
+    if len(body) <= FRAME_BYTES_MAX or len(events) == 1:
+        yield body
+        return
+    middle = len(events) // 2
+    yield from bodies(events[:middle])
+    yield from bodies(events[middle:])
+
+
+async def new_topic(venue_name: str, site: Any) -> str:  # noqa: ANN401
+    """Make a topic that no run had before, and return its name."""
+    topic = f"rival.{venue_name}.{secrets.token_hex(6)}"
+    await make_topic(site, topic)
+    return topic
+
+
+async def drop_topic(venue: Venue) -> None:
+    """Remove the topic of a run."""
+    await remove_topic(venue.site, str(venue.place["topic"]))
+
+
+class RecordSender:
+    """An aiokafka producer as the engine's: acks=all, large requests, acks awaited behind."""
+
+    def __init__(self, venue: Venue) -> None:
+        self._topic = str(venue.place["topic"])
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=venue.site.kafka,
+            acks="all",
+            max_batch_size=FRAME_BYTES_MAX + 4096,
+            max_request_size=4 * FRAME_BYTES_MAX,
+        )
+        self._acks: list[Any] = []
+
+    async def __aenter__(self) -> Self:
+        await self._producer.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._producer.stop()
+
+    async def send(self, record: bytes) -> None:
+        """Hand a record to the client, which keeps their order."""
+        self._acks.append(await self._producer.send(self._topic, record, partition=0))
+        if len(self._acks) > _ACKS_WAITING_MAX:
+            await self._acks.pop(0)
+
+    async def settle(self) -> None:
+        """Wait for every acknowledgement; raises what the broker refused."""
+        acks, self._acks = self._acks, []
+        for ack in acks:
+            await ack
+
+
+class RecordSource:
+    """An aiokafka consumer that stands at the live end of the topic."""
+
+    def __init__(self, venue: Venue) -> None:
+        self._at = TopicPartition(str(venue.place["topic"]), 0)
+        self.consumer: Any = AIOKafkaConsumer(
+            bootstrap_servers=venue.site.kafka,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            check_crcs=False,
+            fetch_max_bytes=FETCH_BYTES,
+            max_partition_fetch_bytes=FETCH_BYTES,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.consumer.start()
+        self.consumer.assign([self._at])
+        ends = await self.consumer.end_offsets([self._at])
+        self.consumer.seek(self._at, ends[self._at])
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.consumer.stop()

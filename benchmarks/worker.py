@@ -1,0 +1,106 @@
+"""One end of a run: `python -m benchmarks.worker produce|receive`, the venue as a line on stdin.
+
+It says `ready` once it is warm, the sending end waits for a line then, and it ends with a line of
+JSON. The garbage collector stays on, but what was made before the timed part is frozen out of its
+sight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from benchmarks.load import Produced, Received, Venue
+from benchmarks.rivals import rival_of
+from benchmarks.rivals.rival import Tally
+from benchmarks.workload import order_batches
+
+DEADLINE_SECONDS = 900.0
+
+
+async def produce(venue: Venue) -> Produced:
+    """Send the warm-up, wait for the word, send the rest, and say when it was durable."""
+    load = venue.load
+    batches = order_batches(
+        load.all_orders, load.batch_rows, payload_bytes=load.payload_bytes, seed=load.seed
+    )
+    async with rival_of(load.rival).producer(venue) as producer:
+        warm_up = producer.ready(list(islice(batches, load.warm_up_orders // load.batch_rows)))
+        await producer.send(warm_up)
+        await producer.settle()
+        timed = producer.ready(list(batches))
+        _freeze()
+        _say(b"ready")
+        await asyncio.to_thread(sys.stdin.buffer.readline)
+        began_ns, cpu = time.monotonic_ns(), time.process_time()
+        await producer.send(timed)
+        persisted_ns = time.monotonic_ns()
+        await producer.settle()
+        published_ns = time.monotonic_ns()
+        return Produced(
+            began_ns=began_ns,
+            persisted_ns=persisted_ns,
+            published_ns=published_ns,
+            cpu_seconds=time.process_time() - cpu,
+            memory_mib=_memory_mib(),
+        )
+
+
+async def receive(venue: Venue) -> Received:
+    """Receive the warm-up, then the rest, and say when the last order was handed on."""
+    load = venue.load
+    tally = Tally(is_kept=load.is_kept)
+    async with rival_of(load.rival).receiver(venue, tally) as receiver:
+        _say(b"listening")
+        await receiver.receive(load.warm_up_orders)
+        _freeze()
+        cpu = time.process_time()
+        _say(b"ready")
+        await receiver.receive(load.all_orders)
+        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
+    return Received(
+        ended_ns=ended_ns,
+        rows=tally.rows,
+        last_id=tally.last_id,
+        cpu_seconds=cpu,
+        memory_mib=_memory_mib(),
+        digest=tally.digest(),
+        notes=tally.notes,
+    )
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+def _say(word: bytes) -> None:
+    sys.stdout.buffer.write(word + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _memory_mib() -> float:
+    """Return the most that was ever resident. (`ru_maxrss` would hold what the parent had, too.)"""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("/proc/self/status tells no VmHWM")
+
+
+async def main() -> None:
+    """Do what the command line says, with a deadline."""
+    venue = msgspec.json.decode(sys.stdin.buffer.readline(), type=Venue)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        work = produce if sys.argv[1] == "produce" else receive
+        _say(msgspec.json.encode(await work(venue)))
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
