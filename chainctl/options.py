@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.logs import set_up_logging
-from chainctl.settings import DEFAULT_CONFIG, description, flag_of, load_settings, variable_of
+from chainctl.settings import (
+    DEFAULT_CONFIG,
+    description,
+    flag_of,
+    load_settings,
+    may_be_many,
+    variable_of,
+)
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 
 if TYPE_CHECKING:
@@ -100,11 +107,14 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     )
     decorated = config(function)
     for name in reversed((*names, "log_level")):
+        is_many = may_be_many(name)
+        repeated = " May be repeated." if is_many else ""
         decorated = click.option(
             flag_of(name),
             f"setting_{name}",
             metavar="VALUE",
-            help=f"{_sentence(description(name))} [env: {variable_of(name)}]",
+            multiple=is_many,
+            help=f"{_sentence(description(name))}{repeated} [env: {variable_of(name)}]",
         )(decorated)
     return decorated
 
@@ -112,7 +122,7 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
 def _taken(options: dict[str, Any]) -> SourcedSettings:
     """Take the settings' flags out of `options`, and return the settings."""
     flags = {
-        name.removeprefix("setting_"): options.pop(name)
+        name.removeprefix("setting_"): _text_of(options.pop(name))
         for name in list(options)
         if name.startswith("setting_")
     }
@@ -123,6 +133,13 @@ def _taken(options: dict[str, Any]) -> SourcedSettings:
     meta[IS_DEBUG] = sourced.settings.log_level == "debug"
     set_up_logging(sourced.settings)
     return sourced
+
+
+def _text_of(given: str | tuple[str, ...] | None) -> str | None:
+    """Return what was given by a flag, which may have been repeated."""
+    if isinstance(given, tuple):
+        return " ".join(given) or None
+    return given
 
 
 def _sentence(text: str) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
+from chainctl.addresses import checked_dsn, checked_servers, passwords
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import BATCH_ROWS_MAX
@@ -31,7 +31,7 @@ CONFIG_BYTES_MAX: Final = 1024 * 1024
 """A config file is a page or two; something larger is some other file, and is not read."""
 
 _DSN: Final[Mapping[str, Any]] = {"secret": "dsn"}
-_SCHEMES: Final = ("postgresql", "postgres")
+_DSNS: Final[Mapping[str, Any]] = {"secret": "dsn", "many": True}
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,10 +41,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, Meta(description="PostgreSQL of the chain, as a libpq URL", extra={**_DSN})
     ] = ""
     gap_database: Annotated[
-        str,
-        Meta(description="the same database with the read-only role, for fills", extra={**_DSN}),
-    ] = ""
-    """Without it fills use the connections of `database`, with its rights."""
+        tuple[str, ...],
+        Meta(
+            description="the same database with the read-only role, for fills; several servers in "
+            "order of preference, standbys first and the primary last",
+            extra={**_DSNS},
+        ),
+    ] = ()
+    """As text they are separated by blanks. Without it fills use `database`, with its rights."""
     audit_database: Annotated[
         str, Meta(description="the same database with the auditor's role", extra={**_DSN})
     ] = ""
@@ -74,30 +78,32 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def database_dsn(self) -> str:
         """Return the checked URL of the chain's database. Raises SettingError."""
-        return _checked_dsn("database", self.database)
+        return checked_dsn("database", self.database, _ways("database"))
 
-    def gap_dsn(self) -> str:
-        """Return the checked URL for fills: `gap_database`, else `database`."""
-        return self._role_dsn("gap_database", self.gap_database)
+    def gap_dsns(self) -> tuple[str, ...]:
+        """Return the checked URLs for fills, the primary last: `gap_database`, else `database`."""
+        ways = _ways("gap_database")
+        checked = tuple(checked_dsn("gap_database", dsn, ways) for dsn in self.gap_database)
+        return checked or (self.database_dsn(),)
 
     def audit_dsn(self) -> str:
         """Return the checked URL for verification: `audit_database`, else `database`."""
-        return self._role_dsn("audit_database", self.audit_database)
+        if not self.audit_database:
+            return self.database_dsn()
+        return checked_dsn("audit_database", self.audit_database, _ways("audit_database"))
 
     def kafka_servers(self) -> str:
         """Return the checked bootstrap servers, `host:port,host:port`. Raises SettingError."""
-        return _checked_servers("kafka", self.kafka)
+        return checked_servers("kafka", self.kafka, _ways("kafka"))
 
     def secrets(self) -> tuple[str, ...]:
         """Return every password in these settings, so that no message ever shows one."""
         found: set[str] = set()
         for name in SETTING_NAMES:
             if is_secret(name):
-                found.update(_passwords(getattr(self, name)))
+                for dsn in _all_of(getattr(self, name)):
+                    found |= passwords(dsn)
         return tuple(sorted(found))
-
-    def _role_dsn(self, name: str, value: str) -> str:
-        return _checked_dsn(name, value) if value else self.database_dsn()
 
 
 SETTING_NAMES: Final = Settings.__struct_fields__
@@ -144,12 +150,17 @@ def load_settings(
 
 def shown(name: str, value: object) -> object:
     """Return the value of a setting as it may be shown: passwords replaced."""
-    return mask_dsn(str(value)) if value and is_secret(name) else value
+    return " ".join(map(mask_dsn, _all_of(value))) if is_secret(name) else value
 
 
 def is_secret(name: str) -> bool:
     """Say whether the setting may hold a password."""
     return bool((_METAS[name].extra or {}).get("secret"))
+
+
+def may_be_many(name: str) -> bool:
+    """Say whether the setting takes several values, and its flag may be repeated."""
+    return bool((_METAS[name].extra or {}).get("many"))
 
 
 def description(name: str) -> str:
@@ -199,6 +210,8 @@ def _first_given(
 
 def _converted(name: str, raw: object, source: str, *, is_text: bool) -> object:
     """Return `raw` as the setting's type; text is read as a number only where it came as text."""
+    if may_be_many(name) and isinstance(raw, str):
+        raw = raw.split()  # no URL holds a blank
     try:
         return getattr(msgspec.convert({name: raw}, Settings, strict=not is_text), name)
     except msgspec.ValidationError as error:
@@ -254,46 +267,12 @@ def _refuse_unknown(path: Path, table: Mapping[str, object]) -> None:
             raise SettingError(f"a setting in {path}", name, f"one of {known}")
 
 
-def _checked_dsn(name: str, value: str) -> str:
-    """Return `value` when it is a libpq URL that says where to connect to."""
-    if not value:
-        raise SettingError(name, value, f"a PostgreSQL URL, by {_ways(name)}")
-    try:
-        parts = urlsplit(value)
-        port = parts.port
-    except ValueError:
-        parts, port = None, None
-    if (
-        parts is None
-        or parts.scheme not in _SCHEMES
-        or not (parts.hostname or parse_qs(parts.query).get("host"))
-        or port == 0
-    ):
-        expected = "a URL postgresql://user@host:port/name"
-        raise SettingError(name, mask_dsn(value), expected)
-    return value
-
-
-def _checked_servers(name: str, value: str) -> str:
-    """Return `value` when it is a list of `host:port`."""
-    if not value:
-        raise SettingError(name, value, f"Kafka's bootstrap servers, by {_ways(name)}")
-    for server in value.split(","):
-        host, colon, port = server.strip().rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536):
-            raise SettingError(name, value, "HOST:PORT, several separated by commas")
-    return value
+def _all_of(value: object) -> tuple[str, ...]:
+    """Return the values of a setting that may have one or several."""
+    if isinstance(value, tuple):
+        return value
+    return (str(value),) if value else ()
 
 
 def _ways(name: str) -> str:
     return f"{flag_of(name)}, {variable_of(name)} or {DEFAULT_CONFIG}"
-
-
-def _passwords(dsn: str) -> set[str]:
-    """Return the password of a URL as it stands there and as it is meant; empty without one."""
-    try:
-        parts = urlsplit(dsn)
-        told = [parts.password or "", *parse_qs(parts.query).get("password", [])]
-    except ValueError:
-        return set()
-    return {form for secret in told for form in (secret, unquote(secret)) if form}

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from chainctl.settings import Settings
-    from gapfill import GapReader
-    from matcher_receiver import KafkaSourceConfig
+    from gapfill import PreferredSources
+    from matcher_receiver import KafkaSourceConfig, PostgresHeadReports
     from orderchain.mark import ChainHead, Mark
+    from orderchain.ports import GapSource
     from orderchain.run import Run
     from sequencer import SequencerConfig
 
@@ -43,22 +44,44 @@ def sequencer_config(
     )
 
 
-def gap_reader(settings: Settings, chain_id: int) -> GapReader:
-    """Return a reader of `chain_id` with the read-only role. Raises SettingError."""
-    from gapfill import GapReader, GapReaderConfig
+def gap_source(settings: Settings, chain_id: int) -> PreferredSources:
+    """Return what reads `chain_id` with the read-only role: standbys first, the primary last.
 
-    return GapReader(
-        GapReaderConfig(
-            database=settings.gap_dsn(),
-            chain_id=chain_id,
-            connect_seconds=settings.connect_seconds,
-        )
+    Raises SettingError.
+    """
+    from gapfill import GapReaderConfig, PreferredSources
+
+    *standbys, primary = settings.gap_dsns()
+    config = GapReaderConfig(
+        database=primary, chain_id=chain_id, connect_seconds=settings.connect_seconds
     )
+    return PreferredSources.of_databases(config, standbys)
 
 
-def runs_of(reader: GapReader, after: Mark, until_id: int) -> AsyncGenerator[Run, None]:
+def head_reports(
+    settings: Settings, chain_id: int, name: str, *, is_lasting: bool
+) -> PostgresHeadReports | None:
+    """Return what tells `database` of a receiver that keeps its place itself; None without one.
+
+    Only one that is to last reports how far it has come: an export that was made once would else
+    keep old rows from being archived for good. Raises SettingError where it cannot.
+    """
+    from matcher_receiver import CheckpointConfig, PostgresHeadReports
+
+    if not settings.database and not is_lasting:
+        return None
+    config = CheckpointConfig(
+        database=settings.database_dsn(),
+        chain_id=chain_id,
+        receiver=name,
+        connect_seconds=settings.connect_seconds,
+    )
+    return PostgresHeadReports(config, reports_head=is_lasting)
+
+
+def runs_of(source: GapSource, after: Mark, until_id: int) -> AsyncGenerator[Run, None]:
     """Return the runs of a fill as the generator that they are, so that it can be closed."""
-    return cast("AsyncGenerator[Run, None]", reader.runs(after, until_id))
+    return cast("AsyncGenerator[Run, None]", source.runs(after, until_id))
 
 
 def kafka_source_config(settings: Settings, head: ChainHead) -> KafkaSourceConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Final, Self
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from orderchain.mark import Mark, Standing
     from orderchain.ports import GapSource
     from orderchain.run import Run
+
+_log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 """Before a standby is asked again: replay most often lags by a few milliseconds."""
@@ -116,7 +119,7 @@ class PreferredSources:
             try:
                 standing = await source.standing(at_id)
             except _AWAY as error:
-                self._avoid(source)
+                self._avoid(source, error)
                 first_error = first_error or error
                 continue
             except (RefusedError, GapError):
@@ -194,15 +197,18 @@ class PreferredSources:
                     return
                 await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
                 pause = min(2 * pause, self._config.pause_seconds_max)
-            except _AWAY:
-                self._avoid(source)
+            except _AWAY as error:
+                self._avoid(source, error)
                 return
             except (RefusedError, GapError, HaltError):
                 return  # not its word that counts
 
     # -- who is away ---------------------------------------------------------------------------
 
-    def _avoid(self, source: GapSource) -> None:
+    def _avoid(self, source: GapSource, error: Exception) -> None:
+        if len(self._sources) > 1:
+            # A standby with a wrong password would else never be noticed: the others do its work.
+            _log.warning("asked last for %g s: %s", self._config.avoid_seconds, error)
         until = asyncio.get_running_loop().time() + self._config.avoid_seconds
         self._avoided_until[id(source)] = until
 

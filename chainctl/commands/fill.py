@@ -10,13 +10,13 @@ import click
 from chainctl.options import ROW_ID, chain_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, rate, talk
 from chainctl.running import run_async
-from chainctl.wiring import gap_reader, runs_of
+from chainctl.wiring import gap_source, runs_of
 from orderchain.errors import NotYetReadable, SettingError
 
 if TYPE_CHECKING:
     from chainctl.journal import PayloadForm
     from chainctl.settings import Settings
-    from gapfill import GapReader
+    from gapfill import PreferredSources
     from orderchain.mark import Mark
 
 
@@ -44,32 +44,33 @@ def command(
     """Write the rows behind ID up to and including ID to stdout, as JSON Lines.
 
     The rows are linked, from the first to the last one: where one is missing, what is before it is
-    written, and the exit code is 3.
+    written, and the exit code is 3. Of several --gap-database the first one that has a row gives
+    it: the standbys, each for 2 seconds at most, and then the last one, the primary.
     """
     if until_id < after_id:
         raise SettingError("--until", until_id, f"an id of at least --after, {after_id}")
     stopwatch = Stopwatch()
-    rows = run_async(_fill(gap_reader(settings, chain_id), after_id, until_id, form))
+    rows = run_async(_fill(gap_source(settings, chain_id), after_id, until_id, form))
     talk(f"chainctl: {rate(rows, 'rows', stopwatch.seconds)} read")
 
 
-async def _fill(reader: GapReader, after_id: int, until_id: int, form: PayloadForm) -> int:
+async def _fill(source: PreferredSources, after_id: int, until_id: int, form: PayloadForm) -> int:
     """Write the rows to stdout, and return how many they were."""
     from chainctl.journal import encode_rows
 
     rows = 0
-    async with reader:
-        after = await _start(reader, after_id, until_id)
-        async with aclosing(runs_of(reader, after, until_id)) as runs:
+    async with source:
+        after = await _start(source, after_id, until_id)
+        async with aclosing(runs_of(source, after, until_id)) as runs:
             async for run in runs:
                 data_bytes(encode_rows(run.chain_id, run.events, form))
                 rows += len(run.events)
     return rows
 
 
-async def _start(reader: GapReader, after_id: int, until_id: int) -> Mark:
-    """Return the place behind the row `after_id`. Raises SettingError where there is none."""
-    standing = await reader.standing(after_id)
+async def _start(source: PreferredSources, after_id: int, until_id: int) -> Mark:
+    """Return the place behind the row `after_id`. Raises SettingError where one of them is none."""
+    standing = await source.standing(after_id)
     head_id = standing.head.last_id
     if until_id > head_id:
         if not standing.is_primary:
@@ -77,4 +78,11 @@ async def _start(reader: GapReader, after_id: int, until_id: int) -> Mark:
         raise SettingError("--until", until_id, f"an id up to the head of the chain, {head_id}")
     if standing.mark is None:
         raise SettingError("--after", after_id, "the id of a row of the chain, or 0")
+    if 0 < until_id < head_id:
+        end = await source.standing(until_id)
+        if end.is_primary and end.mark is None:
+            # Ids skip: it would look like a row that is missing. The head is one for sure.
+            last_id = await source.row_at_or_before(until_id)
+            expected = f"the id of a row of the chain (the last one before it is {last_id})"
+            raise SettingError("--until", until_id, expected)
     return standing.mark

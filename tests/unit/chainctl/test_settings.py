@@ -157,9 +157,35 @@ def test_database_that_is_not_set_is_refused_with_the_ways_to_set_it() -> None:
 
 def test_gap_and_audit_database_default_to_the_database() -> None:
     settings = Settings(database=DSN)
-    assert settings.gap_dsn() == settings.audit_dsn() == DSN
+    assert settings.gap_dsns() == (settings.audit_dsn(),) == (DSN,)
     other = "postgresql:///orders?host=/run"
-    assert Settings(database=DSN, gap_database=other).gap_dsn() == other
+    assert Settings(database=DSN, gap_database=(other,)).gap_dsns() == (other,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "text"),
+    [
+        ({"gap_database": f"postgresql://standby/d {DSN}"}, {}, ""),
+        ({}, {"CHAINCTL_GAP_DATABASE": f" postgresql://standby/d\n{DSN} "}, ""),
+        ({}, {}, f'gap_database = ["postgresql://standby/d", "{DSN}"]'),
+        ({}, {}, f'gap_database = "postgresql://standby/d {DSN}"'),
+    ],
+    ids=["flag", "variable", "list", "text"],
+)
+def test_several_gap_databases_keep_their_order_wherever_they_are_set(
+    folder: Path, flags: dict[str, str | None], environ: dict[str, str], text: str
+) -> None:
+    (folder / "chainctl.toml").write_text(text)
+    settings = load_settings(flags, environ).settings
+    assert settings.gap_dsns() == ("postgresql://standby/d", DSN)
+    assert set(settings.secrets()) == {"p%40ss", "p@ss"}
+    hidden = "postgresql://standby/d postgresql://user:***@host:5433/orders"
+    assert shown("gap_database", settings.gap_database) == hidden
+
+
+def test_one_of_several_gap_databases_that_is_no_url_is_refused_by_name() -> None:
+    with pytest.raises(SettingError, match="gap_database was"):
+        Settings(gap_database=(DSN, "host=x")).gap_dsns()
 
 
 @pytest.mark.parametrize("servers", ["", "host", "host:", ":1", "host:x", "host:0", "a:1,,b:2"])
