@@ -173,7 +173,8 @@ CREATE TABLE chain_skip (
     PRIMARY KEY (chain_id, after_id)
 );
 
--- Where each receiver stands: moved by compare-and-set on head_delivered.
+-- Where each receiver stands: moved by compare-and-set on head_delivered. A receiver whose place is
+-- kept elsewhere only reports it, for operators and for retention: nobody starts from that row.
 CREATE TABLE receiver_checkpoint (
     chain_id       integer     NOT NULL REFERENCES chain_head,
     receiver       text        NOT NULL,
@@ -184,6 +185,7 @@ CREATE TABLE receiver_checkpoint (
     updated_at     timestamptz NOT NULL DEFAULT now(),
     -- Which database the place belongs to: one that was carried into another is refused there.
     database_id    uuid,
+    is_report      boolean     NOT NULL DEFAULT false,
     PRIMARY KEY (chain_id, receiver)
 ) WITH (fillfactor = 50);
 

@@ -49,9 +49,15 @@ SELECT chain_id, epoch, owner, last_id, published_id, topic, partition_ids, crea
   FROM chain_head AS head
  WHERE chain_id = $1
 
--- receivers: where the receivers stand that keep their checkpoints here
-SELECT receiver, head_delivered, updated_at FROM receiver_checkpoint
- WHERE chain_id = $1
+-- receivers: where receivers stand by a checkpoint that is stored or reported here, and who halted
+SELECT receiver,
+       coalesce(place.head_delivered, 0) AS head_delivered,
+       coalesce(place.updated_at, halt.halted_at) AS updated_at,
+       CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
+            ELSE 'stored' END AS checkpoint,
+       coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted
+  FROM (SELECT * FROM receiver_checkpoint WHERE chain_id = $1) AS place
+  FULL JOIN (SELECT * FROM receiver_halt WHERE chain_id = $1) AS halt USING (receiver)
  ORDER BY receiver
 
 -- intakes: how far each intake of a chain was read, and how many of its records became no order
@@ -66,7 +72,7 @@ SELECT receiver, after_id, until_id, cause, outcome, source, row_count, found_at
  WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
  ORDER BY receiver, after_id
 
--- lag: each receiver's checkpoint against the head, of one snapshot; one that halted before it had any
+-- lag: each receiver's checkpoint, stored or reported, and the head of the same snapshot; halts too
 SELECT receiver,
        coalesce(place.head_delivered, 0) AS head_delivered,
        head.last_id - coalesce(place.head_delivered, 0) AS behind_ids,

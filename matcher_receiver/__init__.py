@@ -10,20 +10,26 @@ from matcher_receiver.config import (
     StartAt,
 )
 from matcher_receiver.decisions import State
+from matcher_receiver.head_reports import PostgresHeadReports
 from matcher_receiver.kafka_source import KafkaFrameSource
 from matcher_receiver.receiver import Receiver
+from matcher_receiver.snapshot_files import FileSnapshotStore
 from matcher_receiver.stats import ReceiverStats
 from orderchain.gap import Gap
+from orderchain.snapshot import Snapshot
 
 __all__ = [
     "CheckpointConfig",
+    "FileSnapshotStore",
     "Gap",
     "KafkaFrameSource",
     "KafkaSourceConfig",
     "PostgresCheckpointStore",
+    "PostgresHeadReports",
     "Receiver",
     "ReceiverConfig",
     "ReceiverStats",
+    "Snapshot",
     "StartAt",
     "State",
 ]

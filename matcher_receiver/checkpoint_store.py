@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from matcher_receiver.connection import WriteConnection
-from matcher_receiver.gap_recorder import GapRecorder
+from matcher_receiver.stored import StoredReceiver
 from orderchain.errors import (
     CheckpointLost,
     ForeignDatabase,
     OrderchainError,
     RetryError,
-    SchemaError,
-    StillHalted,
+    SettingError,
 )
 from orderchain.mark import Mark
-from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -38,10 +35,8 @@ class PostgresCheckpointStore:
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
-        self._connection = WriteConnection(config)
-        self._gaps = GapRecorder(config)
+        self._kept = StoredReceiver(config)
         self._in_doubt: Mark | None = None
-        self._database_id: UUID | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,17 +53,15 @@ class PostgresCheckpointStore:
         """Return the stored place, None for a receiver that never was.
 
         Raises SchemaError, ConnectError, RetryError; StillHalted for a receiver that has halted;
-        ForeignDatabase for a place that was stored in another database and carried here.
+        ForeignDatabase for a place that was stored in another database and carried here;
+        SettingError where another receiver of this name reports a place that it keeps elsewhere.
         """
-        row = await self._row()
-        if row["version"] != SCHEMA_VERSION:
-            raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
-        self._database_id = row["database_id"]
+        row = await self._kept.load()
         config = self._config
-        if row["reason"] is not None:
-            where = row["halted_at_id"], row["halted_at"]
-            detail = f"{row['reason']}: {row['detail']}"
-            raise StillHalted(config.chain_id, config.receiver, *where, detail)
+        if row["is_report"]:
+            # What that one has worked off is not in this one's state: it would be skipped.
+            expected = "one by which nobody reports a place that is kept elsewhere"
+            raise SettingError("receiver's name", config.receiver, expected)
         if row["stored_in"] not in (None, row["database_id"]):
             raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
         return _mark_of(row)
@@ -87,7 +80,7 @@ class PostgresCheckpointStore:
             first_pid = await self._resolve_doubt(first_pid)
         self._in_doubt = end
         try:
-            rows = await self._connection.fetch(_SQL["save"], *self._values(first_pid, end))
+            rows = await self._kept.fetch("save", first_pid, *_values_of(end))
         except RetryError:
             raise
         except BaseException as error:
@@ -101,30 +94,28 @@ class PostgresCheckpointStore:
     @property
     def database_id(self) -> UUID | None:
         """The database that keeps the place; None before `load`."""
-        return self._database_id
+        return self._kept.database_id
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
         """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
-        config = self._config
-        reason = type(error).__name__
-        await self._connection.fetch(
-            _SQL["halt"], config.chain_id, config.receiver, at_id, reason, str(error)
-        )
+        await self._kept.record_halt(error, at_id)
 
     def record_gap(self, gap: Gap) -> None:
         """Store `gap` by and by; see `orderchain.ports.ReceiverRecords`."""
-        self._gaps.record(gap)
+        self._kept.record_gap(gap)
 
     async def close(self) -> None:
         """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
-        await self._gaps.close()
-        await self._connection.close()
+        await self._kept.close()
 
     async def _save_with(self, connection: Any, first_pid: int, end: Mark) -> None:  # noqa: ANN401
         # The caller's connection, the caller's errors: it has to roll back anyway.
         rows = await connection.fetch(
             _SQL["save"],
-            *self._values(first_pid, end),
+            self._config.chain_id,
+            self._config.receiver,
+            first_pid,
+            *_values_of(end),
             timeout=self._config.statement_seconds,
         )
         if not rows:
@@ -136,36 +127,18 @@ class PostgresCheckpointStore:
         If it was stored, the place is where that save put it: nobody else could have moved it from
         there to the same end without having been where we were.
         """
-        stored = await self._stored()
+        stored = _mark_of(await self._kept.row())
         if stored is not None and stored == self._in_doubt:
             first_pid = stored.id
         self._in_doubt = None
         return first_pid
 
-    async def _stored(self) -> Mark | None:
-        return _mark_of(await self._row())
-
-    async def _row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
-        config = self._config
-        rows = await self._connection.fetch(_SQL["load"], config.chain_id, config.receiver)
-        if not rows:
-            raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
-        return rows[0]
-
-    def _values(self, first_pid: int, end: Mark) -> tuple[object, ...]:
-        config = self._config
-        return (
-            config.chain_id,
-            config.receiver,
-            first_pid,
-            end.id,
-            end.batch_last_id,
-            end.seal,
-            end.epoch,
-        )
-
     def _lost(self, expected_id: int) -> CheckpointLost:
         return CheckpointLost(self._config.chain_id, self._config.receiver, expected_id)
+
+
+def _values_of(end: Mark) -> tuple[object, ...]:
+    return end.id, end.batch_last_id, end.seal, end.epoch
 
 
 def _mark_of(row: Any) -> Mark | None:  # noqa: ANN401 - a record of asyncpg, which is untyped

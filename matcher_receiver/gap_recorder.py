@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.connection import WriteConnection
-from orderchain.errors import OrderchainError, RefusedError
+from matcher_receiver.kit import AWAY
+from orderchain.errors import OrderchainError
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -69,15 +70,15 @@ class GapRecorder:
             gaps = list(self._waiting.values())
             try:
                 await self._store(gaps)
-            except RefusedError as error:
-                self._is_refused = True
-                _log.error("chain %d: no gap ledger: %s", self._config.chain_id, error)
-                self._waiting.clear()
-            except OrderchainError as error:
+            except AWAY as error:
                 _log.warning("chain %d: gap ledger, again: %s", self._config.chain_id, error)
                 if self._closing.is_set():
                     return
                 await self._rest(AGAIN_SECONDS)
+            except OrderchainError as error:
+                self._is_refused = True
+                _log.error("chain %d: no gap ledger: %s", self._config.chain_id, error)
+                self._waiting.clear()
             else:
                 self._drop(gaps)
 

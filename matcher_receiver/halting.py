@@ -7,10 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.kit import AWAY
+from orderchain.errors import SettingError
+from orderchain.ports import ReceiverRecords
 
 if TYPE_CHECKING:
     from orderchain.errors import HaltError
-    from orderchain.ports import ReceiverRecords
+    from orderchain.ports import CheckpointStore, HeadReports
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +21,18 @@ TRIES: Final = 3
 tries, the caller must learn of the halt first."""
 
 AGAIN_SECONDS: Final = 0.2
+
+
+def records_of(
+    checkpoints: CheckpointStore | None, reports: HeadReports | None
+) -> ReceiverRecords | None:
+    """Return where halts and gaps are stored, None where nowhere. Raises SettingError."""
+    if not isinstance(checkpoints, ReceiverRecords):
+        return reports
+    if reports is not None:
+        expected = "none, since the checkpoints tell that database already"
+        raise SettingError("reports", type(reports).__name__, expected)
+    return checkpoints
 
 
 async def store_halt(records: ReceiverRecords, error: HaltError, at_id: int) -> bool:

@@ -8,15 +8,23 @@ from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from orderchain.mark import Mark
-    from orderchain.ports import CheckpointStore
+    from orderchain.ports import CheckpointStore, HeadReports
     from orderchain.run import Run
 
 
 class Place:
     """Moves the checkpoint behind what was delivered, by compare-and-set."""
 
-    def __init__(self, store: CheckpointStore | None, start: Mark, stored: Mark | None) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore | None,
+        start: Mark,
+        stored: Mark | None,
+        reports: HeadReports | None = None,
+    ) -> None:
         self._store = store
+        self._reports = reports
+        self._report(start)
         self.delivered = start
         """Behind the last row that was handed on. Its id never falls."""
         # Where a snapshot or the caller's own place is another one, the checkpoint stays where it
@@ -27,7 +35,7 @@ class Place:
 
     async def save(self, run: Run, connection: object | None) -> None:
         """Store that everything up to the end of `run` was worked on; see `Receiver.checkpoint`."""
-        if self._store is None:
+        if not self._is_kept:
             raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
         if run.last_id > self.delivered.id:
             raise SettingError("run", run.last_id, f"a run up to {self.delivered.id}")
@@ -37,10 +45,23 @@ class Place:
         if run.last_id <= self._saved.id and not is_repeat:
             return
         first_pid = self._saved_from if is_repeat else self._saved.id
-        await self._store.save(first_pid, run.end, connection)
+        if self._store is not None:
+            await self._store.save(first_pid, run.end, connection)
+        if connection is None:
+            self._report(run.end)
+        elif not is_repeat:
+            self._report(self._saved)  # the caller has come past it, so that one was committed
         self._saved, self._saved_from = run.end, first_pid
         self._is_saved_by_caller = connection is not None
 
+    @property
+    def _is_kept(self) -> bool:
+        return self._store is not None or self._reports is not None
+
+    def _report(self, done: Mark) -> None:
+        if self._reports is not None:
+            self._reports.report(done)
+
     def must_save(self, run: Run) -> bool:
-        """Say whether there is a store that does not know of `run` yet."""
-        return self._store is not None and run.last_id > self._saved.id
+        """Say whether there is a store, or are reports, that do not know of `run` yet."""
+        return self._is_kept and run.last_id > self._saved.id

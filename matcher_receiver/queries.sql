@@ -3,6 +3,7 @@
 -- load: where a receiver stands, in which database, and whether it has halted
 SELECT v.version, v.database_id,
        c.head_delivered, c.batch_last_id, c.seal, c.epoch, c.database_id AS stored_in,
+       c.is_report,
        h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at
 FROM schema_version v
 LEFT JOIN receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
@@ -19,7 +20,21 @@ SET head_delivered = excluded.head_delivered,
     epoch = excluded.epoch,
     database_id = excluded.database_id,
     updated_at = now()
-WHERE stored.head_delivered = $3
+WHERE stored.head_delivered = $3 AND NOT stored.is_report
+RETURNING head_delivered;
+
+-- report: where a receiver stands that keeps its place elsewhere, up or down; never over a checkpoint
+INSERT INTO receiver_checkpoint AS stored
+    (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id, is_report)
+VALUES ($1, $2, $3, $4, $5, $6, (SELECT database_id FROM schema_version), true)
+ON CONFLICT (chain_id, receiver) DO UPDATE
+SET head_delivered = excluded.head_delivered,
+    batch_last_id = excluded.batch_last_id,
+    seal = excluded.seal,
+    epoch = excluded.epoch,
+    database_id = excluded.database_id,
+    updated_at = now()
+WHERE stored.is_report
 RETURNING head_delivered;
 
 -- halt: a receiver was contradicted; the first reason stays

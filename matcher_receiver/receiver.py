@@ -12,18 +12,17 @@ from matcher_receiver.backoff import Backoff
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.gaps import GapLedger
-from matcher_receiver.halting import store_halt
+from matcher_receiver.halting import records_of, store_halt
 from matcher_receiver.kit import AWAY, Kit
 from matcher_receiver.optional_frames import OptionalFrames
 from matcher_receiver.place import Place
 from matcher_receiver.reception import Reception
 from matcher_receiver.starting import find_start
-from matcher_receiver.stats import Counters, ReceiverStats
+from matcher_receiver.stats import Counters, ReceiverStats, stats_of
 from matcher_receiver.waits import StopAsked, Waits
 from orderchain.clock import SystemClock
 from orderchain.errors import HaltError, SettingError
 from orderchain.limits import ID_MAX
-from orderchain.ports import ReceiverRecords
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +31,13 @@ if TYPE_CHECKING:
     from matcher_receiver.config import ReceiverConfig
     from orderchain.clock import Clock
     from orderchain.mark import Mark, Standing
-    from orderchain.ports import CheckpointStore, FrameSource, GapSource, SnapshotStore
+    from orderchain.ports import (
+        CheckpointStore,
+        FrameSource,
+        GapSource,
+        HeadReports,
+        SnapshotStore,
+    )
     from orderchain.run import Run
     from orderchain.snapshot import Snapshot
 
@@ -48,8 +53,8 @@ class Receiver:
 
     The iteration ends at `until_id`, when idle, or after `stop`; it can be resumed after a
     cancellation, since nothing is lost by one. `stop` takes effect at once, whatever is awaited;
-    leaving the `async with` takes as long as the slowest of the three closes (their deadlines are
-    2 to 4 s by default). It raises HaltError when the primary contradicts
+    leaving the `async with` takes as long as the slowest of the closes (their deadlines are
+    2 to 6 s by default). It raises HaltError when the primary contradicts
     what was delivered (and again at every further call), RowsMissing or RowsArchived when rows
     cannot be read. A broker or a database that is away is waited for.
     """
@@ -63,6 +68,7 @@ class Receiver:
         clock: Clock | None = None,
         *,
         snapshots: SnapshotStore | None = None,
+        reports: HeadReports | None = None,
         on_state: Callable[[State], None] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -72,7 +78,8 @@ class Receiver:
         self._frames = frames
         self._gap_source = gap_source
         self._checkpoints = checkpoints
-        self._records = checkpoints if isinstance(checkpoints, ReceiverRecords) else None
+        self._reports = reports
+        self._records = records_of(checkpoints, reports)
         self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._on_state = on_state
@@ -118,6 +125,8 @@ class Receiver:
         # The other way round it would be in neither.
         await self._frames.start()
         stored = None if self._checkpoints is None else await self._checkpoints.load()
+        if self._reports is not None:
+            await self._reports.begin()
         own = await self._own_place(stored)
         start, standing = await find_start(self._gap_source, own, self._config.start_at)
         await self._begin(start, standing, stored)
@@ -141,7 +150,7 @@ class Receiver:
         self.head_at_start = standing.head.last_id
         database_id = None if self._records is None else self._records.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
-        self._place = Place(self._checkpoints, start, stored)
+        self._place = Place(self._checkpoints, start, stored, self._reports)
         self._reception = Reception(self._kit(core), self._until_id())
         try:
             self._reception.begin(standing)
@@ -170,10 +179,9 @@ class Receiver:
     async def _close(self) -> None:
         if self._reception is not None:
             await self._reception.close()
-        closing = [self._frames.close(), self._gap_source.close()]
-        if self._checkpoints is not None:
-            closing.append(self._checkpoints.close())
-        await asyncio.gather(*closing)  # each has a deadline of its own
+        parts = (self._frames, self._gap_source, self._checkpoints, self._reports)
+        # Each has a deadline of its own.
+        await asyncio.gather(*(part.close() for part in parts if part is not None))
 
     def stop(self) -> None:
         """End the iteration: at once when it waits, else after the run that is being worked on."""
@@ -193,31 +201,12 @@ class Receiver:
 
     def stats(self) -> ReceiverStats:
         """Return the counters as they are now."""
-        core, counters = self._running(self._core), self._counters
-        reception = self._running(self._reception)
-        return ReceiverStats(
-            state=core.state,
+        return stats_of(
+            self._running(self._core),
+            self._running(self._reception),
+            self._counters,
             head_delivered=self.head_delivered,
-            head_seen=reception.watch.lag.head_seen,
-            lag_ids=reception.watch.lag.ids,
-            lag_seconds=reception.watch.lag.seconds,
-            fill_until=core.fill_until,
-            open_gap=reception.filling.range,
-            source=counters.source,
-            records=counters.records,
-            heartbeats=counters.heartbeats,
-            frames_live=counters.frames_live,
-            duplicates_dropped=counters.duplicates_dropped,
-            dropped=dict(counters.dropped),
-            rows_live=counters.rows_live,
-            rows_filled=counters.rows_filled,
-            rows_caught_up=counters.rows_caught_up,
             gaps=self.gaps.count,
-            fill_seconds=counters.fill_seconds,
-            fill_rows_per_second=counters.fill_rows_per_second,
-            reads=counters.reads,
-            database_retries=counters.database_retries,
-            broker_failures=counters.broker_failures,
         )
 
     async def checkpoint(self, run: Run, connection: object | None = None) -> None:
@@ -226,6 +215,7 @@ class Receiver:
         One call may cover all runs since the last one. With `connection`, the caller's own inside
         its transaction, effect and checkpoint stand or fall together; after a rollback the call is
         made again with the same run. A run that an earlier call has covered is left alone.
+        `reports` are told of the place, too; without a store that is all that is done.
         Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
         """

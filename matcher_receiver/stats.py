@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from matcher_receiver.decisions import State
+
+if TYPE_CHECKING:
+    from matcher_receiver.core import ReceiveCore
+    from matcher_receiver.reception import Reception
 
 
 class ReceiverStats(Struct, frozen=True, kw_only=True):
@@ -91,3 +97,34 @@ class Counters:
             self.duplicates_dropped += 1
         else:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+def stats_of(
+    core: ReceiveCore, reception: Reception, counters: Counters, *, head_delivered: int, gaps: int
+) -> ReceiverStats:
+    """Return the counters as they are now."""
+    lag = reception.watch.lag
+    return ReceiverStats(
+        state=core.state,
+        head_delivered=head_delivered,
+        head_seen=lag.head_seen,
+        lag_ids=lag.ids,
+        lag_seconds=lag.seconds,
+        fill_until=core.fill_until,
+        open_gap=reception.filling.range,
+        source=counters.source,
+        records=counters.records,
+        heartbeats=counters.heartbeats,
+        frames_live=counters.frames_live,
+        duplicates_dropped=counters.duplicates_dropped,
+        dropped=dict(counters.dropped),
+        rows_live=counters.rows_live,
+        rows_filled=counters.rows_filled,
+        rows_caught_up=counters.rows_caught_up,
+        gaps=gaps,
+        fill_seconds=counters.fill_seconds,
+        fill_rows_per_second=counters.fill_rows_per_second,
+        reads=counters.reads,
+        database_retries=counters.database_retries,
+        broker_failures=counters.broker_failures,
+    )

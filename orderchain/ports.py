@@ -348,9 +348,32 @@ class ReceiverRecords(Protocol):
         ...
 
 
+class HeadReports(ReceiverRecords, Protocol):
+    """What a receiver tells the chain's database whose place is kept elsewhere."""
+
+    async def begin(self) -> None:
+        """Look whether this receiver may start, before anything is reported.
+
+        Raises StillHalted for a receiver that has halted, until that was lifted; SettingError where
+        a receiver of this name keeps its checkpoint in that database.
+        """
+        ...
+
+    def report(self, done: Mark) -> None:
+        """Store by and by that everything up to `done` was worked on; never waits, never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Write what waits and close; never raises, never waits beyond its deadline."""
+        ...
+
+
 class SnapshotStore(Protocol):
     """Where a service keeps snapshots of its state, for one chain."""
 
     async def newest(self) -> Snapshot | None:
-        """Return the newest whole snapshot, None where there is none."""
+        """Return the newest whole snapshot, None where there is none.
+
+        Raises SettingError where there are some and none can be read.
+        """
         ...

@@ -46,7 +46,8 @@ class GapLine(Struct, frozen=True, kw_only=True):
 def command(settings: Settings, chain_id: int, name: str | None, as_json: bool) -> None:
     """Show the gaps that receivers have met, and what became of them.
 
-    Each receiver that keeps its checkpoint in the database stores its last gaps there.
+    Each receiver that keeps its checkpoint in the database, or reports to it, stores its last gaps
+    there.
     """
     gaps = run_async(_gaps(settings, chain_id, name))
     if as_json:

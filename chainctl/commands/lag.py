@@ -27,7 +27,7 @@ class LagLine(Struct, frozen=True, kw_only=True):
 
     receiver: str
     head_delivered: int
-    """Its checkpoint: what it has handed on since is not in it."""
+    """Its checkpoint, stored or reported: what it has handed on since is not in it."""
     behind_ids: int
     behind_rows: int
     """Rows of the batches behind its checkpoint; those of a batch that it is in the middle of
@@ -47,7 +47,7 @@ class LagLine(Struct, frozen=True, kw_only=True):
 def command(settings: Settings, chain_id: int, as_json: bool) -> None:
     """Show how far each receiver's checkpoint is behind the head of the chain.
 
-    Of the receivers that keep their checkpoints in the database.
+    Of the receivers that keep their checkpoints in the database, or report there how far they are.
     """
     lines = run_async(_lag(settings, chain_id))
     if as_json:

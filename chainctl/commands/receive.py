@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import click
 from msgspec import Struct
@@ -13,17 +13,19 @@ from chainctl.exits import Terminated
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from chainctl.wiring import gap_reader, kafka_source_config, runs_of
+from chainctl.wiring import gap_source, head_reports, kafka_source_config, runs_of
 from orderchain.errors import NotYetReadable, PrimaryBehind, SettingError
 
 if TYPE_CHECKING:
     from chainctl.journal import Journal, PayloadForm
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from gapfill import GapReader
-    from matcher_receiver import ReceiverConfig, ReceiverStats
+    from matcher_receiver import Receiver, ReceiverConfig, ReceiverStats
     from orderchain.mark import Mark
+    from orderchain.ports import GapSource, HeadReports
     from orderchain.run import Run
+
+KafkaAtStart = Literal["required", "optional"]
 
 IDLE_SECONDS_MAX: Final = 3_600.0
 NAME_CHARACTERS_MAX: Final = 200
@@ -47,7 +49,10 @@ class _Task(NamedTuple):
 
     chain_id: int
     name: str
+    is_named: bool
+    """Whether somebody gave it the name: then it is meant to last."""
     until: Until
+    kafka_at_start: KafkaAtStart
 
     def config(self, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings."""
@@ -60,6 +65,7 @@ class _Task(NamedTuple):
             until_id=self.until.id,
             to_head_at_start=self.until.is_head_at_start,
             idle_seconds=self.until.idle_seconds,
+            kafka_at_start=self.kafka_at_start,
         )
 
 
@@ -110,7 +116,12 @@ class Received(Struct, frozen=True, kw_only=True):
     type=click.Path(path_type=Path),
     help="The journal: JSON Lines. What it holds is not received again.",
 )
-@click.option("--name", default="receive", metavar="NAME", help="The receiver's name.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="The receiver's name, under which --database keeps its gaps and halts, and how far it has "
+    "come.  [default: the name of FILE, and how far it has come is not kept]",
+)
 @click.option("--until-id", type=ROW_ID, metavar="ID", help="End behind this id.")
 @click.option(
     "--until-idle",
@@ -126,35 +137,48 @@ class Received(Struct, frozen=True, kw_only=True):
     default="base64",
     help="msgpack: write payloads as objects.  [default: base64]",
 )
+@click.option(
+    "--kafka-at-start",
+    type=click.Choice(["required", "optional"]),
+    default="required",
+    help="optional: start without Kafka, too, from the database; a wrong address is then a "
+    "warning.  [default: required]",
+)
 @json_option
 @uses_settings("database", "gap_database", "kafka", "connect_seconds")
 def command(
     settings: Settings,
     chain_id: int,
     path: Path,
-    name: str,
+    name: str | None,
     until_id: int | None,
     until_idle: float | None,
     follow: bool,
     form: PayloadForm,
+    kafka_at_start: KafkaAtStart,
     as_json: bool,
 ) -> None:
     """Write a chain to a journal, in order and without gaps.
 
     Goes on behind the last row of the journal. Without --until-id, --until-idle or --follow it ends
-    at the head that the database has at the start.
+    at the head that the database has at the start. Missing rows are read from the --gap-database,
+    several of them in the order given: standbys first, the primary last.
     """
     from chainctl.journal import Journal
 
     if follow and (until_id is not None or until_idle is not None):
         raise click.UsageError("--follow goes on until interrupted: leave the other ends out")
-    if not 0 < len(name) <= NAME_CHARACTERS_MAX:
-        raise SettingError("--name", name[:50], f"1 to {NAME_CHARACTERS_MAX} characters")
-    until = Until(id=until_id, idle_seconds=until_idle, follow=follow)
+    task = _Task(
+        chain_id=chain_id,
+        name=_name_of(name, path),
+        is_named=name is not None,
+        until=Until(id=until_id, idle_seconds=until_idle, follow=follow),
+        kafka_at_start=kafka_at_start,
+    )
     count = Count()
     with Journal(path, chain_id, form) as journal, progress(path.name, None) as bar:
         try:
-            stats = run_async(_receive(settings, _Task(chain_id, name, until), journal, count, bar))
+            stats = run_async(_receive(settings, task, journal, count, bar))
         except (KeyboardInterrupt, Terminated):
             _tell(path, count)
             raise
@@ -177,53 +201,84 @@ def command(
         )
 
 
+def _name_of(name: str | None, path: Path) -> str:
+    """Return the receiver's name. Raises SettingError for one that is no name."""
+    if name is None:
+        return path.name[:NAME_CHARACTERS_MAX] or "receive"
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        expected = f"1 to {NAME_CHARACTERS_MAX} printable characters"
+        raise SettingError("--name", name[:50], expected)
+    return name
+
+
 async def _receive(
     settings: Settings, task: _Task, journal: Journal, count: Count, bar: ProgressBar
 ) -> ReceiverStats:
-    from matcher_receiver import KafkaFrameSource, Receiver
-
-    reader = gap_reader(settings, task.chain_id)
+    source = gap_source(settings, task.chain_id)
     settings.kafka_servers()
-    try:
-        head = (await reader.standing(0)).head
-        start = await _place(reader, journal)
-    except BaseException:
-        await reader.close()
-        raise
-    receiver = Receiver(
-        task.config(start), KafkaFrameSource(kafka_source_config(settings, head)), reader
-    )
-    async with receiver:
+    reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
+    async with await _receiver(settings, task, journal, source, reports) as receiver:
         journal.start()
-        count.start(0 if start is None else start.id)
+        count.start(receiver.head_delivered)
         if task.until.follow or task.until.idle_seconds is None:
             bar.expect((task.until.id or receiver.head_at_start) - count.last_id)
         async for run in receiver:
             journal.append(run.events)
             bar.advance(run.last_id - count.last_id)
             count.add(run)
+            if reports is not None:
+                await receiver.checkpoint(run)
         return receiver.stats()
 
 
-async def _place(reader: GapReader, journal: Journal) -> Mark | None:
+async def _receiver(
+    settings: Settings,
+    task: _Task,
+    journal: Journal,
+    source: GapSource,
+    reports: HeadReports | None,
+) -> Receiver:
+    """Return the receiver that goes on behind the journal; what it is given is closed with it."""
+    from matcher_receiver import KafkaFrameSource, Receiver
+
+    try:
+        head = (await source.standing(0)).head
+        if reports is not None:
+            await reports.begin()
+        start = await _place(source, journal, reports)
+        frames = KafkaFrameSource(kafka_source_config(settings, head))
+        return Receiver(task.config(start), frames, source, reports=reports)
+    except BaseException:
+        await source.close()
+        if reports is not None:
+            await reports.close()
+        raise
+
+
+async def _place(source: GapSource, journal: Journal, reports: HeadReports | None) -> Mark | None:
     """Return the place behind the journal's last row; None for a new journal.
 
     The row is compared with the database's, so that the journal of another database of the same
     chain is not continued. Raises InputError when it is another row, PrimaryBehind when the
-    database has not come as far.
+    database has not come as far: a halt, which is stored.
     """
+    from matcher_receiver.halting import store_halt
+
     last = journal.last_row
     if last is None:
         return None
-    standing = await reader.standing(last.id)
+    standing = await source.standing(last.id)
     if standing.mark is None and standing.head.last_id < last.id:
         if not standing.is_primary:
             raise NotYetReadable(standing.head.last_id, last.id)
-        raise PrimaryBehind(last.chain_id, standing.head.last_id, last.id)
-    before = (await reader.standing(last.pid)).mark
+        error = PrimaryBehind(last.chain_id, standing.head.last_id, last.id)
+        if reports is not None:
+            await store_halt(reports, error, last.id)
+        raise error
+    before = (await source.standing(last.pid)).mark
     if standing.mark is None or before is None:
         raise journal.foreign()
-    async with aclosing(runs_of(reader, before, last.id)) as runs:
+    async with aclosing(runs_of(source, before, last.id)) as runs:
         events = [event async for run in runs for event in run.events]
     journal.check_last(events)
     return standing.mark

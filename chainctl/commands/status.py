@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _Row = dict[str, object]
 
+_RECEIVER_COLUMNS: Final = (
+    "receiver", "head_delivered", "behind_ids", "updated", "checkpoint", "halted",
+)  # fmt: skip
+
 
 @click.command()
 @chain_option
@@ -32,7 +36,7 @@ def command(settings: Settings, chain_id: int, as_json: bool) -> None:
         return
     table(("what", "value"), list(heads.items()))
     for part, names in (
-        (receivers, ("receiver", "head_delivered", "behind_ids", "updated")),
+        (receivers, _RECEIVER_COLUMNS),
         (intakes, ("source", "position", "rejects")),
     ):
         if part:
@@ -69,6 +73,8 @@ async def _status(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], 
                 "head_delivered": row["head_delivered"],
                 "behind_ids": chain["last_id"] - row["head_delivered"],
                 "updated": _when(row["updated_at"]),
+                "checkpoint": row["checkpoint"],
+                "halted": row["halted"],
             }
             for row in receivers
         ],

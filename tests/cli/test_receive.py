@@ -110,17 +110,100 @@ def test_receive_into_what_is_no_journal_of_this_chain_is_refused_and_changes_no
         assert path.read_bytes() == content
 
 
-def test_receive_with_a_journal_ahead_of_the_database_halts(
-    receive: Callable[..., Done], tmp_path: Path
-) -> None:
-    path = tmp_path / "j.jsonl"
+def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts_it(
+    call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = tmp_path / "ahead.jsonl"
     assert receive(path, "--until-id", 1).code == 0
+    journal = path.read_bytes()
     row = lines(path)[0]
     row.update(id=ROWS + 5, pid=ROWS)
     path.write_text(json.dumps(row, separators=(",", ":")) + "\n")
     done = receive(path)
     assert done.code == 3
     assert f"the database ends at {ROWS}" in done.err
+    path.write_bytes(journal)
+    again = receive(path)
+    assert again.code == 3, "a halt outlives the process"
+    assert f"chainctl unhalt --chain {filled_once} --name ahead.jsonl" in again.err
+    assert path.read_bytes() == journal
+    chain = ("--chain", filled_once)
+    status = json.loads(call("status", *chain, "--json", settings=module_settings).out)
+    (halted,) = (line for line in status["receivers"] if line["halted"])
+    assert (halted["receiver"], halted["halted"]) == (
+        "ahead.jsonl", f"PrimaryBehind at {ROWS + 5}"
+    )  # fmt: skip
+    lifted = call(
+        "unhalt", *chain, "--name", "ahead.jsonl", "--reason", "wrong file",
+        settings=module_settings,
+    )  # fmt: skip
+    assert lifted.code == 0, lifted
+    assert receive(path).code == 0
+
+
+def test_receive_with_a_name_reports_how_far_it_has_come_and_without_one_does_not(
+    call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = tmp_path / "once.jsonl"
+    assert receive(path, "--until-id", 5).code == 0
+    assert receive(path, "--name", "auditor's journal", "--until-id", 7).code == 0
+    lag = call("lag", "--chain", filled_once, "--json", settings=module_settings)
+    places = {line["receiver"]: line["head_delivered"] for line in json.loads(lag.out)}
+    assert places.get("auditor's journal") == 7
+    assert "once.jsonl" not in places
+
+
+def test_receive_stores_the_gap_that_it_stands_before(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    delete_row: Callable[[int], None],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "hole.jsonl"
+    delete_row(2_000)
+    done = call("receive", "--chain", filled, "--output", path, settings=module_settings)
+    assert done.code == 3, done
+    assert "rows after 1999 up to 2000 are missing" in done.err
+    assert lines(path)[-1]["id"] == 1_999
+    ledger = call("gaps", "--chain", filled, "--json", settings=module_settings)
+    (gap,) = json.loads(ledger.out)
+    assert (gap["receiver"], gap["after_id"], gap["outcome"]) == ("hole.jsonl", 1_999, "missing")
+    assert gap["source"] == "primary"
+
+
+def test_receive_with_the_read_only_role_alone_writes_the_journal_and_stores_nothing(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled_once: int, tmp_path: Path
+) -> None:
+    settings = {name: module_settings[name] for name in ("CHAINCTL_GAP_DATABASE", "CHAINCTL_KAFKA")}
+    arguments = ("receive", "--chain", filled_once, "--output", tmp_path / "ro.jsonl")
+    done = call(*arguments, "--until-id", 9, settings=settings)
+    assert done.code == 0, done
+    assert [row["id"] for row in lines(tmp_path / "ro.jsonl")] == list(range(1, 10))
+    assert "database was ''" in refused(*arguments, "--name", "x", settings=settings)
+    read_only = {**settings, "CHAINCTL_DATABASE": module_settings["CHAINCTL_GAP_DATABASE"]}
+    line = refused(*arguments, settings=read_only)
+    assert "a role that may keep a receiver's place and records" in line
+
+
+def test_receive_with_kafka_away_at_the_start_is_refused_or_reads_the_database_as_told(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled_once: int, tmp_path: Path
+) -> None:
+    settings = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    path = tmp_path / "away.jsonl"
+    arguments = ("receive", "--chain", filled_once, "--output", path, "--connect-seconds", "1")
+    for flags in ((), ("--kafka-at-start", "required")):
+        assert "kafka was '127.0.0.1:1', expected a broker" in refused(
+            *arguments, *flags, settings=settings
+        )
+    assert not path.exists()
+    for end in ((), ("--until-idle", "1")):
+        done = call(*arguments, "--kafka-at-start", "optional", *end, settings=settings)
+        assert done.code == 0, done
+        assert [row["id"] for row in lines(path)] == list(range(1, ROWS + 1))
+    assert "rows come from the database until it is there" in done.err
 
 
 def test_receive_where_no_journal_can_be_is_refused(
@@ -233,6 +316,19 @@ def test_fill_of_ids_that_are_not_there_is_refused(
             settings=module_settings,
         )
         assert part in line
+
+
+def test_fill_up_to_an_id_that_was_left_out_is_refused_and_no_row_is_called_missing(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    more = tmp_path / "more.csv"
+    more.write_text("n\n1\n")
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    line = refused(
+        "fill", "--chain", filled, "--after", 1, "--until", ROWS + 1, settings=module_settings
+    )
+    assert f"--until was {ROWS + 1}, expected the id of a row" in line
+    assert f"the last one before it is {ROWS})" in line
 
 
 def test_stdout_that_is_closed_or_full_ends_quietly_or_in_one_line(

@@ -1,4 +1,4 @@
-"""`chainctl gaps`, `lag` and `unhalt` over what receivers have left in the database."""
+"""`chainctl gaps`, `lag`, `status` and `unhalt` over what receivers have left in the database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import PrimaryBehind, StillHalted
 from orderchain.gap import Gap
 from orderchain.mark import Mark
@@ -150,6 +150,37 @@ def test_unhalt_lets_a_receiver_start_again_and_tells_who_and_why(
     assert act["reason"] == "restored from the archive"
     assert "PrimaryBehind at 40" in act["detail"]
     assert "a halted receiver" in refused(*arguments, "again", settings=settings)
+
+
+def test_status_tells_stored_from_reported_places_and_who_has_halted(
+    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def leave() -> None:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "own") as store:
+            await store.save(0, place(10))
+        config = CheckpointConfig(
+            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver="journal"
+        )
+        async with PostgresHeadReports(config) as reports:
+            reports.report(place(30))
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "new") as store:
+            await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
+
+    asyncio.run(leave())
+    done = call("status", "--chain", chain_id, "--json", settings=settings)
+    assert done.code == 0, done
+    lines = {line["receiver"]: line for line in json.loads(done.out)["receivers"]}
+    shown = {name: (line["checkpoint"], line["halted"]) for name, line in lines.items()}
+    assert shown == {
+        "own": ("stored", ""),
+        "journal": ("reported", ""),
+        "new": ("none", "PrimaryBehind at 40"),
+    }
+    assert (lines["own"]["behind_ids"], lines["journal"]["behind_ids"]) == (20, 0)
+    table = call("status", "--chain", chain_id, settings=settings).out
+    assert "PrimaryBehind at 40" in table
+    lag = call("lag", "--chain", chain_id, "--json", settings=settings)
+    assert {line["receiver"] for line in json.loads(lag.out)} == set(lines)
 
 
 def test_unhalt_with_the_receivers_own_role_is_refused(

@@ -8,13 +8,16 @@ import matcher_receiver
 def test_public_names_are_these() -> None:
     assert sorted(matcher_receiver.__all__) == [
         "CheckpointConfig",
+        "FileSnapshotStore",
         "Gap",
         "KafkaFrameSource",
         "KafkaSourceConfig",
         "PostgresCheckpointStore",
+        "PostgresHeadReports",
         "Receiver",
         "ReceiverConfig",
         "ReceiverStats",
+        "Snapshot",
         "StartAt",
         "State",
     ]

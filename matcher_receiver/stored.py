@@ -1,0 +1,76 @@
+"""What the database keeps of one receiver: its row, its halts, its gaps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from matcher_receiver.connection import WriteConnection
+from matcher_receiver.gap_recorder import GapRecorder
+from orderchain.errors import SchemaError, StillHalted
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from matcher_receiver.config import CheckpointConfig
+    from orderchain.errors import HaltError
+    from orderchain.gap import Gap
+
+_SQL: Final = load_sql("matcher_receiver", "queries.sql")
+
+
+class StoredReceiver:
+    """Reads and writes it, with the role `receiver_writer`.
+
+    It keeps one connection, and a second one while there are gaps to store.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self.config = config
+        self._connection = WriteConnection(config)
+        self._gaps = GapRecorder(config)
+        self.database_id: UUID | None = None
+        """The database that this is; None before `load`."""
+
+    async def load(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
+        """Return the row of the query `load`.
+
+        Raises SchemaError, ConnectError, RetryError; StillHalted for a receiver that has halted.
+        """
+        row = await self.row()
+        if row["version"] != SCHEMA_VERSION:
+            raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
+        self.database_id = row["database_id"]
+        if row["reason"] is not None:
+            config = self.config
+            where = row["halted_at_id"], row["halted_at"]
+            detail = f"{row['reason']}: {row['detail']}"
+            raise StillHalted(config.chain_id, config.receiver, *where, detail)
+        return row
+
+    async def row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
+        """Return the row of the query `load` unread. Raises as `load` but StillHalted."""
+        rows = await self.fetch("load")
+        if not rows:
+            raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
+        return rows[0]
+
+    async def fetch(self, query: str, *values: object) -> Sequence[Any]:
+        """Return the rows of a named query of this receiver; see `WriteConnection.fetch`."""
+        config = self.config
+        return await self._connection.fetch(_SQL[query], config.chain_id, config.receiver, *values)
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        await self.fetch("halt", at_id, type(error).__name__, str(error))
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` by and by; see `orderchain.ports.ReceiverRecords`."""
+        self._gaps.record(gap)
+
+    async def close(self) -> None:
+        """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
+        await self._gaps.close()
+        await self._connection.close()

@@ -1,0 +1,227 @@
+"""A receiver whose place is kept elsewhere tells the chain's database where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver, ReceiverConfig
+from matcher_receiver.connection import WriteConnection
+from matcher_receiver.gap_recorder import GapRecorder
+from orderchain.errors import ConnectError, PrimaryBehind, RetryError, SettingError
+from orderchain.gap import Gap
+from orderchain.mark import Mark
+
+from .memory import MemoryCheckpoints, MemoryRecords
+from .rig import Rig, take, virtual
+from .virtual_time import virtual_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7)
+
+
+class MemoryReports(MemoryRecords):
+    """HeadReports that keep what they were told."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.chain.chain_id, rig.chain.database_id)
+        self.told: list[int] = []
+
+    async def begin(self) -> None:
+        await self.load()
+
+    def report(self, done: Mark) -> None:
+        self.told.append(done.id)
+
+
+def reporting(rig: Rig, reports: MemoryReports, **settings: Any) -> Receiver:
+    return Receiver(
+        ReceiverConfig(chain_id=rig.chain.chain_id, **settings),
+        rig.frames,
+        rig.source,
+        rig.checkpoints,
+        virtual_clock(),
+        reports=reports,
+    )
+
+
+@virtual
+async def test_receiver_without_a_store_reports_its_start_and_what_was_worked_off() -> None:
+    rig = Rig([3, 3, 3])
+    rig.checkpoints = None
+    start = rig.chain.mark(rig.chain.batches[0].last_id)
+    async with reporting(rig, reports := MemoryReports(rig), start=start) as receiver:
+        assert reports.told == [start.id]
+        (run,) = await take(receiver, start.id + 1)
+        assert reports.told == [start.id]  # handed on, but not worked off
+        await receiver.checkpoint(run)
+        assert reports.told == [start.id, run.last_id]
+        await receiver.checkpoint(run)
+    assert reports.told == [start.id, run.last_id]
+    assert reports.is_closed
+
+
+@virtual
+async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_one() -> None:
+    rig = Rig([3, 3, 3])
+    rig.source.page_rows = 3
+    async with reporting(rig, reports := MemoryReports(rig)) as receiver:
+        one, two = await take(receiver, rig.chain.batches[1].last_id)
+        transaction = object()
+        await receiver.checkpoint(one, connection=transaction)
+        assert reports.told == [0, 0]
+        assert rig.checkpoints is not None
+        rig.checkpoints.stored = None  # rolled back
+        await receiver.checkpoint(one, connection=transaction)
+        assert reports.told == [0, 0], "it is not known whether that was committed"
+        await receiver.checkpoint(two)
+    assert reports.told == [0, 0, two.last_id]
+
+
+@virtual
+async def test_callback_form_reports_what_the_handler_has_done() -> None:
+    rig = Rig([3, 3])
+    rig.checkpoints = None
+    async with reporting(rig, reports := MemoryReports(rig), to_head_at_start=True) as receiver:
+
+        async def handler(run: object) -> None:
+            del run
+
+        await receiver.run(handler)
+    assert reports.told[-1] == rig.chain.mark().id
+
+
+@virtual
+async def test_halt_and_gaps_of_a_receiver_that_reports_are_told() -> None:
+    rig = Rig([4, 4])
+    rig.checkpoints = None
+    async with reporting(rig, reports := MemoryReports(rig)) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.frames.put(rig.chain.heartbeat())
+        lost = rig.chain.add(4)
+        rig.commit_and_publish(4)
+        await take(receiver, rig.chain.mark().id)
+        assert [(gap.after_id, gap.until_id) for gap in reports.gaps] == [(lost.pid, lost.last_id)]
+        del rig.chain.batches[-1]
+        with pytest.raises(PrimaryBehind):
+            await anext(receiver)
+    assert [name for name, _ in reports.halts] == ["PrimaryBehind"]
+
+
+def test_reports_beside_a_store_that_tells_the_same_database_are_refused() -> None:
+    rig = Rig([1])
+    store = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
+    with pytest.raises(SettingError, match="reports was 'MemoryReports'"):
+        Receiver(
+            ReceiverConfig(chain_id=7), rig.frames, rig.source, store, reports=MemoryReports(rig)
+        )
+    assert MemoryCheckpoints(7).stored is None
+
+
+# -- behind the delivery ---------------------------------------------------------------------------
+
+
+class Answers:
+    """Stands in for the statements of a connection: answers, or errors, one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.left = deque(answers)
+        answer = self
+
+        async def fetch(self: WriteConnection, statement: str, *values: object) -> Sequence[Any]:
+            del self, statement
+            answer.asked.append(values)
+            await asyncio.sleep(0.01)
+            found = answer.left.popleft() if answer.left else [1]
+            if isinstance(found, Exception):
+                raise found
+            return found  # type: ignore[return-value]
+
+        monkeypatch.setattr(WriteConnection, "fetch", fetch)
+
+
+def place(row_id: int) -> Mark:
+    return Mark(id=row_id, batch_last_id=row_id, seal=b"\1" * 32, epoch=1)
+
+
+AWAY = (ConnectError("database", "nowhere", "a server that listens"), RetryError("cut off"))
+
+
+@pytest.mark.parametrize("error", AWAY, ids=["refused", "broken"])
+def test_report_with_the_database_away_is_made_again_and_tells_the_last_place(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    answers = Answers(monkeypatch, error, error)
+
+    @virtual
+    async def story() -> None:
+        async with PostgresHeadReports(CONFIG) as reports:
+            reports.report(place(3))
+            await asyncio.sleep(0.5)
+            for row_id in range(4, 10):
+                reports.report(place(row_id))
+            await asyncio.sleep(10)
+            assert [asked[2] for asked in answers.asked] == [3, 9, 9]
+            reports.report(place(11))
+        assert answers.asked[-1][2] == 11, "what waits at the end is written"
+
+    story()
+
+
+def test_reports_of_a_receiver_in_motion_are_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch)
+
+    @virtual
+    async def story() -> None:
+        async with PostgresHeadReports(CONFIG) as reports:
+            for row_id in range(1, 1_001):
+                reports.report(place(row_id))
+                await asyncio.sleep(0.01)
+        assert len(answers.asked) <= 12
+        assert answers.asked[-1][2] == 1_000
+
+    story()
+
+
+def test_report_over_the_checkpoint_of_another_receiver_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Answers(monkeypatch, [])
+
+    @virtual
+    async def story() -> None:
+        async with PostgresHeadReports(CONFIG) as reports:
+            for row_id in range(1, 4):
+                reports.report(place(row_id))
+                await asyncio.sleep(5)
+
+    story()
+    assert len(answers.asked) == 1
+    assert "no head is reported: receiver's name was 'receiver'" in caplog.text
+
+
+@pytest.mark.parametrize("error", AWAY, ids=["refused", "broken"])
+def test_gap_ledger_with_the_database_away_is_written_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A server that restarts refuses connections: that ends no ledger."""
+    answers = Answers(monkeypatch, error, error)
+
+    @virtual
+    async def story() -> None:
+        recorder = GapRecorder(CONFIG)
+        recorder.record(
+            Gap(chain_id=7, after_id=1, until_id=2, cause="frame", source="primary", rows=1,
+                found_at_ns=1, duration_ns=1)
+        )  # fmt: skip
+        await asyncio.sleep(60)
+        await recorder.close()
+
+    story()
+    assert len(answers.asked) == 4  # two that failed; the gap, and the trim behind it
