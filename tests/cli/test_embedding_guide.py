@@ -74,7 +74,7 @@ def test_guide_followed_from_an_empty_folder_leads_to_a_service_that_works(folde
     # Twice started, once applied.
     assert "positions {'ALPHA': 70, 'BRAVO': 40}" in done.stdout
     assert len(set(re.findall(r"in step at \d+", done.stdout))) == 1
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     assert "positions " in done.stdout.split("passed")[1]
 
 
