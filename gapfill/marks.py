@@ -10,6 +10,8 @@ from orderchain.mark import Mark
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gapfill.connection import ReadConnection
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
@@ -30,11 +32,18 @@ class BatchMarks:
     row that was read is final, also when it is read later than the row.
     """
 
-    def __init__(self, connection: ReadConnection, chain_id: int, start: Mark) -> None:
+    def __init__(
+        self,
+        connection: ReadConnection,
+        chain_id: int,
+        start: Mark,
+        ahead: Iterable[tuple[int, bytes, int]] = (),
+    ) -> None:
+        """Begin at `start`; `ahead` are the batches behind it that are known, if any."""
         self._connection = connection
         self._chain_id = chain_id
         self._last: tuple[int, bytes, int] = (start.batch_last_id, start.seal, start.epoch)
-        self._ahead: deque[tuple[int, bytes, int]] = deque()
+        self._ahead: deque[tuple[int, bytes, int]] = deque(ahead)
         self._limit = FIRST_BATCHES
 
     def covers(self, at_id: int) -> bool:

@@ -18,6 +18,38 @@ LEFT JOIN LATERAL (
     WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
 ) b ON true;
 
+-- opening: what a fill begins with, in one trip: what stands at its start, the batches behind, its
+-- rows where they are few ($4), all of one snapshot. No row where no batch is known at the start.
+SELECT pg_is_in_recovery() AS is_standby,
+       b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
+       (b.last_id = $2 OR EXISTS (
+           SELECT FROM chain_event e WHERE e.chain_id = $1 AND e.id = $2
+       )) AS is_there,
+       batches.last_ids, batches.seals, batches.epochs,
+       events.ids, events.pids, events.keys, events.times, events.payloads
+FROM (
+    SELECT last_id, seal, epoch FROM chain_batch
+    WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
+) b
+CROSS JOIN (
+    SELECT array_agg(last_id ORDER BY last_id) AS last_ids,
+           array_agg(seal ORDER BY last_id) AS seals,
+           array_agg(epoch ORDER BY last_id) AS epochs
+    FROM (
+        SELECT last_id, seal, epoch FROM chain_batch
+        WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $5
+    ) next_batches
+) batches
+CROSS JOIN (
+    SELECT array_agg(id ORDER BY id) AS ids, array_agg(pid ORDER BY id) AS pids,
+           array_agg(key ORDER BY id) AS keys, array_agg(event_time_ns ORDER BY id) AS times,
+           array_agg(payload ORDER BY id) AS payloads
+    FROM (
+        SELECT id, pid, key, event_time_ns, payload FROM chain_event
+        WHERE chain_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
+    ) next_events
+) events;
+
 -- page: the next rows of a range; none when their payloads are more than a page may hold
 SELECT id, pid, key, event_time_ns, payload
 FROM chain_event

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gapfill.connection import ReadConnection
-from gapfill.marks import BatchMarks
+from gapfill.marks import FIRST_BATCHES, BatchMarks
 from orderchain.errors import (
     ChainMissing,
     ForkFound,
@@ -19,6 +19,7 @@ from orderchain.errors import (
     SealMismatch,
 )
 from orderchain.event import Event
+from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.link import first_break, is_linked
 from orderchain.mark import ChainHead, Mark, Standing
 from orderchain.run import Run
@@ -120,9 +121,10 @@ class GapReader:
         is read, never more than one ahead. Raises what `orderchain.ports.GapSource` names; what was
         yielded before that is linked and committed.
         """
-        after, source = await self._check_start(after)
-        marks = BatchMarks(self._connection, self._config.chain_id, after)
-        page = self._read_ahead(after.id, until_id)
+        opening = await self._open(after, until_id)
+        after, source = opening.mark, opening.source
+        marks = BatchMarks(self._connection, self._config.chain_id, after, opening.batches)
+        page = _read(opening.rows) if opening.rows else self._read_ahead(after.id, until_id)
         try:
             while after.id < until_id:
                 rows = await page
@@ -141,19 +143,32 @@ class GapReader:
         finally:
             await _drop(page)
 
-    async def _check_start(self, after: Mark) -> tuple[Mark, str]:
-        """Return the database's mark for `after`, and what kind of server it is.
+    async def _open(self, after: Mark, until_id: int) -> _Opening:
+        """Compare `after` with the database, and read what is next to it in the same trip.
 
-        Refuses a place that it does not have.
+        A gap of a few rows is most often one lost frame, and its time is that of its trips.
         """
+        config = self._config
+        rows_max = max(1, min(config.page_rows, config.page_bytes // PAYLOAD_BYTES_MAX))
+        # A longer range may hold more rows than these, and is read by pages.
+        limit = rows_max if until_id - after.id <= rows_max else 0
+        found = await self._connection.fetch(
+            _SQL["opening"], config.chain_id, after.id, until_id, limit, FIRST_BATCHES
+        )
+        mark = _mark_of(found[0], config.chain_id, after.id) if found else None
+        if mark is None or not _is_same(mark, after):
+            return await self._check_start(after)
+        row = found[0]
+        batches = _rows_of(row, "last_ids", "seals", "epochs")
+        events = _rows_of(row, "ids", "pids", "keys", "times", "payloads")
+        return _Opening(mark, _source_of(is_primary=not row["is_standby"]), batches, events)
+
+    async def _check_start(self, after: Mark) -> _Opening:
+        """Compare `after` with all that is known of the chain. Says what is wrong with it."""
         standing = await self.standing(after.id)
         mark, chain_id = standing.mark, self._config.chain_id
-        if (
-            mark is not None
-            and mark.seal == after.seal
-            and mark.batch_last_id == after.batch_last_id
-        ):
-            return mark, "primary" if standing.is_primary else "standby"
+        if mark is not None and _is_same(mark, after):
+            return _Opening(mark, _source_of(is_primary=standing.is_primary))
         if not standing.is_primary:
             raise NotYetReadable(after.batch_last_id, after.id)
         if mark is None:
@@ -164,9 +179,7 @@ class GapReader:
         """Begin to read the page behind `after_id`; at the end of the range there is none."""
         if after_id < until_id:
             return asyncio.ensure_future(self._page(after_id, until_id))
-        nothing: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        nothing.set_result(())
-        return nothing
+        return _read(())
 
     async def _page(self, after_id: int, until_id: int) -> Sequence[Any]:
         config = self._config
@@ -203,6 +216,38 @@ class GapReader:
             return RowsMissing(chain_id, after_id, found.pid)
         # The next row names an older parent than ours: two rows have one parent.
         return ForkFound(chain_id, found.pid, after_id, found.id)
+
+
+class _Opening(NamedTuple):
+    """How a fill begins."""
+
+    mark: Mark
+    """The database's own word for the place that the fill begins at."""
+    source: str
+    batches: Sequence[Any] = ()
+    """The next whole batches, as `BatchMarks` takes them."""
+    rows: Sequence[Any] = ()
+    """The rows of a short gap; empty where they are read by pages."""
+
+
+def _read(rows: Sequence[Any]) -> asyncio.Future[Sequence[Any]]:
+    """Return a page that is there already."""
+    page: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+    page.set_result(rows)
+    return page
+
+
+def _rows_of(row: Any, *columns: str) -> Sequence[Any]:  # noqa: ANN401 - a record of asyncpg
+    """Return the rows whose columns stand in `row` as arrays, NULL where there is none."""
+    return list(zip(*(row[name] or () for name in columns), strict=True))
+
+
+def _source_of(*, is_primary: bool) -> str:
+    return "primary" if is_primary else "standby"
+
+
+def _is_same(found: Mark, given: Mark) -> bool:
+    return found.seal == given.seal and found.batch_last_id == given.batch_last_id
 
 
 async def _drop(page: asyncio.Future[Sequence[Any]]) -> None:

@@ -71,6 +71,22 @@ class MemoryReadConnection:
             }
         ]
 
+    def _opening(
+        self, chain: MemoryChain, after_id: int, until_id: int, rows: int, batches: int
+    ) -> Sequence[Any]:
+        (found,) = self._standing(chain, after_id)
+        events = list(map(_row, rows_between(chain, after_id, until_id, rows)))
+        ahead = self._batches_after(chain, after_id, batches)
+        columns = zip(*ahead, strict=True) if ahead else [None] * 3
+        fields = zip(*events, strict=True) if events else [None] * 5
+        return [
+            {
+                **found,
+                **dict(zip(("last_ids", "seals", "epochs"), columns, strict=True)),
+                **dict(zip(("ids", "pids", "keys", "times", "payloads"), fields, strict=True)),
+            }
+        ]
+
     def _page(
         self, chain: MemoryChain, after_id: int, until_id: int, rows: int, bytes_: int
     ) -> Sequence[Any]:

@@ -138,6 +138,40 @@ async def test_runs_with_start_and_end_inside_batches_give_just_the_range(
     assert runs[-1].end == stored.chain.mark(ids[40])
 
 
+@pytest.mark.parametrize("rows", [3, 6, 10])
+async def test_runs_with_a_gap_of_few_rows_cost_one_statement(
+    make_stored: MakeStored, reader: GapReader, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    stored = await make_stored([7, 1, 4] + [1] * 20)
+    chain = stored.chain
+    after_id = chain.ids[4]
+    # Ids skip: a range of ten ids, up to which a gap counts as short here, may hold fewer rows.
+    until_id = max(id_ for id_ in chain.ids if id_ <= after_id + rows)
+    asked: list[str] = []
+    fetch = reader._connection.fetch
+
+    async def counted(statement: str, *values: object) -> Any:
+        asked.append(statement)
+        return await fetch(statement, *values)
+
+    monkeypatch.setattr(reader._connection, "fetch", counted)
+    runs = await fill(reader, chain.mark(after_id), until_id)
+    assert ids_of(runs) == [id_ for id_ in chain.ids if after_id < id_ <= until_id]
+    assert [run.end for run in runs] == [chain.mark(until_id)]
+    assert len(asked) == 1
+
+
+async def test_runs_with_a_short_gap_whose_row_is_missing_name_it(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([8, 8])
+    ids = stored.chain.ids
+    await stored.delete_rows(ids[7])
+    given, error = await fill_and_fail(reader, stored.chain.mark(ids[5]), ids[8], RowsMissing)
+    assert given == [ids[6]]
+    assert (error.after_id, error.until_id) == (ids[6], ids[7])
+
+
 async def test_runs_with_an_empty_range_give_nothing(
     make_stored: MakeStored, reader: GapReader
 ) -> None:

@@ -1,0 +1,220 @@
+"""What does a fill cost beside a plain SELECT of the same rows, and does it grow with the chain?
+
+- pages: all rows of a long gap. `records`: keyset pages one after the other, left as the driver's
+  records. `events`: the same, made into events. `fill`: the shipped reader, which checks the start
+  against the database, bounds each page in bytes, makes events, checks every link, and finds the
+  batch that each page ends in;
+- one row: a gap of one row, again and again, beside a SELECT of that row on an open connection;
+- flat: a gap of 10,000 rows in chains of 10^5, 10^6 and 10^7 rows.
+
+    python -m benchmarks.fill [--repeats 7] [--largest 10000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from itertools import starmap
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import msgspec
+import uvloop
+
+from benchmarks.arms import interleave, ratio, spread
+from benchmarks.chains import Site, benchmark_stack, open_site
+from benchmarks.generated import SQL, generate_chain
+from benchmarks.host import RESULTS, describe_host
+from gapfill import GapReader, GapReaderConfig
+from gapfill.connection import SESSION_SETTINGS
+from orderchain.event import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE_ROWS: Final = 5_000
+LONG_GAP_ROWS: Final = 300_000
+FLAT_GAP_ROWS: Final = 10_000
+ONE_ROW_GAPS: Final = 3_000
+
+
+async def pages(site: Site, chain_id: int, after_id: int, *, as_events: bool) -> float:
+    """Return rows per second of plain keyset pages."""
+    connection = await _plain_connection(site)
+    until_id, at = after_id + LONG_GAP_ROWS, after_id
+    rows = 0
+    began = time.perf_counter()
+    while at < until_id:
+        page = await connection.fetch(SQL["page"], chain_id, at, until_id, PAGE_ROWS)
+        at = page[-1][0]
+        if as_events:
+            page = list(starmap(Event, page))
+        rows += len(page)
+    seconds = time.perf_counter() - began
+    await connection.close()
+    return _checked(rows, LONG_GAP_ROWS) / seconds
+
+
+async def fill(site: Site, chain_id: int, after_id: int, rows: int) -> float:
+    """Return rows per second of the shipped reader, on a connection that is open."""
+    async with _reader(site, chain_id) as reader:
+        mark = (await reader.standing(after_id)).mark
+        if mark is None:
+            raise RuntimeError(f"no row {after_id}")
+        found = 0
+        began = time.perf_counter()
+        async for run in reader.runs(mark, after_id + rows):
+            found += len(run.events)
+        seconds = time.perf_counter() - began
+    return _checked(found, rows) / seconds
+
+
+async def one_row(site: Site, chain_id: int, last_id: int, seed: int) -> dict[str, float]:
+    """Return the milliseconds of gaps of one row, filled and plainly read, by turns."""
+    random = Random(seed)
+    connection = await _plain_connection(site)
+    filled, read = [], []
+    async with _reader(site, chain_id) as reader:
+        for turn in range(ONE_ROW_GAPS + 100):
+            after_id = random.randrange(1, last_id)
+            mark = (await reader.standing(after_id)).mark
+            if mark is None:
+                raise RuntimeError(f"no row {after_id}")
+            began = time.perf_counter()
+            found = [run async for run in reader.runs(mark, after_id + 1)]
+            between = time.perf_counter()
+            rows = await connection.fetch(SQL["page"], chain_id, after_id, after_id + 1, PAGE_ROWS)
+            ended = time.perf_counter()
+            if found[0].events != list(starmap(Event, rows)):
+                raise RuntimeError(f"another row behind {after_id}")
+            if turn >= 100:  # statements are prepared by then
+                filled.append((between - began) * 1e3)
+                read.append((ended - between) * 1e3)
+    await connection.close()
+    return {
+        "fill_p50": statistics.median(filled),
+        "select_p50": statistics.median(read),
+        "fill_p99": _p99(filled),
+        "select_p99": _p99(read),
+    }
+
+
+async def _plain_connection(site: Site) -> asyncpg.Connection[asyncpg.Record]:
+    """Connect as the reader does, so that both arms get the same plans."""
+    return await asyncpg.connect(site.gap_reader, server_settings=SESSION_SETTINGS)
+
+
+def _reader(site: Site, chain_id: int) -> GapReader:
+    config = GapReaderConfig(
+        database=site.gap_reader, chain_id=chain_id, page_rows=PAGE_ROWS, linger_seconds=5.0
+    )
+    return GapReader(config)
+
+
+def _checked(rows: int, expected: int) -> int:
+    if rows != expected:
+        raise RuntimeError(f"{rows} rows, expected {expected}")
+    return rows
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+async def measure_pages(site: Site, chain_id: int, repeats: int) -> dict[str, Any]:
+    """Compare fill and plain pages of a long gap."""
+    figures = await interleave(
+        {
+            "records": lambda: pages(site, chain_id, 1_000, as_events=False),
+            "events": lambda: pages(site, chain_id, 1_000, as_events=True),
+            "fill": lambda: fill(site, chain_id, 1_000, LONG_GAP_ROWS),
+        },
+        repeats,
+    )
+    found = {
+        name: {
+            **spread(values),
+            "to_records": ratio(figures, name, "records"),
+            "to_events": ratio(figures, name, "events"),
+        }
+        for name, values in figures.items()
+    }
+    for name, value in found.items():
+        print(
+            f"{name:8} {value['median']:10,.0f} rows/s ({value['min']:,.0f} to {value['max']:,.0f})"
+            f"  / records {value['to_records']['median']:.2f}"
+            f"  / events {value['to_events']['median']:.2f}"
+            f" ({value['to_events']['min']:.2f} to {value['to_events']['max']:.2f})",
+            flush=True,
+        )
+    return found
+
+
+async def measure_one_row(site: Site, chain_id: int, last_id: int, repeats: int) -> dict[str, Any]:
+    """Compare gaps of one row with the SELECT of that row."""
+    rounds = [await one_row(site, chain_id, last_id, seed) for seed in range(repeats)]
+    found: dict[str, Any] = {name: spread([r[name] for r in rounds]) for name in rounds[0]}
+    for percentile in ("p50", "p99"):
+        found[f"ratio_{percentile}"] = spread(
+            [r[f"fill_{percentile}"] / r[f"select_{percentile}"] for r in rounds]
+        )
+    for name, value in found.items():
+        print(f"{name:12} {value['median']:.3f} ({value['min']:.3f} to {value['max']:.3f})")
+    return found
+
+
+async def measure_flat(site: Site, chains: dict[int, int], repeats: int) -> dict[str, Any]:
+    """Time the same gap in chains of different length, at places drawn by a seed."""
+    random = Random(1)
+
+    def arm(rows: int, chain_id: int) -> Callable[[], Any]:
+        return lambda: fill(
+            site, chain_id, random.randrange(1, rows - FLAT_GAP_ROWS), FLAT_GAP_ROWS
+        )
+
+    figures = await interleave({str(n): arm(n, chain) for n, chain in chains.items()}, repeats)
+    base = str(min(chains))
+    found = {
+        name: {**spread(values), "to_shortest": ratio(figures, name, base)}
+        for name, values in figures.items()
+    }
+    for name, value in found.items():
+        print(
+            f"10,000 of {int(name):>10,}: {FLAT_GAP_ROWS / value['median'] * 1e3:6.1f} ms"
+            f"  / shortest {value['to_shortest']['median']:.2f}"
+        )
+    return found
+
+
+async def main() -> None:
+    """Measure, print, and add a line to the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--largest", type=int, default=10_000_000)
+    parser.add_argument("--dry", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    site = open_site(benchmark_stack())
+    sizes = sorted({100_000, 1_000_000, arguments.largest})
+    chains = {rows: await generate_chain(site, rows) for rows in sizes}
+    result = {
+        "benchmark": "fill",
+        "host": describe_host(),
+        "repeats": arguments.repeats,
+        "payload_bytes": 100,
+        "page_rows": PAGE_ROWS,
+        "long_gap_rows": LONG_GAP_ROWS,
+        "pages": await measure_pages(site, chains[1_000_000], arguments.repeats),
+        "one_row_ms": await measure_one_row(site, chains[1_000_000], 1_000_000, arguments.repeats),
+        "flat": await measure_flat(site, chains, 3 * arguments.repeats),
+    }
+    if arguments.dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / "fill.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(result) + b"\n")
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
