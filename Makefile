@@ -3,7 +3,7 @@
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test simulate faults check clean
+.PHONY: help setup demo test simulate faults bench check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on,
 
 faults: setup ## the long form of the fault tests: many rounds, an hour or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
+
+bench: setup ## how fast it is on this machine: two hours, or three minutes (QUICK=1, BENCH_ARGS="...")
+	@$(BIN)/chainctl bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 check: setup ## format, lint, imports, types and unit tests, in under a minute
 	@$(BIN)/ruff format --check --quiet

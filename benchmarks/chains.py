@@ -54,6 +54,11 @@ def open_site(stack: LocalStack) -> Site:
     """Start `stack` anew and empty, and return where it is."""
     stack.reset()
     stack.up()
+    return site_of(stack)
+
+
+def site_of(stack: LocalStack) -> Site:
+    """Return where the running `stack` is."""
     environment: Mapping[str, str] = stack.environment()
     return Site(
         admin=environment["CHAINCTL_DATABASE"],

@@ -90,7 +90,7 @@ def _start(module: str, job: msgspec.Struct) -> subprocess.Popen[bytes]:
 def _result(process: subprocess.Popen[bytes], kind: type[_Result]) -> _Result:
     output, _ = process.communicate(timeout=600)
     if process.returncode:
-        raise RuntimeError(f"{process.args} ended with {process.returncode}")
+        raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
     return msgspec.json.decode(output.splitlines()[-1], type=kind)
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / "end_to_end.jsonl").open("ab") as file:
         file.write(msgspec.json.encode(result) + b"\n")
-    for size, found in result["by_batch_rows"].items():  # type: ignore[attr-defined]
+    for size, found in result["by_batch_rows"].items():
         rate = found["orders_per_second"]
         print(f"{size:>6} {rate['median']:>10,.0f}/s ({rate['min']:,.0f} to {rate['max']:,.0f})")
     for orders, found in memory.items():

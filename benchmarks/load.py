@@ -23,6 +23,8 @@ class Load(Struct, frozen=True, kw_only=True):
     batch_rows: int = 1_000
     payload_bytes: int = 64
     stage: Stage = "deliver"
+    grow_orders: int = 0
+    """Orders sent before the timed ones, made as they are sent: how long the chain is by then."""
     seed: int = 1
     with_keys: bool = False
     """The engine alone: compare every order's key with those of the last million rows."""
@@ -39,7 +41,17 @@ class Load(Struct, frozen=True, kw_only=True):
     @property
     def all_orders(self) -> int:
         """Orders that the database must hold in the end."""
-        return self.warm_up_orders + self.orders
+        return self.untimed_orders + self.orders
+
+    @property
+    def untimed_orders(self) -> int:
+        """Orders sent before the timed ones."""
+        return self.warm_up_orders + self.grow_orders
+
+    @property
+    def deadline_seconds(self) -> float:
+        """When a run has hung: ten minutes, and more for long chains."""
+        return 600.0 + self.all_orders / 20_000
 
 
 class Venue(Struct, frozen=True, kw_only=True):

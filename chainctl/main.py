@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "gaps": "What receivers had to read from the database, and why.",
     "unhalt": "Let a halted receiver start again, with a reason.",
     "config": "What is set, and by what.",
+    "bench": "Measure the engine on this machine, and its rivals.",
 }
 """Every command, with its line in the help. Each is `chainctl.commands.NAME.command`."""
 

@@ -1,0 +1,51 @@
+"""How near to the physical limit is the engine, and how does it compare with the alternatives?
+
+The same orders, durable, in order, each acknowledged by all, through every rival in turn. The whole
+matrix of payloads is run at a batch of 1,000 only.
+"""
+
+from __future__ import annotations
+
+from benchmarks.question import Arm, Scope, load_arm
+from benchmarks.running import run_arm
+
+TITLE = "The engine against the limit, and against what a user would pick instead"
+
+BATCH_ROWS = (100, 1_000, 5_000)
+PAYLOADS_BYTES = (64, 256, 1_024)
+COMMON_ROWS = 500
+FAST = ("bare_pipe", "engine", "kafka_transactions_events", "kafka_transactions_frames")
+
+
+def arms(scope: Scope) -> list[Arm]:
+    """Return every rival at its sizes, the engine and what it is held against side by side."""
+    found = [load_arm(scope, rival, rows) for rows in BATCH_ROWS for rival in FAST]
+    found += [
+        load_arm(scope, rival, COMMON_ROWS) for rival in ("bare_pipe", "engine", "common_way")
+    ]
+    found += [
+        load_arm(scope, rival, 1_000, name=f"{rival} 1000 persisting", stage="persist")
+        for rival in ("engine", "event_sourcing")
+    ]
+    found += [load_arm(scope, rival, 1_000) for rival in ("event_sourcing", "nats_jetstream")]
+    found += [
+        load_arm(scope, "engine", rows, name=f"engine {rows} with keys", with_keys=True)
+        for rows in BATCH_ROWS
+    ]
+    if scope.is_quick:
+        return [arm for arm in found if " 100" not in arm.name or " 1000" in arm.name]
+    return found + [
+        load_arm(
+            scope,
+            rival,
+            1_000,
+            name=f"{rival} 1000 of {payload_bytes} bytes",
+            payload_bytes=payload_bytes,
+            orders=200_000 * 64 // payload_bytes,
+        )
+        for payload_bytes in PAYLOADS_BYTES[1:]
+        for rival in (*FAST, "common_way", "event_sourcing")
+    ]
+
+
+run = run_arm

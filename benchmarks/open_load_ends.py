@@ -1,0 +1,305 @@
+"""Both ends of an open load, and what no order can be faster than.
+
+python -m benchmarks.open_load_ends send|take      (the venue and the job come on stdin)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+import numpy as np
+import uvloop
+
+from benchmarks.chains import Site, empty_chain, make_chain, make_topic, remove_topic
+from benchmarks.ends import End
+from benchmarks.load import Load, Venue
+from benchmarks.percentiles import histogram_of
+from benchmarks.proof import prove
+from benchmarks.rivals.engine import EngineReceiver, sequencer_of
+from benchmarks.rivals.records import RecordSender
+from benchmarks.rivals.rival import NotWhole, Tally
+from benchmarks.workload import order_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sequencer import Order, Sequencer
+
+_TICK_SECONDS = 0.001
+_HEAD_START_NS = 100_000_000
+_DEADLINE_SECONDS = 300.0
+_CHUNK_ROWS = 1_000
+"""Orders that are handed over together at most, where all are due at once."""
+FLOOR_TRIES = 1_000
+
+
+class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule."""
+
+    load: Load
+    rate_per_second: float
+    """0: all orders are due at once, which tells the maximum."""
+    warm_up_orders: int
+    """The first ones, which are sent as all others, but not counted."""
+    fixed_rows: int = 0
+    """Orders of a batch; 0: whatever has come while the last one was committed."""
+
+
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sending end tells."""
+
+    start_ns: int
+    """When the first order was due."""
+    ack_histogram: str
+    batches: int
+    seconds: float
+    cpu_seconds: float
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What the receiving end tells."""
+
+    ended_ns: int
+    first_counted_ns: int
+    rows: int
+    histogram: str
+    cpu_seconds: float
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """What no order can be faster than: one commit, then one send, each with nothing beside it."""
+
+    commit_histogram: str
+    send_histogram: str
+
+
+async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
+    """Run a schedule through a new chain and return its figures. Raises NotWhole, RunFailed."""
+    chain_id = await make_chain(site)
+    venue = Venue(site=site, load=job.load, place={"chain_id": chain_id})
+    sender, taker = (
+        End("benchmarks.open_load_ends", "send"),
+        End("benchmarks.open_load_ends", "take"),
+    )
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            lines = (msgspec.json.encode(venue), msgspec.json.encode(job))
+            await taker.start(*lines)
+            await taker.expect(b"listening")
+            await sender.start(*lines)
+            scheduled = await sender.result(Scheduled)
+            await taker.tell(b"%d\n" % scheduled.start_ns)
+            taken = await taker.result(Taken)
+            stored = await _prove(site, chain_id, job)
+    finally:
+        await sender.end()
+        await taker.end()
+        await empty_chain(site, chain_id)
+    if not stored == taken.rows == job.load.orders:
+        raise NotWhole(f"{stored} orders are stored, {taken.rows} handed on of {job.load.orders}")
+    counted = job.load.orders - job.warm_up_orders
+    begin_ns = scheduled.start_ns if job.rate_per_second else taken.first_counted_ns
+    wait_ns = job.warm_up_orders / job.rate_per_second * 1e9 if job.rate_per_second else 0
+    return {
+        "rate_per_second": job.rate_per_second,
+        "delivered_per_second": counted / (taken.ended_ns - begin_ns - wait_ns) * 1e9,
+        "histogram": taken.histogram,
+        "ack_histogram": scheduled.ack_histogram,
+        "batch_window_ms": scheduled.seconds / max(scheduled.batches, 1) * 1e3,
+        "batch_rows": job.load.orders / max(scheduled.batches, 1),
+        "producer_cpu_seconds": scheduled.cpu_seconds,
+        "receiver_cpu_seconds": taken.cpu_seconds,
+    }
+
+
+async def _prove(site: Site, chain_id: int, job: OpenJob) -> int:
+    # The content is compared too: the schedule's times are in it, as they are in the workload.
+    stored = await prove(site.auditor, chain_id, job.load, warm_up_orders=0)
+    return stored.rows
+
+
+async def measure_floor(site: Site) -> Floor:
+    """Commit single rows one after the other, then send single records one after the other."""
+    connection = await asyncpg.connect(site.admin)
+    topic = "rival.floor"
+    await make_topic(site, topic)
+    venue = Venue(site=site, load=Load(rival="engine", orders=1), place={"topic": topic})
+    try:
+        await connection.execute("CREATE TABLE IF NOT EXISTS rival_floor (payload bytea)")
+        insert = await connection.prepare("INSERT INTO rival_floor VALUES ($1)")
+        commits = await _timed(lambda: insert.fetch(bytes(100)))
+        async with RecordSender(venue) as sender:
+
+            async def send() -> None:
+                await sender.send(bytes(100))
+                await sender.settle()
+
+            sends = await _timed(send)
+    finally:
+        await connection.execute("DROP TABLE IF EXISTS rival_floor")
+        await connection.close()
+        await remove_topic(site, topic)
+    return Floor(commit_histogram=histogram_of(commits), send_histogram=histogram_of(sends))
+
+
+async def _timed(call: Any) -> list[int]:  # noqa: ANN401 - any awaitable
+    for _ in range(FLOOR_TRIES // 10):
+        await call()
+    found = []
+    for _ in range(FLOOR_TRIES):
+        began_ns = time.monotonic_ns()
+        await call()
+        found.append(time.monotonic_ns() - began_ns)
+    return found
+
+
+# -- the processes ---------------------------------------------------------------------------------
+
+
+async def send(venue: Venue, job: OpenJob) -> Scheduled:
+    """Hand every order to the sequencer when it is due."""
+    load = job.load
+    orders = [
+        order
+        for batch in order_batches(load.orders, load.batch_rows, payload_bytes=load.payload_bytes)
+        for order in batch
+    ]
+    async with sequencer_of(venue.site, int(venue.place["chain_id"]), load) as sequencer:
+        gc.collect()
+        gc.freeze()
+        cpu = time.process_time()
+        pacing = _Pacing(sequencer, job)
+        await pacing.run(orders)
+        return Scheduled(
+            start_ns=pacing.start_ns,
+            ack_histogram=histogram_of(pacing.ack_latencies()),
+            batches=sequencer.stats().batches,
+            seconds=(time.monotonic_ns() - pacing.start_ns) / 1e9,
+            cpu_seconds=time.process_time() - cpu,
+        )
+
+
+class _Pacing:
+    """The schedule, and when each order was acknowledged."""
+
+    def __init__(self, sequencer: Sequencer, job: OpenJob) -> None:
+        self._sequencer = sequencer
+        self._job = job
+        self._ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
+        # (first order, orders, time of the acknowledgement), one a call.
+        self._acks: list[tuple[int, int, int]] = []
+        self.start_ns = 0
+
+    async def run(self, orders: Sequence[Order]) -> None:
+        """Hand over all of `orders`, and return when all are acknowledged."""
+        self.start_ns = time.monotonic_ns() + _HEAD_START_NS
+        waiting = []
+        sent = 0
+        while sent < len(orders):
+            while (due := self._due(sent, len(orders))) > sent:
+                done = await self._sequencer.queue_each(orders[sent:due])
+                done.add_done_callback(self._noted(sent, due - sent))
+                waiting.append(done)
+                is_last_of_tick = due - sent < self._most_at_once()
+                sent = due
+                if is_last_of_tick:  # else a slow loop would hand over orders one by one
+                    break
+            await asyncio.sleep(_TICK_SECONDS if self._ns_per_order else 0)
+        await asyncio.gather(*waiting)
+
+    def _most_at_once(self) -> int:
+        """Return how many orders are handed over together at most."""
+        return self._job.fixed_rows or (
+            self._job.load.batch_rows if self._ns_per_order else _CHUNK_ROWS
+        )
+
+    def _due(self, sent: int, count: int) -> int:
+        """Return up to which order is to be handed over now."""
+        fixed, most = self._job.fixed_rows, self._most_at_once()
+        if not self._ns_per_order:
+            return min(count, sent + most)
+        elapsed_ns = time.monotonic_ns() - self.start_ns
+        due = min(count, max(sent, int(elapsed_ns / self._ns_per_order) + 1))
+        if not fixed:
+            return min(due, sent + most)
+        is_last = count - sent < fixed
+        return sent + fixed if due - sent >= fixed else due if is_last and due == count else sent
+
+    def _noted(self, first: int, count: int) -> Any:  # noqa: ANN401 - a callback of asyncio's
+        def note(done: asyncio.Future[Any]) -> None:
+            self._acks.append((first, count, time.monotonic_ns()))
+
+        return note
+
+    def ack_latencies(self) -> np.ndarray[Any, Any]:
+        """Return when each order was acknowledged, from when it was due, in nanoseconds."""
+        found = []
+        for first, count, acked_ns in self._acks:
+            due_ns = self.start_ns + np.arange(first, first + count) * self._ns_per_order
+            found.append((acked_ns - due_ns)[max(0, self._job.warm_up_orders - first) :])
+        return np.concatenate(found).astype(np.int64)
+
+
+class _Arrivals(Tally):
+    """Notes when every order was handed on."""
+
+    def __init__(self) -> None:
+        super().__init__(is_kept=False)
+        # (rows before, time), one a run; ids begin at 1 and skip none in a chain of one leader.
+        self.arrivals: list[tuple[int, int, int]] = []
+
+    def take(self, events: Sequence[Any]) -> None:
+        """Count a run, and note its time."""
+        before = self.rows
+        super().take(events)
+        self.arrivals.append((before, len(events), time.monotonic_ns()))
+
+
+async def take(venue: Venue, job: OpenJob) -> Taken:
+    """Receive everything, and tell the latencies once it is known when the schedule began."""
+    arrivals = _Arrivals()
+    async with EngineReceiver(venue, arrivals) as receiver:
+        _say(b"listening")
+        cpu = time.process_time()
+        await receiver.receive(job.load.orders)
+        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
+    start_ns = int(await asyncio.to_thread(sys.stdin.buffer.readline))
+    ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
+    found = []
+    first_counted_ns = 0
+    for before, count, arrived_ns in arrivals.arrivals:
+        due_ns = start_ns + np.arange(before, before + count) * ns_per_order
+        found.append((arrived_ns - due_ns)[max(0, job.warm_up_orders - before) :])
+        if before + count <= job.warm_up_orders:
+            first_counted_ns = arrived_ns
+    return Taken(
+        ended_ns=ended_ns,
+        first_counted_ns=first_counted_ns or start_ns,
+        rows=arrivals.rows,
+        histogram=histogram_of(np.concatenate(found).astype(np.int64)),
+        cpu_seconds=cpu,
+    )
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def main() -> None:
+    """Be one end, with a deadline."""
+    venue = msgspec.json.decode(sys.stdin.buffer.readline(), type=Venue)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=OpenJob)
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        work: Any = send if sys.argv[1] == "send" else take
+        _say(msgspec.json.encode(await work(venue, job)))
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,296 @@
+"""Table and figures from the saved lines: `table.md`, and each figure as SVG and PNG.
+
+python -m benchmarks --report [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from benchmarks.arm_log import read_lines
+from benchmarks.cpu import PROCESSES
+from benchmarks.figures import draw_figures
+from benchmarks.goals import Goal, arm_name, goals
+from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
+from benchmarks.programs import PROGRAMS, figures_of, last_result
+from benchmarks.questions import NAMES, question_of
+from benchmarks.runner import CONDITIONS, Conditions
+from benchmarks.summary import Lines, Spread, all_per_million, own_share, per_million
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+TABLE = "table.md"
+_PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
+
+
+def write_report(folder: Path) -> list[Path]:
+    """Write table and figures of what is saved in `folder`; return what was written."""
+    found = {name: Lines(read_lines(folder / f"{name}.jsonl")) for name in NAMES}
+    lines = {name: these for name, these in found.items() if these.all}
+    conditions = _conditions(folder, lines)
+    text = "\n".join(_page(folder, lines, conditions)) + "\n"
+    path = folder / TABLE
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return [path, *draw_figures(folder, lines)]
+
+
+def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
+    """Return the conditions of every run that has lines here."""
+    path = folder / CONDITIONS
+    runs = {line.run for these in lines.values() for line in these.all}
+    texts = path.read_bytes().splitlines() if path.is_file() else []
+    found = [msgspec.json.decode(text, type=Conditions) for text in texts]
+    return [conditions for conditions in found if conditions.run in runs]
+
+
+def _page(
+    folder: Path, lines: Mapping[str, Lines], conditions: Sequence[Conditions]
+) -> Iterator[str]:
+    yield "# Results"
+    yield ""
+    yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
+    yield ""
+    yield from _told_conditions(conditions)
+    yield from _goals(goals(lines))
+    for name, these in lines.items():
+        yield f"## {question_of(name).TITLE}"
+        yield ""
+        yield from _SECTIONS[name](these)
+        yield from _left_out(these)
+        yield ""
+    for name, program in PROGRAMS.items():
+        if (result := last_result(name, folder)) is not None:
+            yield f"## {program.title}"
+            yield ""
+            yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
+            yield ""
+            rows = [(where, _figure(_as_spread(found))) for where, found in figures_of(result)]
+            yield from _table(("figure", "median (lowest to highest)"), rows)
+            yield ""
+
+
+def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
+    if not conditions:
+        return
+    last, host = conditions[-1], conditions[-1].host
+    libraries = msgspec.convert(host["libraries"], dict[str, str])
+    yield f"- {host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB"
+    yield f"- Linux {host['kernel']}, Python {host['python']}, {_listed(libraries)}"
+    yield f"- commit {host['commit']}, engine {last.engine}, {last.run}, {len(conditions)} run(s)"
+    if len({one.engine for one in conditions}) > 1:
+        yield "- **questions were asked of several engines**: the field `engine` of the lines tells"
+    yield f"- PostgreSQL: {_listed(last.postgres)}"
+    disk = {name: f"{microseconds:,.0f} us" for name, microseconds in last.disk.items()}
+    yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"
+    yield "- servers warm; one order in twenty ahead of each run; garbage collector on, what was"
+    yield "  made before the timed part frozen"
+    yield "- each cell: median (lowest to highest) of the repeats; ratios within one round"
+    yield ""
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _goals(found: Sequence[Goal]) -> Iterator[str]:
+    yield "## Goals"
+    yield ""
+    rows = [
+        (
+            goal.text,
+            f"{goal.bound} {_number(goal.target)}{goal.unit}",
+            _figure(goal.measured, goal.unit),
+            {True: "yes", False: "**no**", None: "-"}[goal.is_reached],
+        )
+        for goal in found
+    ]
+    yield from _table(("figure", "goal", "measured", "reached"), rows)
+    yield ""
+
+
+# -- a section a question --------------------------------------------------------------------------
+
+
+def _comparison(lines: Lines) -> Iterator[str]:
+    rows = []
+    for arm in lines.arms:
+        figure = "persisted_per_second" if arm.endswith("persisting") else "delivered_per_second"
+        base = arm.replace(arm.partition(" ")[0], "bare_pipe").removesuffix(" with keys")
+        rows.append(
+            (
+                arm.replace("_", " "),
+                _figure(lines.spread(arm, figure)),
+                _figure(lines.ratio(arm, base, figure)),
+                _figure(lines.spread(arm, own_share) if _has_receiver(arm) else None),
+            )
+        )
+    yield from _table(("rival, batch", "orders/s", "/ bare pipe", "own share of CPU"), rows)
+
+
+def _has_receiver(arm: str) -> bool:
+    return not arm.endswith("persisting")
+
+
+def _batch_size(lines: Lines) -> Iterator[str]:
+    figures = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
+    rows = []
+    for arm in lines.arms:
+        rival, size, stage = arm.split(" ")
+        figure = f"{figures[stage]}_per_second"
+        rows.append(
+            (
+                f"{int(size):,}",
+                stage,
+                rival.replace("_", " "),
+                _figure(lines.spread(arm, figure)),
+                _figure(lines.ratio(arm, f"bare_pipe {size} {stage}", figure)),
+            )
+        )
+    yield from _table(("batch", "stage", "rival", "orders/s", "/ bare pipe"), rows)
+
+
+def _switches(lines: Lines) -> Iterator[str]:
+    rows = []
+    for arm in lines.arms:
+        stage = arm.partition(", ")[2]
+        figure = "persisted_per_second" if stage == "persist" else "delivered_per_second"
+        ratio = lines.ratio(arm, f"neither, {stage}", figure)
+        rows.append((arm, _figure(lines.spread(arm, figure)), _figure(ratio)))
+    yield from _table(("on", "orders/s", "/ neither"), rows)
+
+
+def _cpu(lines: Lines) -> Iterator[str]:
+    rows = [
+        (
+            arm.replace("_", " "),
+            *(_figure(lines.spread(arm, per_million(process))) for process in PROCESSES),
+            _figure(lines.spread(arm, all_per_million)),
+            _figure(lines.spread(arm, own_share)),
+        )
+        for arm in lines.arms
+    ]
+    yield "CPU seconds per million orders."
+    yield ""
+    yield from _table(("rival, batch", *PROCESSES, "all", "own share"), rows)
+
+
+def _open_load(lines: Lines) -> Iterator[str]:
+    maximum = _figure(lines.spread("maximum", "delivered_per_second"))
+    yield f"Maximum: {maximum} orders/s. Milliseconds from the intended time of an order until it"
+    yield "was handed on; percentiles over all repeats together."
+    yield ""
+    rows = []
+    for share in SHARES_PERCENT:
+        for size in (0, *FIXED_ROWS):
+            arm = arm_name(share, size)
+            found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
+            if found is not None and ack is not None:
+                cells = [_number(found[percentile]) for percentile in _PERCENTILES]
+                rows.append((arm, *cells, _number(ack["p50"]), _number(ack["p99"])))
+    yield from _table(("load, policy", *_PERCENTILES, "ack p50", "ack p99"), rows)
+    for name, title in (("commit_histogram", "one commit"), ("send_histogram", "one acked send")):
+        if (floor := lines.percentiles("floor", name)) is not None:
+            told = ", ".join(f"{p} {_number(floor[p])}" for p in _PERCENTILES)
+            yield ""
+            yield f"Alone on the machine, {title}: {told} ms."
+
+
+def _scale(lines: Lines) -> Iterator[str]:
+    rows = [
+        (
+            f"{int(arm.split(' ')[0]):,}",
+            _figure(lines.spread(arm, "delivered_per_second")),
+            _figure(lines.ratio(arm, lines.arms[0], "delivered_per_second")),
+            _figure(lines.spread(arm, "producer_memory_mib")),
+            _figure(lines.spread(arm, "receiver_memory_mib")),
+        )
+        for arm in lines.arms
+    ]
+    yield from _table(
+        ("rows before", "orders/s", "/ shortest", "sequencer MiB", "receiver MiB"), rows
+    )
+
+
+def _checkpoint(lines: Lines) -> Iterator[str]:
+    rows = [
+        (
+            arm.replace("_", " "),
+            _figure(lines.spread(arm, "delivered_per_second")),
+            _figure(lines.ratio(arm, arm.replace("long", "short"), "delivered_per_second")),
+            _figure(lines.spread(arm, "checkpoints")),
+            _figure(lines.spread(arm, "wal_mib")),
+        )
+        for arm in lines.arms
+    ]
+    yield from _table(("run", "orders/s", "/ short", "checkpoints", "WAL MiB"), rows)
+
+
+def _verifier(lines: Lines) -> Iterator[str]:
+    rows = [
+        (
+            f"{int(arm.split(' ')[0]):,}",
+            _figure(lines.spread(arm, "verify_seconds")),
+            _figure(lines.spread(arm, "rows_per_second")),
+        )
+        for arm in lines.arms
+    ]
+    yield from _table(("rows", "seconds, Spark's start included", "rows/s"), rows)
+
+
+_SECTIONS = {
+    "comparison": _comparison,
+    "batch_size": _batch_size,
+    "switches": _switches,
+    "cpu": _cpu,
+    "open_load": _open_load,
+    "checkpoint": _checkpoint,
+    "scale": _scale,
+    "verifier": _verifier,
+}
+
+
+def _left_out(lines: Lines) -> Iterator[str]:
+    """Tell what has no figure, and why."""
+    for arm, reason in lines.skipped.items():
+        yield ""
+        yield f"Skipped: {arm.replace('_', ' ')}: {reason}."
+    for line in lines.failed:
+        yield ""
+        yield f"**No figure**: {line.arm}, repeat {line.repeat + 1}: {line.failure}"
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(headers) + " |"
+    yield "|" + "---|" * len(headers)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _figure(spread: Spread | None, unit: str = "") -> str:
+    if spread is None:
+        return "-"
+    median = f"{_number(spread.median)}{unit}"
+    if spread.count < 2:
+        return median
+    return f"{median} ({_number(spread.low)} to {_number(spread.high)})"
+
+
+def _number(value: float) -> str:
+    """Return a number as it is read: three digits that count."""
+    if abs(value) >= 1_000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _as_spread(found: Mapping[str, float]) -> Spread:
+    return Spread(found["median"], found["min"], found["max"], 2)
