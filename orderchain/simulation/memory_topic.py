@@ -65,6 +65,30 @@ class MemoryTopic:
             record for record in self.logs[partition] if record.offset >= offset
         ]
 
+    def read(
+        self, offsets: Mapping[int, int], at_most: int
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return by partition the records from its offset on, and the offset behind them.
+
+        Raises RetryError where the offsets do not fit the topic.
+        """
+        if self.is_away:
+            raise RetryError("the broker is away")
+        if offsets.keys() != self.logs.keys():
+            raise RetryError("there are other partitions now")
+        found: dict[int, tuple[Sequence[SourceRecord], int]] = {}
+        share = max(at_most // len(offsets), 1)
+        for number, offset in offsets.items():
+            end = self.end[number]
+            if not self.first[number] <= offset <= end:
+                raise RetryError(f"offset {offset} is out of range")
+            behind = [record for record in self.logs[number] if record.offset >= offset]
+            records = behind[:share]
+            next_offset = end if len(behind) <= share else records[-1].offset + 1
+            if next_offset > offset:
+                found[number] = (records, next_offset)
+        return found
+
     def clear(self) -> None:
         """Delete the topic and make it anew under the same name."""
         for number in self.logs:
@@ -119,20 +143,6 @@ class MemoryRecordSource:
         """Nothing is held."""
 
     def _next(self, at_most: int) -> dict[int, tuple[Sequence[SourceRecord], int]]:
-        if self.topic.is_away:
-            raise RetryError("the broker is away")
-        if self._offsets.keys() != self.topic.logs.keys():
-            raise RetryError("there are other partitions now")
-        found: dict[int, tuple[Sequence[SourceRecord], int]] = {}
-        share = max(at_most // len(self._offsets), 1)
-        for number, offset in self._offsets.items():
-            end = self.topic.end[number]
-            if not self.topic.first[number] <= offset <= end:
-                raise RetryError(f"offset {offset} is out of range")
-            behind = [record for record in self.topic.logs[number] if record.offset >= offset]
-            records = behind[:share]
-            next_offset = end if len(behind) <= share else records[-1].offset + 1
-            if next_offset > offset:
-                found[number] = (records, next_offset)
-                self._offsets[number] = next_offset
+        found = self.topic.read(self._offsets, at_most)
+        self._offsets.update((number, next_offset) for number, (_, next_offset) in found.items())
         return found

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from orderchain.client_key import split_client_key
 from orderchain.errors import FrameError
 from orderchain.frame import decode_body, decode_header
 from orderchain.link import is_linked
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.batch import Batch, IntakeMark
+    from orderchain.errors import KeyTooOld
     from orderchain.event import Event
     from orderchain.run import Run
     from sequencer.order import Ack
@@ -40,10 +42,16 @@ class CheckedChain(MemoryChain):
     """A chain whose every commit is looked at, as the database sees it."""
 
     watch: Callable[[MemoryChain, Batch], None]
+    watch_intake: Callable[[MemoryChain], None]
 
     def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
         self.watch(self, batch)
         super().store(batch, published_id, intake)
+
+    def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """The last part of a `store`, too, whether it brings marks or not."""
+        super().move_intake(intake)
+        self.watch_intake(self)
 
 
 class CheckedLog(MemoryLog):
@@ -97,6 +105,7 @@ class Checker:
         self.epoch = 0
         self.tries = Tries(self)
         self.steps = 0
+        self.too_old = 0
         self.violation: Violation | None = None
 
     def require(self, holds: object, invariant: str, *told: object) -> None:
@@ -195,6 +204,19 @@ class Checker:
         if row is not None:
             same = (row.id, row.pid, row.payload) == (ack.id, ack.pid, payload)
             self.require(same, "S4 one place a key", key, ack, row)
+
+    def on_too_old(self, error: KeyTooOld, window_rows: int) -> None:
+        """S4: what is too old is below the client's highest, and no row of the window."""
+        self.too_old += 1
+        key = str(error.value)
+        row = self.by_key.get(key)
+        split = split_client_key(key)
+        self.require(
+            split is not None and split[1] < error.highest, "S4 too old, not below", key, error
+        )
+        if row is not None:
+            rows_behind = len(self.ids) - self._index_behind(row.id)
+            self.require(rows_behind >= window_rows, "S4 too old within the window", key, row.id)
 
     def _index_behind(self, row_id: int) -> int:
         return bisect_right(self.ids, row_id)

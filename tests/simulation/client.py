@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orderchain.client_key import client_key
 from orderchain.errors import (
     KeyConflict,
+    KeyTooOld,
     OrderchainError,
     OrderError,
     RetryError,
@@ -40,7 +41,11 @@ class Client:
     async def live(self) -> None:
         random = self.world.random
         for _ in range(self.world.plan.calls_per_client):
-            await self._call()
+            try:
+                await self._call()
+            except KeyTooOld as error:
+                # Taken or not, nobody can tell: a client looks it up, and goes on.
+                self.world.checker.on_too_old(error, self.world.plan.key_window_rows)
             await asyncio.sleep(random.expovariate(4.0) if random.random() < 0.8 else 0.0)
 
     async def last_call(self) -> None:
@@ -82,7 +87,7 @@ class Client:
     def _new(self) -> Order:
         """The next order: with a number that rises, or with a key of free form."""
         self._numbers += 1
-        is_free = self.world.random.random() < 0.5
+        is_free = self.world.random.random() < 0.5 and self.world.plan.key_window_rows > 1_000
         key = (
             f"{self.name} order {self._numbers}"
             if is_free
@@ -101,7 +106,8 @@ class Client:
             answer = await self._try(leader.sequencer, orders)
             # What a dead process still says, it has not said.
             is_heard = not leader.process.is_dead
-            tries.end(keys, answer if is_heard and isinstance(answer, SURELY_NOT) else None)
+            is_sure = isinstance(answer, SURELY_NOT) and not isinstance(answer, KeyTooOld)
+            tries.end(keys, answer if is_heard and is_sure else None)
             if is_heard and isinstance(answer, OrderError):
                 raise answer
             if is_heard and isinstance(answer, list):

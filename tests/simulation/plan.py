@@ -31,11 +31,26 @@ class Plan(Struct, frozen=True, kw_only=True):
     """The broker never comes back."""
     is_broker_optional: bool
     """Receivers start without the broker, too; they must where it never comes back."""
-    is_standby_read: bool
-    """Receivers read a standby that lags, not the primary."""
+    sources: str
+    """What receivers read: the primary, a standby that lags, or a list with the standby first."""
+    is_standby_stuck: bool
+    """A standby that is not read alone replays nothing any more, from some time on."""
     keeps_checkpoint_apart: bool
     """Receivers keep a journal and the checkpoint beside it, not both in one transaction."""
     is_time_ids: bool
+    topic_records: int
+    """Orders that come by a topic, 0 where there is none."""
+    topic_partitions: int
+    """At the start; one more may come later."""
+    down_at_stop: str
+    """What is away when everything is told to stop at the end."""
+    queue_bytes_max: int
+    publish_queue_bytes_max: int
+    """Small ones are full at times, so that callers wait and frames are forgotten."""
+    core_bounds: int
+    """Nonces that a receiver knows, sights of a head; and in hundreds the bytes it can compare."""
+    key_window_rows: int
+    """A small one makes numbers of clients too old to be told; there are no free-form keys then."""
     key_piece_rows: int
     """Rows of a page of keys: small, so that pages are made, stored and read at take-overs."""
     partition_ids: int
@@ -63,9 +78,17 @@ class Plan(Struct, frozen=True, kw_only=True):
             link_loss=random.choice((0.0, 0.1, 0.5)),
             is_broker_gone=is_broker_gone,
             is_broker_optional=is_broker_gone or random.random() < 0.3,
-            is_standby_read=random.random() < 0.25,
+            sources=random.choice(("primary", "primary", "standby", "standby first")),
+            is_standby_stuck=random.random() < 0.3,
             keeps_checkpoint_apart=random.random() < 0.25,
             is_time_ids=is_time_ids,
+            topic_records=random.choice((0, 0, 5, 15)),
+            topic_partitions=random.choice((1, 2)),
+            down_at_stop=random.choice(("nothing", "database", "broker", "everything")),
+            queue_bytes_max=random.choice((100, 1_000_000)),
+            publish_queue_bytes_max=random.choice((300, 1_000_000, 1_000_000)),
+            core_bounds=random.choice((2, 16)),
+            key_window_rows=random.choice((8, 1_000_000, 1_000_000)),
             key_piece_rows=random.choice((4, 16, 65_536)),
             partition_ids=2**45 if is_time_ids else random.choice((200, 10_000)),
             takeover_skip_ids=random.choice((0, 50)),

@@ -19,8 +19,8 @@ from orderchain.simulation.lossy_link import LossyLink
 from orderchain.simulation.memory_log import MemoryFrameSource
 from orderchain.simulation.virtual_loop import run_virtual
 
-from .hosts import POLL_AFTER_SECONDS, ReceiverHost
 from .plan import CHAIN_ID, Plan
+from .receiver_host import POLL_AFTER_SECONDS, ReceiverHost
 from .world import World, quiet
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class LostPrimary(World):
             faults_per_second=0.0,
             commit_loss=0.0,
             database_loss=0.0,
-            is_standby_read=False,
+            sources="primary",
+            topic_records=0,
             takeover_skip_ids=1_000,
             partition_ids=100_000,
             is_time_ids=False,

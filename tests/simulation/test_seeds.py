@@ -58,3 +58,7 @@ def test_worlds_are_worth_their_time() -> None:
     assert sum(epochs) / len(worlds) > 2.0, "hardly a take-over"
     assert sum(len(world.chain.batches) for world in worlds) / len(worlds) > 8.0
     assert sum(world.checker.steps for world in worlds) / len(worlds) > 100.0
+    assert sum(len(world.chain.intake) for world in worlds) > 30, "hardly a topic was read"
+    assert sum(len(world.chain.rejects) for world in worlds) > 5
+    assert sum(len(world.chain.skips) for world in worlds) > 5, "no queue was ever full"
+    assert sum(world.checker.too_old for world in worlds) > 3, "hardly a key grew too old"

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 import msgspec
 
@@ -21,8 +20,12 @@ from orderchain.simulation.wire import Dial, Server, Wire
 
 from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
-from .hosts import Host, Leader, ReceiverHost, SequencerHost
+from .faults import befall
+from .hosts import Host, Leader, SequencerHost
+from .memory import MemoryWatch, small_bounds
+from .orders_topic import OrdersTopic
 from .plan import CHAIN_ID, Plan
+from .receiver_host import ReceiverHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -39,6 +42,10 @@ DELIVERED_SECONDS = 5.0
 """In so long after that every committed row is delivered (L1): `poll_after_seconds`, the longest
 back-off of a receiver, and a standby's lag; the same with Kafka gone."""
 
+STOPPED_SECONDS = 6.0
+"""In so long everything has stopped that is told to, whatever is away (L4): the stops of an intake
+and of a sequencer, and the questions that are under way."""
+
 REPLAY_SECONDS_MAX = 1.0
 TOLD_LINES = 60
 
@@ -53,6 +60,7 @@ class World:
         self.trace: deque[str] = deque(maxlen=TOLD_LINES)
         self.failures: list[str] = []
         self.is_healed = False
+        self.is_standby_stuck = False
         self.steps = 0
         """Taken by the loop until the story was over; what ends behind it ends in any order."""
         self.processes: list[Process] = []
@@ -70,8 +78,11 @@ class World:
         self.database.chains[CHAIN_ID] = self.chain
         self.checker = Checker(CHAIN_ID, self.database.database_id)
         self.chain.watch = self.checker.on_commit
+        self.orders = OrdersTopic(plan, self.random, self.checker)
+        self.chain.watch_intake = self.orders.check
         self.replica = MemoryReplica(self.database, CHAIN_ID)
         self.database_server = Server("database")
+        self.standby_server = Server("standby")
         self.database_dial = self._dial(plan.database_loss)
         self.commit_dial = self._dial(plan.commit_loss)
 
@@ -95,6 +106,9 @@ class World:
 
     def database_wire(self) -> Wire:
         return Wire(self.database_server, self.database_dial, self.random)
+
+    def standby_wire(self) -> Wire:
+        return Wire(self.standby_server, self.database_dial, self.random)
 
     def commit_wire(self) -> Wire:
         return Wire(self.database_server, self.commit_dial, self.random)
@@ -138,17 +152,35 @@ class World:
         for host in hosts:
             host.start()
         calling = [asyncio.ensure_future(self.guarded(c.live)) for c in self.clients]
+        calling.append(asyncio.ensure_future(self.guarded(self.orders.live)))
         replaying = asyncio.ensure_future(self._replay())
+        measuring = asyncio.ensure_future(self.guarded(MemoryWatch(self).live))
         await self._break_things()
         self._heal()
         await self._until(lambda: all(task.done() for task in calling), SERVED_SECONDS, "L2 calls")
+        self.orders.add_last()
         last_calls = [asyncio.ensure_future(self.guarded(c.last_call)) for c in self.clients]
         await self._until(
             lambda: all(task.done() for task in last_calls), SERVED_SECONDS, "L2 last"
         )
+        await self._until(self._is_taken, SERVED_SECONDS, "L2 intake")
         await self._until(self._is_delivered, DELIVERED_SECONDS, "L1 delivered")
+        await self._stop(hosts)
         replaying.cancel()
+        measuring.cancel()
         self.steps = self.loop.steps
+
+    async def _stop(self, hosts: list[Host]) -> None:
+        """L4: whatever is away, what is told to stop does."""
+        down = self.plan.down_at_stop
+        self.note("told to stop, away:", down)
+        is_database_away = down in {"database", "everything"}
+        self.database_server.is_away = self.standby_server.is_away = is_database_away
+        if down in {"broker", "everything"}:
+            self.log.is_away = self.orders.topic.is_away = True
+        for host in hosts:
+            host.stop()
+        await self._until(lambda: all(host.is_over for host in hosts), STOPPED_SECONDS, "L4 stop")
 
     def digest(self) -> str:
         """Return a value that two runs of one seed share, whatever machine they ran on."""
@@ -161,6 +193,9 @@ class World:
             raise self.checker.violation
         if self.failures:
             raise Violation(self.failures[0])
+
+    def _is_taken(self) -> bool:
+        return self.orders.is_taken(self.chain.intake)
 
     def _is_delivered(self) -> bool:
         return all(receiver.effects == self.checker.events for receiver in self.receivers)
@@ -177,7 +212,8 @@ class World:
     async def _replay(self) -> None:
         while True:
             await asyncio.sleep(self.random.uniform(0.0, REPLAY_SECONDS_MAX))
-            self.replica.replay()
+            if not self.is_standby_stuck:
+                self.replica.replay()
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -191,108 +227,20 @@ class World:
             self.check()
             if pause >= left:
                 return
-            self.random.choice(FAULTS)(self)
+            befall(self)
 
     def _heal(self) -> None:
         self.note("everything heals")
         self.is_healed = True
         for dial in (self.database_dial, self.commit_dial, self.broker_dial, self.link_dial):
             dial.heal()
-        self.database_server.is_away = False
+        self.database_server.is_away = self.standby_server.is_away = False
         self.log.is_away = self.plan.is_broker_gone
+        self.orders.topic.is_away = False
         for process in self.processes:
             process.resume()
         for host in (*self.sequencers, *self.receivers):
             host.restart()
-
-    def _later(self, seconds_max: float, work: Callable[[], None]) -> None:
-        self.loop.call_later(self.random.uniform(0.0, seconds_max), work)
-
-    def any_host(self) -> Host:
-        return self.random.choice([*self.sequencers, *self.sequencers, *self.receivers])
-
-    def kill(self) -> None:
-        host = self.any_host()
-        if not host.process.is_dead:
-            host.kill()
-            self._later(1.0, host.restart)
-
-    def pause(self) -> None:
-        """Long enough, at times, that another one takes over: then a zombie wakes up."""
-        host = self.any_host()
-        self.note(host.name, "paused")
-        host.process.pause()
-        self._later(3 * 1.0, host.process.resume)
-
-    def replace_paused(self) -> None:
-        """A second one is started while the first one only seems dead."""
-        host = self.any_host()
-        paused = host.process
-        if paused.is_dead or paused.is_paused:
-            return
-        self.note(host.name, "paused, and started a second time")
-        paused.pause()
-        host.start()
-        self._later(2.0, paused.resume)
-        self._later(4.0, paused.kill)
-
-    def stop(self) -> None:
-        if self.leaders:
-            leader = self.random.choice(self.leaders)
-            self.note(leader.process.name, "told to stop")
-            leader.stop()
-
-    def crash_database(self) -> None:
-        self.note("database crashes")
-        self.database_server.crash()
-        self._later(1.5, self._return_database)
-
-    def cut_database(self) -> None:
-        self.note("database away")
-        self.database_server.is_away = True
-        self._later(2.0, self._return_database)
-
-    def _return_database(self) -> None:
-        self.database_server.is_away = False
-
-    def cut_broker(self) -> None:
-        self.note("broker away")
-        self.log.is_away = True
-        self._later(3.0, self._return_broker)
-
-    def _return_broker(self) -> None:
-        self.log.is_away = self.is_healed and self.plan.is_broker_gone
-
-    def spoil_log(self) -> None:
-        kind = self.random.choice(("truncate", "expire", "wipe"))
-        self.note("log:", kind)
-        if kind == "wipe":
-            self.log.wipe()
-        else:
-            getattr(self.log, kind)(self.random.randrange(1, 6))
-
-    def throw_garbage(self) -> None:
-        self.log.append([b"", self.random.randbytes(200), b"OCHN" + self.random.randbytes(200)])
-
-    def step_clock(self) -> None:
-        host = self.random.choice(self.sequencers)
-        host.clock.offset_ns = self.random.randrange(-(10**10), 10**10)
-
-
-FAULTS = (
-    World.kill,
-    World.kill,
-    World.pause,
-    World.pause,
-    World.replace_paused,
-    World.stop,
-    World.crash_database,
-    World.cut_database,
-    World.cut_broker,
-    World.spoil_log,
-    World.throw_garbage,
-    World.step_clock,
-)
 
 
 class SeedFailed(AssertionError):
@@ -319,7 +267,7 @@ def simulate(seed: int, **changes: object) -> World:
         finally:
             worlds[0].end()
 
-    with quiet(), _small_pieces(plan.key_piece_rows):
+    with quiet(), small_bounds(plan):
         try:
             run_virtual(live(), seed=seed, seconds=600.0)
             worlds[0].check()
@@ -337,13 +285,3 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def _small_pieces(rows: int) -> Iterator[None]:
-    """Make pages of keys after few rows, so that worlds of a hundred orders have some."""
-    with (
-        patch("sequencer.key_index.PIECE_ROWS", rows),
-        patch("sequencer.key_keeper.PIECE_ROWS", rows),
-    ):
-        yield

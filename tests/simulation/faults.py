@@ -1,0 +1,153 @@
+"""What befalls a simulated world, one thing at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .hosts import Host
+    from .world import World
+
+
+def befall(world: World) -> None:
+    """Do the next fault."""
+    world.random.choice(FAULTS)(world)
+
+
+def later(world: World, seconds_max: float, work: Callable[[], None]) -> None:
+    world.loop.call_later(world.random.uniform(0.0, seconds_max), work)
+
+
+def any_host(world: World) -> Host:
+    return world.random.choice([*world.sequencers, *world.sequencers, *world.receivers])
+
+
+def kill(world: World) -> None:
+    host = any_host(world)
+    if not host.process.is_dead:
+        host.kill()
+        later(world, 1.0, host.restart)
+
+
+def pause(world: World) -> None:
+    """Long enough, at times, that another one takes over: then a zombie wakes up."""
+    host = any_host(world)
+    world.note(host.name, "paused")
+    host.process.pause()
+    later(world, 3 * 1.0, host.process.resume)
+
+
+def replace_paused(world: World) -> None:
+    """A second one is started while the first one only seems dead."""
+    host = any_host(world)
+    paused = host.process
+    if paused.is_dead or paused.is_paused:
+        return
+    world.note(host.name, "paused, and started a second time")
+    paused.pause()
+    host.start()
+    later(world, 2.0, paused.resume)
+    later(world, 4.0, paused.kill)
+
+
+def stop(world: World) -> None:
+    if world.leaders:
+        leader = world.random.choice(world.leaders)
+        world.note(leader.process.name, "told to stop")
+        leader.stop()
+
+
+def crash_database(world: World) -> None:
+    world.note("database crashes")
+    world.database_server.crash()
+    later(world, 1.5, partial(_return_database, world))
+
+
+def cut_database(world: World) -> None:
+    world.note("database away")
+    world.database_server.is_away = True
+    later(world, 2.0, partial(_return_database, world))
+
+
+def _return_database(world: World) -> None:
+    world.database_server.is_away = False
+
+
+def spoil_standby(world: World) -> None:
+    """It goes away for a while, or replays nothing any more, for good."""
+    is_stuck = world.plan.is_standby_stuck and world.plan.sources == "standby first"
+    world.is_standby_stuck = is_stuck
+    world.note("standby", "stuck" if is_stuck else "away")
+    if not is_stuck:
+        world.standby_server.crash()
+        later(world, 1.5, partial(_return_standby, world))
+
+
+def _return_standby(world: World) -> None:
+    world.standby_server.is_away = False
+
+
+def spoil_topic(world: World) -> None:
+    """The broker of the orders is away for a while, or the topic grows."""
+    if not world.orders.is_used:
+        return
+    if len(world.orders.topic.logs) == world.plan.topic_partitions and world.random.random() < 0.3:
+        world.note("orders: one more partition")
+        world.orders.add_partition()
+        return
+    world.note("orders away")
+    world.orders.topic.is_away = True
+    later(world, 2.0, partial(_return_topic, world))
+
+
+def _return_topic(world: World) -> None:
+    world.orders.topic.is_away = False
+
+
+def cut_broker(world: World) -> None:
+    world.note("broker away")
+    world.log.is_away = True
+    later(world, 3.0, partial(_return_broker, world))
+
+
+def _return_broker(world: World) -> None:
+    world.log.is_away = world.is_healed and world.plan.is_broker_gone
+
+
+def spoil_log(world: World) -> None:
+    kind = world.random.choice(("truncate", "expire", "wipe"))
+    world.note("log:", kind)
+    if kind == "wipe":
+        world.log.wipe()
+    else:
+        getattr(world.log, kind)(world.random.randrange(1, 6))
+
+
+def throw_garbage(world: World) -> None:
+    world.log.append([b"", world.random.randbytes(200), b"OCHN" + world.random.randbytes(200)])
+
+
+def step_clock(world: World) -> None:
+    host = world.random.choice(world.sequencers)
+    host.clock.offset_ns = world.random.randrange(-(10**10), 10**10)
+
+
+FAULTS = (
+    kill,
+    kill,
+    pause,
+    pause,
+    replace_paused,
+    stop,
+    crash_database,
+    cut_database,
+    cut_broker,
+    spoil_log,
+    throw_garbage,
+    step_clock,
+    spoil_standby,
+    spoil_topic,
+)

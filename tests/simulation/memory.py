@@ -1,0 +1,89 @@
+"""L5: what the programs of a world keep in memory stays within its bounds, whatever is away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from .checker import Violation
+from .receiver_host import GAPS_KEPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matcher_receiver import Receiver
+    from sequencer import Sequencer
+
+    from .plan import Plan
+    from .world import World
+
+LOOK_SECONDS = 0.2
+
+ENTRY_BYTES_MAX = 200
+"""Of one call: it is admitted to an empty queue however large it is."""
+
+
+class MemoryWatch:
+    """Looks into the programs ever so often."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def live(self) -> None:
+        """Look until something is found: the checker keeps it, and the world fails by it."""
+        with suppress(Violation):
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                self._look()
+
+    def _look(self) -> None:
+        for leader in self._world.leaders:
+            if not leader.process.is_dead:
+                self._look_at_leader(leader.sequencer)
+        for host in self._world.receivers:
+            if host.receiver is not None and not host.process.is_dead:
+                self._look_at_receiver(host.receiver)
+
+    def _look_at_leader(self, sequencer: Sequencer) -> None:
+        plan, stats = self._world.plan, sequencer.stats()
+        batch_bytes = plan.batch_rows_max * ENTRY_BYTES_MAX
+        self._require(
+            stats.queue_bytes <= plan.queue_bytes_max + ENTRY_BYTES_MAX + batch_bytes,
+            f"{stats.queue_bytes} bytes wait for a commit",
+        )
+        self._require(
+            stats.publish_queue_bytes <= plan.publish_queue_bytes_max,
+            f"{stats.publish_queue_bytes} bytes wait for the broker",
+        )
+
+    def _look_at_receiver(self, receiver: Receiver) -> None:
+        plan, core, reception = self._world.plan, receiver._core, receiver._reception
+        self._require(len(receiver.gaps) <= GAPS_KEPT, "gaps", len(receiver.gaps))
+        if core is None or reception is None:
+            return
+        kept = sum(len(record) for _, record in core._unproven or ())
+        self._require(kept <= plan.core_bounds * 100, f"{kept} bytes are kept to be compared")
+        self._require(len(core._nonces) <= plan.core_bounds, "nonces", len(core._nonces))
+        sights = len(reception.watch.lag._sights)
+        self._require(sights <= plan.core_bounds, "sights of the head", sights)
+
+    def _require(self, holds: bool, *told: object) -> None:
+        self._world.checker.require(holds, "L5 memory", *told)
+
+
+@contextmanager
+def small_bounds(plan: Plan) -> Iterator[None]:
+    """Set bounds that are constants so low that worlds of a hundred orders reach them."""
+    bounds = {
+        "sequencer.key_index.PIECE_ROWS": plan.key_piece_rows,
+        "sequencer.key_keeper.PIECE_ROWS": plan.key_piece_rows,
+        "matcher_receiver.core.NONCES_MAX": plan.core_bounds,
+        "matcher_receiver.core.UNPROVEN_BYTES_MAX": plan.core_bounds * 100,
+        "matcher_receiver.lag.SIGHTS_MAX": plan.core_bounds,
+    }
+    with ExitStack() as stack:
+        for name, bound in bounds.items():
+            stack.enter_context(patch(name, bound))
+        yield

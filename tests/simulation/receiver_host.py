@@ -1,0 +1,172 @@
+"""A matching service of the simulated world: what it reads, and where its effects stand."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
+from matcher_receiver import Receiver, ReceiverConfig
+from orderchain.errors import (
+    CheckpointLost,
+    ConnectError,
+    GapError,
+    HaltError,
+    RetryError,
+    StoppedError,
+)
+from orderchain.simulation.lossy_link import LossyLink
+from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
+from orderchain.simulation.memory_log import MemoryFrameSource
+from orderchain.simulation.wire import WireBroken
+
+from .gap_connection import MemoryReadConnection
+from .hosts import Host
+from .plan import CHAIN_ID
+
+if TYPE_CHECKING:
+    from orderchain.event import Event
+    from orderchain.ports import GapSource
+    from orderchain.run import Run
+
+    from .world import World
+
+POLL_AFTER_SECONDS = 1.0
+OUTAGE_POLL_SECONDS = 0.25
+RETRY_SECONDS_MAX = 1.0
+STANDBY_SECONDS = 0.5
+AVOID_SECONDS = 1.0
+GAPS_KEPT = 3
+
+
+class ReceiverHost(Host):
+    """A matching service whose effects stand in the database, in one transaction with its place.
+
+    Or, with the checkpoint apart, in a journal of its own, which is written first.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.effects: list[Event] = []
+        # By process: a zombie has one of its own.
+        self._receivers: dict[str, Receiver] = {}
+
+    @property
+    def receiver(self) -> Receiver | None:
+        """The one of the process that is not replaced."""
+        return self._receivers.get(self.process.name)
+
+    def ask_to_stop(self) -> bool:
+        if self.receiver is None or self.world.random.random() < 0.5:
+            return False
+        self.receiver.stop()
+        return True
+
+    @property
+    def head_done(self) -> int:
+        return self.effects[-1].id if self.effects else 0
+
+    async def live(self) -> None:
+        process = self.process
+        while not (process.is_dead or self.is_stopping):
+            try:
+                await self._receive(process.name)
+            except HaltError as error:
+                self.world.on_halt(self.name, error)
+                return
+            except GapError as error:
+                self.world.on_rows_missing(self.name, error)
+            except (RetryError, ConnectError, CheckpointLost, StoppedError) as error:
+                self.world.note(self.name, "stopped", repr(error))
+            await asyncio.sleep(self.world.random.uniform(0.05, 0.5))
+
+    async def _receive(self, process_name: str) -> None:
+        receiver = self._open()
+        async with receiver:
+            self._receivers[process_name] = receiver
+            try:
+                await self._work_off(process_name, receiver)
+            finally:
+                del self._receivers[process_name]
+
+    async def _work_off(self, process_name: str, receiver: Receiver) -> None:
+        head_delivered: int | None = None
+        async for run in receiver:
+            head_delivered = run.first_pid if head_delivered is None else head_delivered
+            self.world.checker.on_run(process_name, head_delivered, run)
+            head_delivered = run.last_id
+            if self.world.random.random() < 0.2:
+                await asyncio.sleep(self.world.random.uniform(0.0, 0.2))  # works on it
+            await self._take_effect(receiver, run)
+
+    async def _take_effect(self, receiver: Receiver, run: Run) -> None:
+        if self.world.plan.keeps_checkpoint_apart:
+            self._write_journal(run)
+            await receiver.checkpoint(run)
+            return
+        transaction = MemoryTransaction()
+        transaction.add(lambda: self._add(run.events))
+        await receiver.checkpoint(run, connection=transaction)
+        try:
+            await self.world.commit_wire().call(transaction.commit)
+        except WireBroken as error:
+            # Whether it was committed is found at the next start.
+            raise RetryError(str(error)) from error
+
+    def _write_journal(self, run: Run) -> None:
+        """Append what the journal lacks: its end may be ahead of the checkpoint."""
+        self.world.checker.require(
+            run.first_pid <= self.head_done, "S5 hole in the journal", run.first_pid, self.head_done
+        )
+        self._add([event for event in run.events if event.id > self.head_done])
+
+    def _add(self, events: list[Event]) -> None:
+        self.effects += events
+        self.world.checker.on_effect(self.name, self.effects, len(events))
+
+    def _open(self) -> Receiver:
+        world = self.world
+        return Receiver(
+            ReceiverConfig(
+                chain_id=CHAIN_ID,
+                name=self.name,
+                poll_after_seconds=POLL_AFTER_SECONDS,
+                outage_poll_seconds=OUTAGE_POLL_SECONDS,
+                retry_seconds_max=RETRY_SECONDS_MAX,
+                standby_wait_seconds=10.0,
+                gaps_kept=GAPS_KEPT,
+                kafka_at_start="optional" if world.plan.is_broker_optional else "required",
+            ),
+            MemoryFrameSource(world.log, LossyLink(world.link_dial, world.random)),
+            self._gap_reader(),
+            MemoryCheckpointStore(world.database, CHAIN_ID, self.name, world.database_wire()),
+            self.clock,
+            random=Random(world.random.random()),
+        )
+
+    def _gap_reader(self) -> GapSource:
+        """What the plan says is read: the primary, a standby, or both, the standby first."""
+        sources = self.world.plan.sources
+        if sources == "primary":
+            return self._reader(is_standby=False)
+        if sources == "standby":
+            return self._reader(is_standby=True)
+        return PreferredSources(
+            [self._reader(is_standby=True), self._reader(is_standby=False)],
+            PreferenceConfig(standby_seconds=STANDBY_SECONDS, avoid_seconds=AVOID_SECONDS),
+            random=Random(self.world.random.random()),
+        )
+
+    def _reader(self, *, is_standby: bool) -> GapReader:
+        world = self.world
+        config = GapReaderConfig(
+            database="simulated", chain_id=CHAIN_ID, page_rows=world.plan.page_rows
+        )
+        reader = GapReader(config)
+        reader._connection = MemoryReadConnection(  # type: ignore[assignment]
+            (lambda: world.replica.chain) if is_standby else (lambda: world.chain),
+            is_standby=is_standby,
+            wire=world.standby_wire() if is_standby else world.database_wire(),
+        )
+        return reader

@@ -1,0 +1,116 @@
+"""Wrongs done to receivers, and to what they read."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import msgspec
+
+from gapfill import PreferredSources
+from matcher_receiver import Receiver
+from matcher_receiver.core import ReceiveCore
+from matcher_receiver.decisions import Fill
+from matcher_receiver.watch import HeadWatch
+from orderchain.mark import Mark
+from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore
+from sequencer.publisher import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from matcher_receiver.decisions import FrameDecision, StandingDecision
+    from orderchain.frame import FrameHeader
+    from orderchain.gap import Cause
+    from orderchain.mark import Standing
+    from orderchain.run import Run
+
+
+@contextmanager
+def gap_skipped() -> Iterator[None]:
+    """A frame behind a gap is delivered as if it were the next one."""
+    judge = ReceiveCore.judge
+
+    def leap(self: ReceiveCore, header: FrameHeader) -> FrameDecision:
+        decision = judge(self, header)
+        if not isinstance(decision, Fill) or decision.cause != "frame":
+            return decision
+        at = header.first_pid
+        self.head = Mark(id=at, batch_last_id=at, seal=header.seal_before, epoch=header.epoch)
+        return judge(self, header)
+
+    with patch.object(ReceiveCore, "judge", leap):
+        yield
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """No heartbeats, and no polling: nothing shows that the last frame was lost."""
+
+    async def send_nothing(self: Publisher) -> None:
+        del self
+
+    async def look_at_nothing(self: HeadWatch) -> None:
+        self.note_look()
+
+    with (
+        patch.object(Publisher, "_beat", send_nothing),
+        patch.object(HeadWatch, "poll", look_at_nothing),
+    ):
+        yield
+
+
+@contextmanager
+def checkpoint_before_delivery() -> Iterator[None]:
+    following = Receiver.__anext__
+
+    async def save_first(self: Receiver) -> Run:
+        run = await following(self)
+        await self.checkpoint(run)
+        return run
+
+    with patch.object(Receiver, "__anext__", save_first):
+        yield
+
+
+@contextmanager
+def checkpoint_without_comparing() -> Iterator[None]:
+    """Two receivers of one name both go on."""
+    with patch.object(MemoryCheckpointStore, "_check", lambda self, first_pid: None):
+        yield
+
+
+@contextmanager
+def standby_believed() -> Iterator[None]:
+    """What a standby says of our place counts as the primary's word."""
+    judge = ReceiveCore.judge_standing
+
+    def believe(self: ReceiveCore, standing: Standing, cause: Cause) -> StandingDecision:
+        return judge(self, msgspec.structs.replace(standing, is_primary=True), cause)
+
+    with patch.object(ReceiveCore, "judge_standing", believe):
+        yield
+
+
+@contextmanager
+def ledger_without_bound() -> Iterator[None]:
+    with patch("matcher_receiver.gaps.deque", lambda maxlen: deque()):
+        yield
+
+
+@contextmanager
+def primary_never_asked() -> Iterator[None]:
+    """Rows that the first server of a list lacks are waited for, however long."""
+    readers = PreferredSources._readers
+
+    async def ask_the_first(
+        self: PreferredSources, after: Mark, until_id: int
+    ) -> AsyncIterator[Run]:
+        for source in readers(self)[:1]:
+            async for run in self._runs_of(source, after, until_id):
+                yield run
+
+    with patch.object(PreferredSources, "runs", ask_the_first):
+        yield

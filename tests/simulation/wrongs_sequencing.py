@@ -1,0 +1,163 @@
+"""Wrongs done to sequencers and intakes, and to what they store."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from orderchain.errors import ConnectError, RetryError
+from orderchain.simulation.memory_store import MemoryChain
+from orderchain.simulation.wired_store import WiredChainStore
+from sequencer.client_numbers import ClientNumbers
+from sequencer.committer import Committer
+from sequencer.key_index import KeyIndex
+from sequencer.key_keeper import KeyKeeper
+from sequencer.key_memory import KeyMemory
+from sequencer.publisher import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orderchain.batch import Batch, Term
+    from orderchain.errors import UnknownOutcome
+
+
+@contextmanager
+def no_fence() -> Iterator[None]:
+    with patch.object(MemoryChain, "admits", lambda self, batch: True):
+        yield
+
+
+@contextmanager
+def blind_retry() -> Iterator[None]:
+    """After an unknown outcome the batch is committed again without reading back."""
+
+    async def find_out(
+        self: Committer, batch: Batch, unknown: UnknownOutcome, deadline_ns: int
+    ) -> bool:
+        await self._take_over_until(deadline_ns, unknown)
+        return False
+
+    with patch.object(Committer, "_find_out", find_out):
+        yield
+
+
+@contextmanager
+def early_reading_back() -> Iterator[None]:
+    """The outcome is read back first, and the epoch raised after: the commit lands in between."""
+    find_out = Committer._find_out
+
+    async def read_first(
+        self: Committer, batch: Batch, unknown: UnknownOutcome, deadline_ns: int
+    ) -> bool:
+        try:
+            is_committed = await self._store.has_committed(batch)
+        except (RetryError, ConnectError):
+            return await find_out(self, batch, unknown, deadline_ns)
+        await self._take_over_until(deadline_ns, unknown)
+        return is_committed
+
+    with patch.object(Committer, "_find_out", read_first):
+        yield
+
+
+@contextmanager
+def acknowledged_before_commit() -> Iterator[None]:
+    commit = Committer.commit
+
+    async def answer_first(self: Committer, assembly: Any, meanwhile: Any = None) -> None:
+        assembly.answer()
+        await commit(self, assembly, meanwhile)
+
+    with patch.object(Committer, "commit", answer_first):
+        yield
+
+
+@contextmanager
+def published_before_commit() -> Iterator[None]:
+    commit = Committer.commit
+
+    async def publish_first(self: Committer, assembly: Any, meanwhile: Any = None) -> None:
+        if assembly.batch is not None and self._publisher is not None:
+            self._publisher.offer(assembly.batch)
+        await commit(self, assembly, meanwhile)
+
+    with patch.object(Committer, "commit", publish_first):
+        yield
+
+
+@contextmanager
+def keys_not_loaded() -> Iterator[None]:
+    """A new leader knows no key of the leaders before it."""
+
+    async def load(self: KeyKeeper, term: Term) -> None:
+        self._chain_id = term.chain_id
+        self._memory = KeyMemory(self._window_rows, term.key_salt, after_id=term.last_id)
+
+    with patch.object(KeyKeeper, "load", load):
+        yield
+
+
+@contextmanager
+def offsets_before_rows() -> Iterator[None]:
+    """An intake's place is stored in a transaction of its own, before the rows."""
+    commit = WiredChainStore.commit
+
+    async def move_first(self: WiredChainStore, batch: Batch, **given: Any) -> None:
+        intake = given.pop("intake", ())
+        if intake:
+            await self.move_intake(intake)
+        await commit(self, batch, **given)
+
+    with patch.object(WiredChainStore, "commit", move_first):
+        yield
+
+
+@contextmanager
+def offsets_after_rows() -> Iterator[None]:
+    """The same, behind the rows."""
+    commit = WiredChainStore.commit
+
+    async def move_last(self: WiredChainStore, batch: Batch, **given: Any) -> None:
+        intake = given.pop("intake", ())
+        await commit(self, batch, **given)
+        if intake:
+            await self.move_intake(intake)
+
+    with patch.object(WiredChainStore, "commit", move_last):
+        yield
+
+
+@contextmanager
+def keys_forgotten_early() -> Iterator[None]:
+    forget_old = KeyIndex.forget_old
+
+    def forget_too_much(self: KeyIndex) -> int | None:
+        window, self._window_rows = self._window_rows, self._window_rows // 4
+        try:
+            return forget_old(self)
+        finally:
+            self._window_rows = window
+
+    with patch.object(KeyIndex, "forget_old", forget_too_much):
+        yield
+
+
+@contextmanager
+def too_old_told_as_never_accepted() -> Iterator[None]:
+    with patch.object(ClientNumbers, "was_never_accepted", lambda *_: True):
+        yield
+
+
+@contextmanager
+def stop_without_deadline() -> Iterator[None]:
+    """A stop waits for a broker that is away, however long."""
+    with patch("tests.simulation.hosts.STOP_SECONDS", 600.0):
+        yield
+
+
+@contextmanager
+def publish_queue_without_bound() -> Iterator[None]:
+    with patch.object(Publisher, "forget", lambda self, until_id: None):
+        yield
