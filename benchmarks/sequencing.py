@@ -32,6 +32,8 @@ class SequencingJob(msgspec.Struct, frozen=True):
     payload_bytes: int = 100
     is_lazy: bool = False
     """Generate while sequencing, for memory; else before, for speed."""
+    orders_per_second: int = 0
+    """How fast orders arrive, whatever becomes of them; 0: as fast as they are taken."""
 
 
 class Sequenced(msgspec.Struct, frozen=True):
@@ -60,7 +62,10 @@ async def run(job: SequencingJob) -> Sequenced:
     async with open_sequencer(config) as sequencer:
         began_ns, cpu = time.monotonic_ns(), time.process_time()
         in_flight: deque[asyncio.Task[object]] = deque()
-        for orders in batches:
+        for number, orders in enumerate(batches):
+            if job.orders_per_second:
+                due_ns = began_ns + number * job.batch_rows * 10**9 // job.orders_per_second
+                await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
             in_flight.append(asyncio.create_task(sequencer.submit_many(orders)))
             await asyncio.sleep(0)
             if len(in_flight) >= _IN_FLIGHT:
