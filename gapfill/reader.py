@@ -199,16 +199,16 @@ class GapReader:
         linked = events if at is None else events[:at]
         if linked:
             return linked
+        boundary_id = place["boundary_id"]
+        if boundary_id is not None and boundary_id > after_id:
+            # Also on a standby: what it has replayed of the archive it will not take back.
+            raise RowsArchived(self._config.chain_id, after_id, boundary_id)
         if place["is_standby"]:
             raise NotYetReadable(after_id, until_id)
-        raise self._missing(after_id, until_id, events, place["boundary_id"])
+        raise self._missing(after_id, until_id, events)
 
-    def _missing(
-        self, after_id: int, until_id: int, events: list[Event], boundary_id: int | None
-    ) -> Exception:
+    def _missing(self, after_id: int, until_id: int, events: list[Event]) -> Exception:
         chain_id = self._config.chain_id
-        if boundary_id is not None and boundary_id > after_id:
-            return RowsArchived(chain_id, after_id, boundary_id)
         if not events:
             return RowsMissing(chain_id, after_id, until_id)
         found = events[0]

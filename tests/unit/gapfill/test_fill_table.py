@@ -1,0 +1,168 @@
+"""The table of docs/protocol.md, "A gap": what a fill finds, on a primary and on a standby."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gapfill import GapReader, GapReaderConfig
+from orderchain.errors import (
+    ForkFound,
+    NotYetReadable,
+    RowsArchived,
+    RowsMissing,
+    SealMismatch,
+)
+from orderchain.simulation.virtual_loop import run_virtual
+from orderchain.simulation.wire import Dial, Server, Wire
+from tests.simulation.gap_connection import MemoryReadConnection
+from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orderchain.event import Event
+    from orderchain.mark import Mark
+    from orderchain.run import Run
+
+
+class Connection(MemoryReadConnection):
+    """A connection to a server whose archive may end somewhere."""
+
+    boundary_id = 0
+
+    def _standing(self, chain: Any, at_id: int) -> Any:
+        (row,) = super()._standing(chain, at_id)
+        return [{**row, "boundary_id": self.boundary_id}]
+
+    def _place(self, chain: Any) -> Any:
+        return [{**super()._place(chain)[0], "boundary_id": self.boundary_id}]
+
+
+class Server7:
+    """A chain as one server shows it, and a fill behind the second row of the second batch."""
+
+    def __init__(self, *, is_standby: bool) -> None:
+        self.chain: Chain = make_chain([4, 6, 5])
+        self.chain.published_id = 0  # type: ignore[attr-defined]
+        self.whole = self.chain.events
+        self.after = self.chain.mark(self.chain.batches[1].events[1].id)
+        self.until_id = self.chain.batches[2].last_id
+        self.missing = [row_id for row_id in self.chain.ids if row_id > self.after.id]
+        wire = Wire(Server("database"), Dial(), Random(1))
+        self.connection = Connection(lambda: self.chain, is_standby=is_standby, wire=wire)
+
+    def fill(self) -> tuple[list[int], Exception | None]:
+        """Return what was handed on, and what ended it."""
+        runs: list[Run] = []
+
+        async def work() -> Exception | None:
+            reader = GapReader(GapReaderConfig(database="none", chain_id=7, page_rows=3))
+            reader._connection = self.connection  # type: ignore[assignment]
+            try:
+                async with aclosing(reader.runs(self.after, self.until_id)) as found:  # type: ignore[type-var]
+                    async for run in found:
+                        runs.append(run)  # noqa: PERF401 - an error must leave what came before
+            except Exception as error:  # noqa: BLE001 - it is what is asked for
+                return error
+            return None
+
+        error = run_virtual(work())
+        return ids_of(runs), error
+
+    # -- what may be wrong -----------------------------------------------------------------------
+
+    def replace(self, batch: int, events: list[Event]) -> None:
+        self.chain.batches[batch] = msgspec.structs.replace(
+            self.chain.batches[batch], events=events
+        )
+
+    def nothing(self) -> None:
+        """All is well."""
+
+    def end_early(self) -> None:
+        self.replace(2, self.chain.batches[2].events[:2])
+
+    def lose_a_row(self) -> None:
+        events = self.chain.batches[2].events
+        self.replace(2, [*events[:2], *events[3:]])
+
+    def archive(self) -> None:
+        self.connection.boundary_id = self.chain.batches[1].last_id
+        self.replace(0, [])
+        self.replace(1, [])
+
+    def archive_behind_our_row(self) -> None:
+        """As when the archive overtakes a fill that is under way."""
+        self.archive()
+        own = next(event for event in self.whole if event.id == self.after.id)
+        self.replace(1, [own])
+
+    def fork(self) -> None:
+        """Another row names a parent that has a child already."""
+        events = self.chain.batches[2].events
+        older = msgspec.structs.replace(events[2], pid=events[0].id)
+        self.replace(2, [*events[:2], older, *events[3:]])
+
+    def lose_our_row(self) -> None:
+        events = self.chain.batches[1].events
+        self.replace(1, [event for event in events if event.id != self.after.id])
+
+    def take_another_seal(self) -> None:
+        self.after: Mark = msgspec.structs.replace(self.after, seal=b"\7" * 32)
+
+
+Found = type[Exception] | None
+
+TABLE: list[tuple[Callable[[Server7], None], Found, Found, int]] = [
+    # what is wrong, on a primary, on a standby, rows that are handed on before that
+    (Server7.nothing, None, None, 9),
+    (Server7.end_early, RowsMissing, NotYetReadable, 6),
+    (Server7.lose_a_row, RowsMissing, NotYetReadable, 6),
+    (Server7.fork, ForkFound, NotYetReadable, 6),
+    (Server7.lose_our_row, ForkFound, NotYetReadable, 0),
+    (Server7.take_another_seal, SealMismatch, NotYetReadable, 0),
+]
+
+
+@pytest.mark.parametrize("is_standby", [False, True], ids=["primary", "standby"])
+@pytest.mark.parametrize(
+    ("break_it", "on_primary", "on_standby", "rows"),
+    TABLE,
+    ids=[line[0].__name__ for line in TABLE],
+)
+def test_what_a_fill_finds_is_told_by_its_kind_behind_a_linked_run(
+    break_it: Callable[[Server7], None],
+    on_primary: Found,
+    on_standby: Found,
+    rows: int,
+    *,
+    is_standby: bool,
+) -> None:
+    server = Server7(is_standby=is_standby)
+    break_it(server)
+    ids, error = server.fill()
+    expected = on_standby if is_standby else on_primary
+    assert type(error) is (expected or type(None)), repr(error)
+    assert ids == server.missing[:rows]
+    if isinstance(error, RowsMissing):
+        hole = server.missing[rows - 1], server.missing[rows]
+        assert error.after_id == hole[0]
+        assert error.until_id in {hole[1], server.until_id}
+
+
+@pytest.mark.parametrize("is_standby", [False, True], ids=["primary", "standby"])
+@pytest.mark.parametrize("archive", [Server7.archive, Server7.archive_behind_our_row])
+def test_fill_of_rows_behind_the_archives_boundary_is_told_as_archived(
+    archive: Callable[[Server7], None], *, is_standby: bool
+) -> None:
+    server = Server7(is_standby=is_standby)
+    archive(server)
+    ids, error = server.fill()
+    assert isinstance(error, RowsArchived), repr(error)
+    assert ids == []
+    assert error.until_id == server.connection.boundary_id
