@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from orderchain.gap import Gap
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from orderchain.gap import Gap
+    from orderchain.clock import Clock
+    from orderchain.errors import RowsArchived
+    from orderchain.gap import Cause
 
 
 class GapLedger:
@@ -38,3 +42,18 @@ class GapLedger:
 
     def __iter__(self) -> Iterator[Gap]:
         return iter(tuple(self._gaps))
+
+
+def archived_gap(error: RowsArchived, after_id: int, cause: Cause, clock: Clock) -> Gap:
+    """Return the entry for a place, not a fill, that was found behind the archive's boundary."""
+    return Gap(
+        chain_id=error.chain_id,
+        after_id=after_id,
+        until_id=error.until_id,
+        cause=cause,
+        source="primary",
+        rows=0,
+        found_at_ns=clock.wall_ns(),
+        duration_ns=0,
+        outcome="archived",
+    )

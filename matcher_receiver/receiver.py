@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 from matcher_receiver.backoff import Backoff
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
-from matcher_receiver.gaps import GapLedger
+from matcher_receiver.gaps import GapLedger, archived_gap
 from matcher_receiver.halting import records_of, store_halt
 from matcher_receiver.kit import AWAY, Kit
 from matcher_receiver.optional_frames import OptionalFrames
@@ -21,7 +21,7 @@ from matcher_receiver.starting import find_start
 from matcher_receiver.stats import Counters, ReceiverStats, stats_of
 from matcher_receiver.waits import StopAsked, Waits
 from orderchain.clock import SystemClock
-from orderchain.errors import HaltError, SettingError
+from orderchain.errors import HaltError, RowsArchived, SettingError
 from orderchain.limits import ID_MAX
 
 if TYPE_CHECKING:
@@ -128,7 +128,11 @@ class Receiver:
         if self._reports is not None:
             await self._reports.begin()
         own = await self._own_place(stored)
-        start, standing = await find_start(self._gap_source, own, self._config.start_at)
+        try:
+            start, standing = await find_start(self._gap_source, own, self._config.start_at)
+        except RowsArchived as error:
+            self.gaps.add(archived_gap(error, error.after_id, "start", self._clock))
+            raise
         await self._begin(start, standing, stored)
         if stored is None and self._checkpoints is not None:
             await self._checkpoints.save(start.id, start)

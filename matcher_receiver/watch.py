@@ -6,10 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from matcher_receiver.decisions import Compare, Halt
+from matcher_receiver.gaps import archived_gap
 from matcher_receiver.kit import AWAY
 from matcher_receiver.lag import Lag
 from matcher_receiver.pages import compare
 from matcher_receiver.waits import SECOND_NS
+from orderchain.errors import RowsArchived
 
 if TYPE_CHECKING:
     from matcher_receiver.decisions import StandingDecision
@@ -97,8 +99,13 @@ class HeadWatch:
 
     async def read(self, at_id: int) -> Standing:
         """Read the standing at a row. Raises as `orderchain.ports.GapSource.standing`."""
-        self._kit.counters.reads += 1
-        standing = await self._kit.waits.until_done(self._kit.gap_source.standing(at_id))
+        kit = self._kit
+        kit.counters.reads += 1
+        try:
+            standing = await kit.waits.until_done(kit.gap_source.standing(at_id))
+        except RowsArchived as error:
+            kit.ledger.add(archived_gap(error, kit.core.head.id, "poll", kit.clock))
+            raise
         self.note(standing)
         return standing
 

@@ -20,7 +20,7 @@ from matcher_receiver import (
     ReceiverConfig,
     StartAt,
 )
-from orderchain.errors import ForeignDatabase, PrimaryBehind, StillHalted
+from orderchain.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
 from orderchain.event import Event
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
 from tests.unit.matcher_receiver.chains import ids_of
@@ -49,7 +49,35 @@ async def test_gaps_of_a_receiver_stand_in_the_database_when_it_has_closed(
     assert row["duration"].total_seconds() == pytest.approx(gap.duration_ns / 1e9, abs=1e-5)
 
 
-async def test_missing_and_archived_rows_are_told_apart_in_the_ledger(
+@pytest.mark.parametrize("start", ["checkpoint", "fill"])
+async def test_rows_behind_a_planted_boundary_are_archived_by_error_and_ledger(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, start: str
+) -> None:
+    first = await stored.commit(6)
+    async with make_receiver(until_id=first.events[1].id) as receiver:
+        async for run in receiver:
+            await receiver.checkpoint(run)
+    boundary = await stored.commit(6)
+    await stored.commit(6)
+
+    async def receive() -> None:
+        if start == "checkpoint":
+            await stored.archive_up_to(boundary)
+        async with make_receiver() as receiver:
+            if start == "fill":
+                await stored.archive_up_to(boundary)
+            await next_events(receiver, stored.chain.mark().id)
+
+    with pytest.raises(RowsArchived) as caught:
+        await receive()
+    assert caught.value.until_id == boundary.last_id
+    row = await admin.fetchrow("SELECT * FROM receiver_gap")
+    told = row["after_id"], row["outcome"], row["row_count"], row["cause"]
+    assert told == (first.events[1].id, "archived", 0, "start")
+    assert row["until_id"] >= boundary.last_id
+
+
+async def test_missing_rows_stand_in_the_ledger_as_missing(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
 ) -> None:
     async with make_receiver(name="hole", poll_after_seconds=600.0) as receiver:

@@ -365,6 +365,15 @@ def test_gap_with_another_database_halts(chain: Chain) -> None:
     assert error_of(core.judge_gap(foreign, Fill(99, "frame")), ForeignDatabase)
 
 
+def test_gap_with_a_standby_of_another_database_waits(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    standing = standing_of(chain, chain.mark().id, is_primary=False)
+    foreign = msgspec.structs.replace(
+        standing, head=msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
+    )
+    assert core.judge_gap(foreign, Fill(chain.mark().id, "frame")) is WAIT
+
+
 # -- fills and states -----------------------------------------------------------------------------
 
 

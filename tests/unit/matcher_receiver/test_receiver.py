@@ -345,6 +345,24 @@ async def test_database_away_does_not_stop_live_frames() -> None:
 
 
 @virtual
+async def test_both_away_nothing_is_handed_on_and_nothing_is_lost() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+
+        def fail() -> None:
+            raise RetryError("the database is down")
+
+        rig.source.before_read, rig.frames.is_down = fail, True
+        rig.commit_and_publish(3)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 60.0)
+        assert receiver.head_delivered == rig.chain.ids[3]
+        rig.source.before_read = lambda: None
+        assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids[4:]
+
+
+@virtual
 async def test_database_away_at_the_start_is_told() -> None:
     rig = Rig([4])
 
@@ -464,6 +482,25 @@ async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> 
         rig.commit_and_publish(3)
         runs = await take(receiver, rig.chain.mark().id)
         assert runs[-1].end == rig.chain.mark()
+
+
+@virtual
+async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_tells() -> None:
+    """A leader that publishes other rows than it commits: the next batch's seal shows it."""
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        header, events = rig.chain.headers(rig.chain.add(3))[0]
+        other = msgspec.structs.replace(events[1], payload=b"nobody committed this")
+        lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
+        rig.frames.put(encode_frame(lying, [events[0], other, events[2]]))
+        await take(receiver, header.last_id)
+        rig.commit_and_publish(3)
+        for _ in range(2):
+            with pytest.raises(SealMismatch):
+                await anext(receiver)
+        assert receiver.state is State.HALTED
+        assert receiver.head_delivered == header.last_id
 
 
 # -- cancellation ---------------------------------------------------------------------------------

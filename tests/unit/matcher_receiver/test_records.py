@@ -58,6 +58,22 @@ async def test_halt_is_stored_with_its_reason_and_keeps_the_next_one_from_starti
 
 
 @virtual
+async def test_receiver_whose_halt_was_lifted_halts_again_while_the_primary_contradicts() -> None:
+    """Lifting a halt skips nothing: it only lets the receiver look again."""
+    rig, records = with_records([4, 4])
+    records.stored = msgspec.structs.replace(rig.chain.mark(), seal=b"\1" * 32)
+    for _ in range(2):
+        with pytest.raises(SealMismatch):
+            async with rig.receiver():
+                pass
+        assert [name for name, _ in records.halts] == ["SealMismatch"]
+        records.halts.clear()  # as `chainctl unhalt` does
+    records.stored = rig.chain.mark(rig.chain.ids[2])
+    async with rig.receiver() as receiver:
+        assert (await anext(receiver)).first_pid == rig.chain.ids[2]
+
+
+@virtual
 async def test_halt_at_the_start_is_stored() -> None:
     rig, records = with_records([4, 4])
     records.stored = msgspec.structs.replace(rig.chain.mark(), seal=b"\1" * 32)
@@ -163,6 +179,34 @@ def test_gap_that_could_not_be_filled_is_told_by_its_kind_and_then_as_filled(
         assert records.gaps[-1].outcome == "filled"
 
     test()
+
+
+@virtual
+async def test_place_behind_the_archives_boundary_is_told_in_the_ledger_too() -> None:
+    """At the start, and when the archive overtakes a receiver that is at work."""
+    rig, records = with_records([4, 4])
+    place = records.stored = rig.chain.mark(rig.chain.ids[1])
+    boundary = rig.chain.batches[0].last_id
+
+    def archived() -> None:
+        raise RowsArchived(7, place.id, boundary)
+
+    rig.source.before_read = archived
+    with pytest.raises(RowsArchived):
+        async with rig.receiver():
+            pass
+    rig.source.before_read = lambda: None
+    async with rig.receiver(poll_after_seconds=0.1) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.source.before_read = archived
+        for _ in range(2):
+            with pytest.raises(RowsArchived):
+                await anext(receiver)
+        assert receiver.stats().gaps == 0
+    told = [(gap.after_id, gap.until_id, gap.cause, gap.outcome) for gap in records.gaps]
+    end = rig.chain.mark().id
+    assert told[0] == (place.id, boundary, "start", "archived")
+    assert set(told[1:]) == {(end, boundary, "poll", "archived")}
 
 
 def raising(error: Exception) -> Callable[[], None]:

@@ -142,6 +142,31 @@ async def test_snapshot_and_the_tail_behind_it_come_in_one_call() -> None:
 
 
 @virtual
+async def test_place_of_the_callers_own_comes_before_any_snapshot() -> None:
+    rig = Rig(SIZES)
+    rig.snapshots = Snapshots(Snapshot(mark=rig.chain.mark(rig.chain.ids[6]), state=b"seven"))
+    start = rig.chain.mark(rig.chain.ids[1])
+    assert await received(rig, start=start) == rig.chain.ids[2:]
+
+
+@virtual
+async def test_live_end_is_taken_before_the_database_is_read() -> None:
+    """The other way round, what is committed between the two would be in neither."""
+    rig = Rig(SIZES)
+    acts: list[str] = []
+    start = rig.frames.start
+
+    async def told_start() -> None:
+        acts.append("live end")
+        await start()
+
+    rig.frames.start = told_start  # type: ignore[method-assign]
+    rig.source.before_read = lambda: acts.append("database")
+    await received(rig)
+    assert acts[:2] == ["live end", "database"]
+
+
+@virtual
 async def test_snapshots_that_are_lost_begin_anew_although_there_is_a_checkpoint() -> None:
     rig = Rig(SIZES)
     rig.checkpoints.stored = rig.chain.mark(rig.chain.ids[9])

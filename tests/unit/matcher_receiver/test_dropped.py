@@ -1,0 +1,139 @@
+"""Frames that are of no use: dropped, counted by their reason, at worst the cause of a read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from orderchain.event import Event
+from orderchain.frame import encode_frame
+
+from .chains import Chain, ids_of
+from .rig import Rig, take, virtual
+from .virtual_time import virtual_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OTHER_SEAL = b"\7" * 32
+
+
+def of_no_use(rig: Rig) -> dict[str, bytes | None]:
+    """Frames of every bad kind, as they come when the chain's last batch was delivered."""
+    chain = rig.chain
+    next_batch = Chain(chain.chain_id, chain.database_id, seed=9)
+    next_batch.batches, next_batch.epoch = list(chain.batches), chain.epoch
+    next_batch.nonce = chain.nonce
+    (header, events), *_ = next_batch.headers(next_batch.add(4))
+    whole = encode_frame(header, events)
+    replace = msgspec.structs.replace
+    beyond = header.last_id + 1_000
+    phantom = replace(header, first_pid=beyond, first_id=beyond + 1, last_id=beyond + 1, count=1)
+    broken_link = [events[0], Event(events[1].id, 1, "k", 0, b""), *events[2:]]
+    heartbeat = chain.heartbeat_header()
+    return {
+        "empty": None,
+        "truncated": whole[:20],
+        "crc": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "chain": encode_frame(replace(header, chain_id=header.chain_id + 1), events),
+        "nonce": encode_frame(replace(header, publisher_nonce=b"nobody knows me!"), events),
+        "seal": encode_frame(replace(header, seal_before=OTHER_SEAL), events),
+        "seal of a heartbeat": encode_frame(replace(heartbeat, seal_before=OTHER_SEAL), []),
+        "epoch": encode_frame(replace(header, epoch=header.epoch - 1), events),
+        "link": encode_frame(header, broken_link),
+        "phantom": encode_frame(phantom, [Event(beyond + 1, beyond, "phantom", 0, b"")]),
+        "old": chain.frames(chain.batches[-1])[0],
+        "old heartbeat": old_heartbeat(chain),
+    }
+
+
+def old_heartbeat(chain: Chain) -> bytes:
+    before = chain.batches[-1]
+    header = msgspec.structs.replace(
+        chain.heartbeat_header(), first_pid=before.pid, first_id=before.pid, last_id=before.pid
+    )
+    return encode_frame(header, [])
+
+
+def reason_of(kind: str) -> str:
+    return kind.partition(" ")[0]
+
+
+KINDS = [
+    "empty", "truncated", "crc", "chain", "nonce", "seal", "seal of a heartbeat", "epoch", "link",
+    "phantom", "old", "old heartbeat",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frame_of_no_use_is_counted_by_its_reason_and_delivery_goes_on(kind: str) -> None:
+    @virtual
+    async def story() -> None:
+        rig = Rig([3, 3])
+        async with rig.receiver(poll_after_seconds=600.0) as receiver:
+            await take(receiver, rig.chain.mark().id)
+            head, reads = receiver.head_delivered, rig.source.reads
+            rig.frames.put(of_no_use(rig)[kind])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(receiver), 1.0)
+            assert receiver.head_delivered == head
+            rig.commit_and_publish(5)
+            runs = await take(receiver, rig.chain.mark().id)
+            assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > head]
+            stats = receiver.stats()
+            assert (stats.rows_live, stats.gaps) == (5, 0)
+            assert rig.source.reads - reads <= 1, "at worst a read"
+            if reason_of(kind) == "old":
+                assert (stats.duplicates_dropped, stats.dropped) == (1, {})
+            else:
+                assert stats.dropped == {reason_of(kind): 1}
+
+    story()
+
+
+@virtual
+async def test_frame_that_a_standby_never_gets_the_row_of_is_let_go_in_time() -> None:
+    rig = Rig([3, 3])
+    rig.source.is_primary = True
+    async with rig.receiver(standby_wait_seconds=5.0, poll_after_seconds=600.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.source.is_primary = False
+        rig.frames.put(of_no_use(rig)["phantom"])
+        clock = virtual_clock()
+        began = clock.time()
+        clock.call_later(60.0, receiver.stop)
+        assert [run async for run in receiver] == []
+        assert receiver.stats().dropped == {"unreadable": 1}
+        assert clock.time() - began >= 5.0
+        retries = receiver.stats().database_retries
+        assert 3 <= retries <= 30, "asked again with pauses that grow"
+
+
+def flood(rig: Rig, kind: str, frames: int) -> Callable[[], None]:
+    def put() -> None:
+        rig.frames.put(*[of_no_use(rig)[kind]] * frames)
+
+    return put
+
+
+@pytest.mark.parametrize("kind", ["nonce", "seal", "seal of a heartbeat", "epoch"])
+def test_flood_of_contradicting_frames_costs_a_read_in_a_tenth_of_a_second_at_most(
+    kind: str,
+) -> None:
+    @virtual
+    async def story() -> None:
+        rig = Rig([3, 3])
+        async with rig.receiver(poll_after_seconds=600.0, check_seconds=0.1) as receiver:
+            await take(receiver, rig.chain.mark().id)
+            reads, clock = rig.source.reads, virtual_clock()
+            for at in range(10):
+                clock.call_later(0.05 * (at + 1), flood(rig, kind, 200))
+            clock.call_later(1.0, receiver.stop)
+            assert [run async for run in receiver] == []
+            assert receiver.stats().dropped == {reason_of(kind): 2_000}
+            assert rig.source.reads - reads <= 6
+
+    story()
