@@ -5,7 +5,9 @@
   against the database, bounds each page in bytes, makes events, checks every link, and finds the
   batch that each page ends in;
 - one row: a gap of one row, again and again, beside a SELECT of that row on an open connection;
-- flat: a gap of 10,000 rows in chains of 10^5, 10^6 and 10^7 rows.
+- flat: a gap of 10,000 rows in chains of 10^5, 10^6 and 10^7 rows. `warm`: the rows have just been
+  read, as those of a gap have just been written; `cold`: anywhere in a table, of which the larger
+  ones do not fit into the server's memory.
 
     python -m benchmarks.fill [--repeats 7] [--largest 10000000]
 """
@@ -165,25 +167,38 @@ async def measure_one_row(site: Site, chain_id: int, last_id: int, repeats: int)
     return found
 
 
-async def measure_flat(site: Site, chains: dict[int, int], repeats: int) -> dict[str, Any]:
+async def measure_flat(
+    site: Site, chains: dict[int, int], repeats: int, *, is_warm: bool
+) -> dict[str, Any]:
     """Time the same gap in chains of different length, at places drawn by a seed."""
     random = Random(1)
 
+    async def fill_somewhere(rows: int, chain_id: int) -> float:
+        after_id = random.randrange(1, rows - FLAT_GAP_ROWS)
+        if is_warm:
+            await fill(site, chain_id, after_id, FLAT_GAP_ROWS)
+        return FLAT_GAP_ROWS / await fill(site, chain_id, after_id, FLAT_GAP_ROWS)
+
     def arm(rows: int, chain_id: int) -> Callable[[], Any]:
-        return lambda: fill(
-            site, chain_id, random.randrange(1, rows - FLAT_GAP_ROWS), FLAT_GAP_ROWS
-        )
+        return lambda: fill_somewhere(rows, chain_id)
 
     figures = await interleave({str(n): arm(n, chain) for n, chain in chains.items()}, repeats)
     base = str(min(chains))
     found = {
-        name: {**spread(values), "to_shortest": ratio(figures, name, base)}
+        name: {
+            **spread(values),
+            "to_shortest": ratio(figures, name, base),
+            "median_to_shortest": statistics.median(values) / statistics.median(figures[base]),
+        }
         for name, values in figures.items()
     }
     for name, value in found.items():
         print(
-            f"10,000 of {int(name):>10,}: {FLAT_GAP_ROWS / value['median'] * 1e3:6.1f} ms"
-            f"  / shortest {value['to_shortest']['median']:.2f}"
+            f"{'warm' if is_warm else 'cold'}: 10,000 of {int(name):>10,}:"
+            f" {value['median'] * 1e3:6.1f} ms"
+            f" ({value['min'] * 1e3:.1f} to {value['max'] * 1e3:.1f})"
+            f"  / shortest {value['median_to_shortest']:.2f}",
+            flush=True,
         )
     return found
 
@@ -207,7 +222,8 @@ async def main() -> None:
         "long_gap_rows": LONG_GAP_ROWS,
         "pages": await measure_pages(site, chains[1_000_000], arguments.repeats),
         "one_row_ms": await measure_one_row(site, chains[1_000_000], 1_000_000, arguments.repeats),
-        "flat": await measure_flat(site, chains, 3 * arguments.repeats),
+        "flat_warm_seconds": await measure_flat(site, chains, 4 * arguments.repeats, is_warm=True),
+        "flat_cold_seconds": await measure_flat(site, chains, 2 * arguments.repeats, is_warm=False),
     }
     if arguments.dry:
         return
