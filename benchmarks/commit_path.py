@@ -31,9 +31,10 @@ from benchmarks.chains import Site, benchmark_stack, make_chain, open_site
 from benchmarks.host import RESULTS, describe_host
 from benchmarks.workload import EVENT_TIME_NS, order_batches
 from orderchain.clock import SystemClock
+from orderchain.collector import calm_collector
 from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
-from sequencer import Order, Sequencer, SequencerConfig, open_sequencer
+from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
 from sequencer.core import SequencerCore
 from sequencer.key_store import PostgresKeyStore
 from sequencer.lease import PostgresLease
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = (100, 1_000, 5_000)
 _IN_FLIGHT = 3
+_WAITING = 10_000
 
 
 def config_of(site: Site, chain_id: int, **settings: int) -> SequencerConfig:
@@ -109,20 +111,29 @@ async def submit_many(
     *,
     window: int = 0,
     key: Callable[[int], str] | None = None,
-    present: int = 0,
+    chain_id: int | None = None,
 ) -> float:
     """Return orders per second of the embedded sequencer, publishing to Kafka beside it."""
-    chain_id = await make_chain(site)
+    chain_id = chain_id or await make_chain(site)
     config = config_of(site, chain_id, batch_rows_max=batch_rows, key_window_rows=window)
     async with open_sequencer(config) as sequencer:
-        if present and key is not None:
-            await submit_all(sequencer, list(keyed(present, batch_rows, key, b"")))
         batches = list(
             order_batches(orders, batch_rows)
             if key is None
             else keyed(orders, batch_rows, key, bytes(100))
         )
         return orders / await submit_all(sequencer, batches)
+
+
+async def fill(site: Site, rows: int) -> int:
+    """Return a chain that holds `rows` rows with random keys."""
+    chain_id = await make_chain(site)
+    config = config_of(site, chain_id, batch_rows_max=5_000, key_window_rows=10**7)
+    async with open_sequencer(config) as sequencer:
+        for start in range(0, rows, 500_000):
+            count = min(500_000, rows - start)
+            await submit_all(sequencer, list(keyed(count, 5_000, random_keys(), b"")))
+    return chain_id
 
 
 class OpenSink:
@@ -158,18 +169,33 @@ async def pipelined(site: Site, orders: int, batch_rows: int) -> float:
 
 
 async def one_future_each(site: Site, orders: int) -> float:
-    """Return orders per second when every order is a `submit` of its own."""
+    """Return orders per second when every order has a future of its own, 10,000 waiting at most."""
     chain_id = await make_chain(site)
     flat = [order for batch in order_batches(orders, 5_000) for order in batch]
+    waiting: deque[asyncio.Future[Ack]] = deque()
     async with open_sequencer(config_of(site, chain_id, key_window_rows=0)) as sequencer:
         began = time.perf_counter()
-        for start in range(0, orders, 20_000):
-            await asyncio.gather(
-                *(
-                    sequencer.submit(order.key, order.payload, order.event_time_ns)
-                    for order in flat[start : start + 20_000]
-                )
-            )
+        for order in flat:
+            waiting.append(sequencer.submit_nowait(order.key, order.payload, order.event_time_ns))
+            if len(waiting) >= _WAITING:
+                await waiting.popleft()
+        while waiting:
+            await waiting.popleft()
+        return orders / (time.perf_counter() - began)
+
+
+async def one_task_each(site: Site, orders: int) -> float:
+    """Return orders per second of 10,000 tasks that each await one order after the other."""
+    chain_id = await make_chain(site)
+    left = iter([order for batch in order_batches(orders, 5_000) for order in batch])
+    async with open_sequencer(config_of(site, chain_id, key_window_rows=0)) as sequencer:
+
+        async def client() -> None:
+            for order in left:
+                await sequencer.submit(order.key, order.payload, order.event_time_ns)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(_WAITING)))
         return orders / (time.perf_counter() - began)
 
 
@@ -251,6 +277,10 @@ async def measure(site: Site, repeats: int, orders: int, present: int) -> dict[s
             repeats,
         )
         result[f"batch {size}"] = tell(f"batch {size}", figures, "bare")
+        against = ratio(figures, "pipelined", "serial")
+        result[f"pipelined / serial {size}"] = against
+        print(f"batch {size}: pipelined / serial {against['median']:.2f}", flush=True)
+    filled = await fill(site, present)
     figures = await interleave(
         {
             "keys off": lambda: submit_many(site, orders, 1_000),
@@ -261,13 +291,19 @@ async def measure(site: Site, repeats: int, orders: int, present: int) -> dict[s
                 site, orders, 1_000, window=10**7, key=time_ordered_keys()
             ),
             f"random, {present:,} present": lambda: submit_many(
-                site, orders, 1_000, window=10**7, key=random_keys(), present=present
+                site, orders, 1_000, window=10**7, key=random_keys(), chain_id=filled
             ),
         },
         repeats,
     )
     result["keys"] = tell("keys", figures, "keys off")
-    figures = await interleave({"one future each": lambda: one_future_each(site, orders)}, repeats)
+    figures = await interleave(
+        {
+            "one future each": lambda: one_future_each(site, orders),
+            "one task each": lambda: one_task_each(site, orders),
+        },
+        repeats,
+    )
     result["futures"] = tell("futures", figures, "one future each")
     figures = await interleave(
         {"one INSERT": lambda: one_insert(site), "one order": lambda: one_order(site)}, repeats
@@ -299,6 +335,7 @@ def main() -> None:
     parser.add_argument("--present", type=int, default=3_000_000)
     arguments = parser.parse_args()
     site = open_site(benchmark_stack())
+    calm_collector()
     result = {
         "benchmark": "commit_path",
         "host": describe_host(),

@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from chainctl.exits import Terminated
+from orderchain.collector import calm_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -23,6 +24,7 @@ def run_async(work: Coroutine[object, object, _T]) -> _T:
     Ctrl-C cancels it and raises KeyboardInterrupt once it has cleaned up, a second one at once.
     SIGTERM cancels it and raises Terminated.
     """
+    calm_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_guarded(work))
 

@@ -53,12 +53,12 @@ class ChainStore(Protocol):
         *,
         published_id: int,
         intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Commit `batch` behind the fence, or not at all.
 
         `meanwhile` is called once while the server is at work on the rows, but need not be for a
-        row alone; it returns whether another commit will follow at once.
+        row alone.
 
         Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
         answer was lost, RetryError when surely nothing was committed. After the last two the

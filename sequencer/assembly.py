@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orderchain.batch import Batch, IntakeMark
-    from sequencer.batcher import Entry
     from sequencer.columns import OrderColumns
     from sequencer.core import SequencerCore
+    from sequencer.entry import Entry
     from sequencer.key_memory import Claims, KeyMemory
     from sequencer.placing import Place, Placing
 
@@ -74,15 +74,19 @@ class Assembly:
         """Tell every caller its orders' places; a cancelled one has gone, its orders have not."""
         events = self.batch.events if self.batch is not None else []
         new = [Ack(event.id, event.pid) for event in events]
+        if self._places is None:
+            self._answer_in_order(new)
+            return
+        for entry, places in zip(self.entries, self._places, strict=True):
+            entry.answer([new[place] if isinstance(place, int) else place for place in places])
+
+    def _answer_in_order(self, acks: list[Ack]) -> None:
+        """Tell every caller, where the batch holds just the orders of all entries."""
         start = 0
-        for index, entry in enumerate(self.entries):
-            if self._places is None:
-                outcomes: list[Ack | OrderError] = [*new[start : start + len(entry.orders)]]
-                start += len(entry.orders)
-            else:
-                places = self._places[index]
-                outcomes = [new[place] if isinstance(place, int) else place for place in places]
-            entry.answer(outcomes)
+        for entry in self.entries:
+            stop = start + len(entry.orders)
+            entry.answer(acks[start:stop])
+            start = stop
 
     def _marks(self) -> list[IntakeMark]:
         """Return the intake marks to store, each with what was refused on the way."""

@@ -5,55 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orderchain.errors import QueueFull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.batch import IntakeMark
-    from sequencer.columns import OrderColumns
-    from sequencer.order import Order
-    from sequencer.sifting import Sifted
-
-
-class Entry:
-    """The orders of one call: never split over two batches.
-
-    They are taken whole or refused whole; or, sifted, each for itself. `done` gets their places, in
-    order, and in the place of one that was refused its OrderError.
-    """
-
-    __slots__ = ("bytes", "columns", "done", "intake", "orders", "positions", "sifted")
-
-    def __init__(
-        self,
-        orders: Sequence[Order],
-        bytes_: int,
-        intake: IntakeMark | None,
-        done: asyncio.Future[list[Any]],
-        *,
-        columns: OrderColumns | None = None,
-        sifted: Sifted | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        self.orders = orders
-        self.bytes = bytes_
-        self.intake = intake
-        self.done = done
-        # Of `orders`, where they were made already: not for an order alone.
-        self.columns = columns
-        self.sifted = sifted
-        # Where each order stands in the intake's source: for those that will be refused.
-        self.positions = positions
-
-    def answer(self, outcomes: list[Any]) -> None:
-        """Tell the caller what became of `orders`, unless it has gone."""
-        if not self.done.done():
-            self.done.set_result(
-                outcomes if self.sifted is None else self.sifted.together(outcomes)
-            )
+    from sequencer.entry import Entry
 
 
 class Batcher:
@@ -81,18 +40,26 @@ class Batcher:
 
     def add_nowait(self, entry: Entry) -> None:
         """Queue `entry`. Raises QueueFull when there is no room, or others wait for it."""
-        if self._waiting or (self._entries and self.bytes + entry.bytes > self._queue_bytes_max):
+        if not self.has_room(entry):
             raise QueueFull(f"{self.bytes} bytes wait for a commit")
         self._admit(entry)
 
     async def add(self, entry: Entry) -> None:
         """Queue `entry` as soon as there is room. Cancelled before that, it was not submitted."""
-        try:
-            self.add_nowait(entry)
-        except QueueFull:
-            admitted = asyncio.get_running_loop().create_future()
-            self._waiting.append((entry, admitted))
-            await admitted
+        if self.has_room(entry):
+            self._admit(entry)
+            return
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, admitted))
+        await admitted
+
+    def has_room(self, entry: Entry) -> bool:
+        """Say whether `entry` may be queued now: it fits, or nothing is queued, and nobody waits.
+
+        Then `add` does not wait.
+        """
+        fits = self.bytes + entry.size_bytes <= self._queue_bytes_max
+        return (fits or not self._entries) and not self._waiting
 
     def has_full_batch(self) -> bool:
         """Say whether the next batch would not grow by waiting any longer."""
@@ -122,12 +89,13 @@ class Batcher:
         while self._entries:
             entry = self._entries[0]
             if taken and (
-                rows + len(entry.orders) > self._rows_max or bytes_ + entry.bytes > self._bytes_max
+                rows + len(entry.orders) > self._rows_max
+                or bytes_ + entry.size_bytes > self._bytes_max
             ):
                 break
             taken.append(self._entries.popleft())
             rows += len(entry.orders)
-            bytes_ += entry.bytes
+            bytes_ += entry.size_bytes
         self.rows -= rows
         self.bytes -= bytes_
         self._let_in()
@@ -137,7 +105,7 @@ class Batcher:
         """Return entries that were taken, to the front, in their order."""
         self._entries.extendleft(reversed(entries))
         self.rows += sum(len(entry.orders) for entry in entries)
-        self.bytes += sum(entry.bytes for entry in entries)
+        self.bytes += sum(entry.size_bytes for entry in entries)
         self._arrived.set()
 
     def close(self) -> None:
@@ -156,7 +124,7 @@ class Batcher:
     def _admit(self, entry: Entry) -> None:
         self._entries.append(entry)
         self.rows += len(entry.orders)
-        self.bytes += entry.bytes
+        self.bytes += entry.size_bytes
         self._arrived.set()
 
     def _let_in(self) -> None:
@@ -164,7 +132,7 @@ class Batcher:
         while self._waiting:
             entry, admitted = self._waiting[0]
             if not admitted.cancelled():
-                if self._entries and self.bytes + entry.bytes > self._queue_bytes_max:
+                if self._entries and self.bytes + entry.size_bytes > self._queue_bytes_max:
                     return
                 self._admit(entry)
                 admitted.set_result(None)

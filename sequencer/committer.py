@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
     from orderchain.ports import ChainStore
-    from sequencer.batcher import Entry
     from sequencer.config import SequencerConfig
+    from sequencer.entry import Entry
     from sequencer.key_keeper import KeyKeeper
     from sequencer.key_memory import Claims
     from sequencer.leadership import Leadership
@@ -130,7 +130,7 @@ class Committer:
         assembly.give_ids(self._leading(), self._clock.wall_ns())
         return assembly
 
-    async def commit(self, assembly: Assembly, meanwhile: Callable[[], bool] | None = None) -> None:
+    async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
         """Commit; what follows from it is left to `finish`, or to the next commit.
 
         The next commit does it while the server is at work on the rows: so that nothing stands
@@ -140,9 +140,10 @@ class Committer:
         """
         began_ns = self._clock.monotonic_ns()
 
-        def at_work() -> bool:
+        def at_work() -> None:
             self.finish()
-            return meanwhile() if meanwhile is not None else False
+            if meanwhile is not None:
+                meanwhile()
 
         try:
             await self._commit_until_known(assembly, at_work)
@@ -173,7 +174,7 @@ class Committer:
             self._publisher.offer(assembly.batch)
 
     async def _commit_until_known(
-        self, assembly: Assembly, meanwhile: Callable[[], bool] | None
+        self, assembly: Assembly, meanwhile: Callable[[], None] | None
     ) -> None:
         """Commit `assembly`, under whichever epoch of ours it succeeds."""
         deadline_ns = self._deadline_ns()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orderchain.event import Event
-    from sequencer.batcher import Entry
+    from sequencer.entry import Entry
     from sequencer.key_memory import KeyMemory
     from sequencer.order import Order
 

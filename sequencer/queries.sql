@@ -52,25 +52,27 @@ SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 -- extend: make partitions until one holds id $2, and two more
 SELECT chain_event_extend($1, $2)
 
--- commit_batch: the fence, and behind it the batch row
+-- commit_batch: the fence, and behind it the batch row; where the fence does not hold, the division
+-- by zero ends the transaction, with whatever statements stand behind this one
 WITH fence AS (
     UPDATE chain_head
        SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
      WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id = $4
     RETURNING chain_id
+), batch AS (
+    INSERT INTO chain_batch
+        (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
+    SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
 )
-INSERT INTO chain_batch
-    (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
-SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
-RETURNING 1
+SELECT 1 / count(*) FROM fence
 
--- save_intake: move the places of intakes, each named once, in the transaction of their batch
+-- save_mark: move the place of an intake, in the transaction of its batch
 INSERT INTO chain_intake (chain_id, source, position, digest)
-SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bytea[])
+VALUES ($1, $2, $3, $4)
 ON CONFLICT (chain_id, source)
 DO UPDATE SET position = excluded.position, digest = excluded.digest
 
--- commit_rows: the same with the rows, for few of them
+-- commit_rows: fence, batch row and rows in one statement, for few of them
 WITH fence AS (
     UPDATE chain_head
        SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
@@ -88,10 +90,10 @@ WITH fence AS (
 )
 SELECT 1 FROM fence
 
--- save_rejects: note what became no order, beside the mark that moves past it; a take-over of our
--- own may have us say it twice
+-- save_reject: note what became no order, beside the mark that moves past it; a take-over of our own
+-- may have us say it twice
 INSERT INTO chain_intake_reject (chain_id, source, position, key, reason)
-SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[])
+VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (chain_id, source, position) DO NOTHING
 
 -- commit_row: the same for one row alone, without the detour by arrays

@@ -17,9 +17,10 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from sequencer.batcher import Batcher, Entry
+from sequencer.batcher import Batcher
 from sequencer.columns import columns_of
 from sequencer.committer import Committer
+from sequencer.entry import Entry
 from sequencer.kafka_sink import KafkaFrameSink
 from sequencer.key_keeper import KeyKeeper
 from sequencer.key_store import PostgresKeyStore
@@ -77,6 +78,7 @@ class Sequencer:
         clock: Clock,
     ) -> None:
         self._config = config
+        self._needs_broker = config.when_kafka_is_away != "continue"
         self._store = store
         self._key_store = keys
         self._lease = lease
@@ -156,19 +158,20 @@ class Sequencer:
         had to stop; BrokerAway where `when_kafka_is_away` says so; StoppedError when it is not
         open.
         """
-        entry = self._entry((Order(key, payload, event_time_ns),), None)
+        entry = self._alone(Order(key, payload, event_time_ns))
         await self._batcher.add(entry)
-        acks: list[Ack] = await entry.done
-        return acks[0]
+        ack: Ack = await entry.done
+        return ack
 
     def submit_nowait(
         self, key: str, payload: bytes, event_time_ns: int | None = None
-    ) -> asyncio.Future[list[Ack]]:
-        """Queue the order and return at once, with a future of its place (a list of one).
+    ) -> asyncio.Future[Ack]:
+        """Queue the order and return at once, with a future of its place.
 
-        Raises QueueFull instead of waiting for room, else as `submit`.
+        The cheapest way to submit orders one by one: there is no task an order. Raises QueueFull
+        instead of waiting for room, else as `submit`.
         """
-        entry = self._entry((Order(key, payload, event_time_ns),), None)
+        entry = self._alone(Order(key, payload, event_time_ns))
         self._batcher.add_nowait(entry)
         return entry.done
 
@@ -185,7 +188,8 @@ class Sequencer:
             raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
         entry = self._entry(orders, intake)
         await self._batcher.add(entry)
-        return await entry.done
+        acks: list[Ack] = await entry.done
+        return acks
 
     async def submit_each(
         self,
@@ -231,8 +235,8 @@ class Sequencer:
         entry = Entry(
             sifted.orders,
             sifted.bytes,
-            intake,
             done,
+            intake,
             columns=sifted.columns,
             sifted=sifted,
             positions=positions,
@@ -275,25 +279,27 @@ class Sequencer:
             unknown_outcomes=committer.unknown_outcomes,
         )
 
-    def _entry(self, orders: Sequence[Order], intake: IntakeMark | None) -> Entry:
+    def _alone(self, order: Order) -> Entry:
         self._check_open()
         done = asyncio.get_running_loop().create_future()
-        if len(orders) == 1:
-            return Entry(orders, check_order(orders[0]), intake, done)
+        return Entry((order,), check_order(order), done, None, True)
+
+    def _entry(self, orders: Sequence[Order], intake: IntakeMark | None) -> Entry:
+        self._check_open()
         columns = columns_of(orders)
-        return Entry(orders, columns.total_bytes, intake, done, columns=columns)
+        done = asyncio.get_running_loop().create_future()
+        return Entry(orders, columns.total_bytes, done, intake, columns=columns)
 
     def _check_open(self) -> None:
         """Raise what keeps orders from being taken."""
-        if self._failure is not None:
-            raise self._failure
-        if not self._is_open:
-            raise StoppedError("the sequencer is not open")
-        self._check_broker()
+        if not self._is_open or self._failure is not None:
+            raise self._failure or StoppedError("the sequencer is not open")
+        if self._needs_broker:
+            self._check_broker()
 
     def _check_broker(self) -> None:
         """Raise BrokerAway where no order may be accepted without the broker."""
-        if self._config.when_kafka_is_away == "continue" or self._publisher is None:
+        if self._publisher is None:
             return
         away_seconds = self._publisher.away_seconds
         if away_seconds >= self._config.kafka_away_seconds:
@@ -343,18 +349,17 @@ class Sequencer:
             return None
         return self._committer.assemble(entries) or await self._committer.resolve(entries)
 
-    def _assemble_ahead(self, current: Assembly) -> bool:
-        """Assemble the batch behind `current` if it would not grow by waiting; say whether.
+    def _assemble_ahead(self, current: Assembly) -> None:
+        """Assemble the batch behind `current` if it would not grow by waiting.
 
         Not where it depends on the outcome of `current`: a key that both claim.
         """
         if not self._batcher.has_full_batch():
-            return False
+            return
         entries = self._batcher.take()
         self._upcoming = self._committer.assemble(entries, beside=current)
         if self._upcoming is None:
             self._batcher.put_back(entries)
-        return self._upcoming is not None
 
     async def _run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Do `work` until cancelled; what it raises ends the leadership."""

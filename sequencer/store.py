@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
-
-import asyncpg
 
 from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
 from orderchain.errors import (
@@ -20,18 +16,21 @@ from orderchain.errors import (
     OrderchainError,
     RetryError,
     SchemaError,
-    UnknownOutcome,
 )
 from orderchain.event import Event
 from orderchain.frame import NONCE_BYTES
-from orderchain.refusals import schema_refusal, sqlstate_of
-from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER, row_images
+from orderchain.refusals import schema_refusal
+from orderchain.row_image import row_images
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
+from sequencer.commit import Commit, mark_values, reject_values
 from sequencer.connecting import CONNECTION_ERRORS, close_connection, connect, failure_of
+from sequencer.prepared import prepare
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+
+    import asyncpg
 
     from sequencer.config import SequencerConfig
 
@@ -43,11 +42,6 @@ _TERMINATE_MS: Final = 5_000
 """How long the end of the old backend is awaited: a live one ends at once, and one that the kernel
 holds in I/O is waited for by the compare-and-set behind it anyway."""
 
-STATEMENT_ROWS_MAX: Final = 100
-"""Rows that are committed by one statement. Beyond it COPY's cheaper rows outweigh its trips."""
-
-_row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
-
 _SAFE_DURABILITY: Final = {
     "fsync": {"on"},
     "full_page_writes": {"on"},
@@ -55,92 +49,6 @@ _SAFE_DURABILITY: Final = {
 }
 
 _GIVEN_UP: Final = "the connection to the database was given up"
-
-
-class _Commit:
-    """One commit on its way. A leader that was replaced must not even copy its rows: the fence
-    comes first, in whatever form.
-    """
-
-    def __init__(
-        self,
-        connection: asyncpg.Connection,
-        term: Term,
-        batch: Batch,
-        published_id: int,
-        is_chained: bool,
-    ) -> None:
-        self._connection = connection
-        self._batch = batch
-        self._fence_values = (
-            batch.chain_id,
-            term.epoch,
-            term.nonce,
-            batch.pid,
-            batch.first_id,
-            batch.last_id,
-            batch.row_count,
-            batch.seal,
-            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
-            published_id,
-        )
-        self.is_chained = is_chained
-        """Whether a transaction is open: begun by the end of the commit before, without a trip."""
-        self.may_be_done = False
-        """Whether the server was told to commit: from then on a lost answer is an open question."""
-
-    async def in_one_statement(self, meanwhile: Callable[[], bool] | None) -> None:
-        """Do it all in one round trip: for few rows, where trips cost more than rows.
-
-        A row alone is done before there is time for a `meanwhile`.
-        """
-        if self.is_chained:
-            await self._connection.execute("COMMIT")
-            self.is_chained = False
-        events = self._batch.events
-        statement, rows = (
-            ("commit_row", _row_of(events[0]))
-            if len(events) == 1
-            else ("commit_rows", map(list, zip(*map(_row_of, events), strict=True)))
-        )
-        self.may_be_done = True
-        answer = self._connection.fetchval(_SQL[statement], *self._fence_values, *rows)
-        if meanwhile is not None and len(events) > 1:
-            answer = asyncio.ensure_future(answer)
-            await asyncio.sleep(0)  # the statement is sent at the end of the loop's turn
-            meanwhile()
-        self._check_fence(await answer)
-
-    async def pass_fence(self) -> None:
-        """Begin, and pass the fence or raise Fenced."""
-        if not self.is_chained:
-            await self._connection.execute("BEGIN")
-        self._check_fence(
-            await self._connection.fetchval(_SQL["commit_batch"], *self._fence_values)
-        )
-
-    async def copy_rows(self, meanwhile: Callable[[], bool] | None) -> None:
-        """Send the rows, and call `meanwhile` while the server takes them in."""
-        self.is_chained = False
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield b"".join((COPY_HEADER, self._batch.rows, COPY_TRAILER))
-            if meanwhile is not None:
-                await asyncio.sleep(0)  # the loop sends what was yielded at the end of its turn
-                self.is_chained = meanwhile()
-
-        await self._connection.copy_to_table(
-            "chain_event", source=pieces(), columns=COLUMNS, format="binary"
-        )
-
-    async def end(self) -> None:
-        """Commit; begin the next transaction with the same trip where one will follow."""
-        self.may_be_done = True
-        await self._connection.execute("COMMIT AND CHAIN" if self.is_chained else "COMMIT")
-
-    def _check_fence(self, passed: object) -> None:
-        if passed is None:
-            raise Fenced(self._batch.chain_id, self._batch.epoch)
 
 
 class PostgresChainStore:
@@ -157,7 +65,6 @@ class PostgresChainStore:
         # Of the take-over tried last: its answer may have been lost, then it is ours all the same.
         self._drawn_nonce = b""
         self._extended_until = -1
-        self._is_chained = False
         self._database_id = UUID(int=0)
         # The publisher notes what it skips over the same connection, between two commits.
         self._lock = asyncio.Lock()
@@ -196,27 +103,19 @@ class PostgresChainStore:
         *,
         published_id: int,
         intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Commit `batch` behind the fence; see `orderchain.ports.ChainStore.commit`."""
         async with self._lock:
             connection, term = self._leading()
-            work = _Commit(connection, term, batch, published_id, self._is_chained)
-            self._is_chained = False
+            work = Commit(term, batch, published_id=published_id, intake=intake)
             try:
                 async with asyncio.timeout(self._config.commit_seconds):
                     await self._extend(connection, batch)
-                    if batch.row_count <= STATEMENT_ROWS_MAX and not intake:
-                        await work.in_one_statement(meanwhile)
-                    else:
-                        await work.pass_fence()
-                        await self._save_intake(connection, batch.chain_id, intake)
-                        await work.copy_rows(meanwhile)
-                        await work.end()
-                        self._is_chained = work.is_chained
+                    await work.send(connection, meanwhile)
             except Exception as error:
                 self._abandon()
-                outcome = _commit_failure(batch, error, may_be_done=work.may_be_done)
+                outcome = work.failure(error)
                 if outcome is error:
                     raise
                 raise outcome from error
@@ -229,11 +128,14 @@ class PostgresChainStore:
         async with self._lock:
             connection, term = self._leading()
             try:
-                async with asyncio.timeout(self._config.commit_seconds), self._transaction():
+                async with asyncio.timeout(self._config.commit_seconds), connection.transaction():
                     held = (term.chain_id, term.epoch, term.nonce)
                     if await connection.fetchval(_SQL["lock_head"], *held) is None:
                         raise Fenced(term.chain_id, term.epoch)
-                    await self._save_intake(connection, term.chain_id, intake)
+                    marks = mark_values(term.chain_id, intake)
+                    rejects = reject_values(term.chain_id, intake)
+                    await connection.executemany(_SQL["save_mark"], marks)
+                    await connection.executemany(_SQL["save_reject"], rejects)
             except CONNECTION_ERRORS as error:
                 self._abandon()
                 raise failure_of("intake", error) from error
@@ -293,7 +195,12 @@ class PostgresChainStore:
 
     async def _connect(self) -> asyncpg.Connection:
         # A leader that stops in mid transaction must not hold the head row for ever.
-        return await connect(self._config, "sequencer", idle_in_transaction_session_timeout="60s")
+        return await connect(
+            self._config,
+            "sequencer",
+            idle_in_transaction_session_timeout="60s",
+            standard_conforming_strings="on",  # what literals are written for
+        )
 
     async def _check(self, connection: asyncpg.Connection) -> UUID:
         """Return the database id. Raises SchemaError, DurabilityError."""
@@ -313,6 +220,7 @@ class PostgresChainStore:
         try:
             async with self._lock, asyncio.timeout(self._config.commit_seconds):
                 seen = (self._config.chain_id, epoch, nonce)
+                await prepare(connection)
                 await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
                 async with connection.transaction():
                     term = await self._raise_epoch_in(connection, owner, seen, counter)
@@ -374,23 +282,6 @@ class PostgresChainStore:
         await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
         self._extended_until = (batch.last_id // span + 1) * span
 
-    async def _save_intake(
-        self, connection: asyncpg.Connection, chain_id: int, intake: Sequence[IntakeMark]
-    ) -> None:
-        """Move the marks, and note what was refused on the way, one statement each."""
-        # One statement cannot move a mark twice: the last one of a source counts.
-        marks = {mark.source: mark for mark in intake}.values()
-        if marks:
-            columns = [(mark.source, mark.position, mark.digest) for mark in marks]
-            await connection.execute(_SQL["save_intake"], chain_id, *zip(*columns, strict=True))
-        rejects = [
-            (mark.source, reject.position, reject.key, reject.reason)
-            for mark in intake
-            for reject in mark.rejects
-        ]
-        if rejects:
-            await connection.execute(_SQL["save_rejects"], chain_id, *zip(*rejects, strict=True))
-
     async def _read_batch(self, chain_id: int, row: asyncpg.Record) -> Batch:
         records = await self._fetch("batch_rows", chain_id, row["first_id"], row["last_id"])
         events = [Event(*record) for record in records]
@@ -418,26 +309,11 @@ class PostgresChainStore:
                 raise RetryError(_GIVEN_UP)
             try:
                 async with asyncio.timeout(self._config.commit_seconds):
-                    await self._end_chained()
                     rows: list[asyncpg.Record] = await self._connection.fetch(_SQL[name], *values)
                     return rows
             except CONNECTION_ERRORS as error:
                 self._abandon()
                 raise failure_of(name, error) from error
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:
-        """A transaction of our own, whatever the last commit left open."""
-        connection, _ = self._leading()
-        await self._end_chained()
-        async with connection.transaction():
-            yield
-
-    async def _end_chained(self) -> None:
-        """End the transaction that the last commit began, for whoever does not go on with it."""
-        if self._is_chained and self._connection is not None:
-            self._is_chained = False
-            await self._connection.execute("COMMIT")
 
     def _leading(self) -> tuple[asyncpg.Connection, Term]:
         """Return connection and term. Raises RetryError when the connection was given up."""
@@ -447,27 +323,9 @@ class PostgresChainStore:
 
     def _abandon(self) -> None:
         """Give the connection up at once, without a word to the server."""
-        self._is_chained = False
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
-
-
-def _commit_failure(batch: Batch, error: Exception, *, may_be_done: bool) -> Exception:
-    """Return what to raise for `error` in a commit: which of the three outcomes it is."""
-    if isinstance(error, OrderchainError):
-        return error
-    state_class = sqlstate_of(error)[:2]
-    # Once COMMIT was sent, only the server's own refusal says that it did not happen; a session
-    # that was ended (57) or a connection that broke (08) says nothing.
-    if may_be_done and state_class in {"", "08", "57"}:
-        return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
-    # A parent that is taken asks the same question as the fence: who leads?
-    if isinstance(error, asyncpg.UniqueViolationError):
-        return Fenced(batch.chain_id, batch.epoch)
-    if isinstance(error, CONNECTION_ERRORS):
-        return failure_of("commit", error)
-    return error
 
 
 async def _check_durability(connection: asyncpg.Connection) -> None:

@@ -175,7 +175,7 @@ class MemoryChainStore:
         *,
         published_id: int,
         intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Commit behind the fence, or meet the next fault; see `orderchain.ports.ChainStore`."""
         if meanwhile is not None:

@@ -76,7 +76,7 @@ class WiredChainStore:
         *,
         published_id: int,
         intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Commit behind the fence, or not, or who knows; see `orderchain.ports.ChainStore`."""
         if meanwhile is not None:

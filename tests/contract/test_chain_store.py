@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 WALL_NS = 1_700_000_000_000_000_000
 
+a_row_few_or_many = pytest.mark.parametrize("count", [1, 3, 100])
+"""Rows of a batch: they go to the database in different ways."""
+
 
 async def take_over(store: ChainStore, owner: str) -> Term:
     return await store.take_over(owner, await store.look())
@@ -52,20 +55,22 @@ async def test_take_over_again_raises_the_epoch_and_draws_another_nonce(
     assert second.nonce != first.nonce
 
 
-async def test_commit_moves_the_head_for_the_next_leader(open_store: OpenStore) -> None:
+@a_row_few_or_many
+async def test_commit_moves_the_head_for_the_next_leader(open_store: OpenStore, count: int) -> None:
     store = open_store()
-    batch = next_batch(await take_over(store, "me"))
+    batch = next_batch(await take_over(store, "me"), count=count)
     await store.commit(batch, published_id=0)
     term = await take_over(open_store(), "you")
     assert (term.last_id, term.last_seal) == (batch.last_id, batch.seal)
     assert term.last_committed_at_us == batch.committed_at_us
 
 
+@a_row_few_or_many
 async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
-    open_store: OpenStore,
+    open_store: OpenStore, count: int
 ) -> None:
     old, new = open_store(), open_store()
-    batch = next_batch(await take_over(old, "old"))
+    batch = next_batch(await take_over(old, "old"), count=count)
     term = await take_over(new, "new")
     with pytest.raises((Fenced, RetryError)):
         await old.commit(batch, published_id=0)
@@ -74,27 +79,36 @@ async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
     assert term.last_id == 0
 
 
-async def test_commit_behind_the_wrong_parent_is_fenced(open_store: OpenStore) -> None:
+@a_row_few_or_many
+async def test_commit_behind_the_wrong_parent_is_fenced_and_stores_nothing(
+    open_store: OpenStore, count: int
+) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     next_batch(term, core)  # never committed
+    mark = IntakeMark(source="file:a", position=1, digest=b"")
     with pytest.raises(Fenced):
-        await store.commit(next_batch(term, core), published_id=0)
+        await store.commit(next_batch(term, core, count), published_id=0, intake=[mark])
+    again = await store.take_over_again("me", term)
+    assert again.last_id == 0
+    assert await store.intake("file:a") is None
+    assert [found async for found in store.batches(0)] == []
+    await store.commit(next_batch(again, count=count), published_id=0)
 
 
 async def test_batches_come_back_as_they_were_committed(open_store: OpenStore) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
-    batches = [next_batch(term, core, count) for count in (3, 1, 5)]
+    batches = [next_batch(term, core, count) for count in (3, 1, 50)]
     for batch in batches:
         await store.commit(batch, published_id=0)
     assert [found async for found in store.batches(0)] == batches
     assert [found async for found in store.batches(batches[0].last_id)] == batches[1:]
     assert [await store.has_committed(batch) for batch in batches] == [True, True, True]
-    assert await store.rows_after(0, 100) == 9
-    assert await store.rows_after(batches[0].last_id, 100) == 6
+    assert await store.rows_after(0, 100) == 54
+    assert await store.rows_after(batches[0].last_id, 100) == 51
     assert await store.rows_after(batches[-1].last_id, 100) == 0
 
 
@@ -240,3 +254,15 @@ async def test_intake_named_twice_in_one_commit_stands_at_the_later_mark(
     await store.commit(next_batch(term), published_id=0, intake=marks)
     assert await store.intake("topic:t:0") == marks[2]
     assert await store.intake("topic:t:1") == marks[1]
+
+
+@pytest.mark.parametrize(
+    "source", ["file:it's", "topic:\\'; DROP TABLE chain_head; --:0", "$1 %s {}", "Größe/日本\n\t"]
+)
+async def test_intake_of_any_name_is_stored_as_it_is(open_store: OpenStore, source: str) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    reject = IntakeReject(position=1, key=source, reason=source)
+    mark = IntakeMark(source=source, position=2, digest=b"\x00'\\", rejects=(reject,))
+    await store.commit(next_batch(term), published_id=0, intake=[mark])
+    assert await store.intake(source) == IntakeMark(source=source, position=2, digest=mark.digest)

@@ -37,13 +37,8 @@ async def kafka_requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def is_commit(request: bytes) -> bool:
-    """Whether this is the COMMIT of a batch."""
-    return request[:1] == b"Q" and request[5:11] == b"COMMIT"
-
-
-def is_end_of_copy(request: bytes) -> bool:
-    """Whether all rows of a COPY have gone before, but not yet their end."""
-    return request[:1] == b"c"
+    """Whether this commits: the end of a batch's rows, or the COMMIT of a take-over."""
+    return request[:1] == b"c" or (request[:1] == b"Q" and request[5:11] == b"COMMIT")
 
 
 def is_produce(request: bytes) -> bool:

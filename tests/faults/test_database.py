@@ -23,7 +23,7 @@ from .addresses import through
 from .client import Client
 from .inspector import Chain, inspect, inspect_topic
 from .processes import Acked
-from .proxy import Proxy, is_commit, is_end_of_copy, postgres_requests
+from .proxy import Proxy, is_commit, postgres_requests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -193,18 +193,18 @@ async def test_backend_ended_in_mid_copy_costs_an_epoch_and_no_order(
         Proxy(postgres_server.config.port, postgres_requests) as proxy,
         open_sequencer(through(chain, proxy)) as sequencer,
     ):
-        trap = proxy.set_trap(is_end_of_copy, lets_through=False)
+        trap = proxy.set_trap(is_commit, lets_through=False)
         submitted = asyncio.create_task(sequencer.submit_many(orders))
         await trap.wait()
         ended = await chain.value(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND query LIKE 'COPY%' AND state = 'active'"
+            "WHERE datname = current_database() AND query LIKE 'EXECUTE%COPY%' AND state = 'active'"
         )
         assert ended
         trap.release()
         acks = await in_time(submitted)
         stats = sequencer.stats()
-    assert (stats.take_overs, stats.unknown_outcomes) == (2, 0)
+    assert (stats.take_overs, stats.unknown_outcomes) == (2, 1)
     rows = await inspect(chain, acked(orders, acks))
     assert len(rows) == 2_000
     await inspect_topic(chain, rows)

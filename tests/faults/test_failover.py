@@ -12,7 +12,7 @@ from .addresses import through
 from .client import Client
 from .conftest import LEASE_SECONDS
 from .inspector import Chain, inspect, inspect_topic
-from .proxy import Proxy, is_end_of_copy, postgres_requests
+from .proxy import Proxy, is_commit, postgres_requests
 
 if TYPE_CHECKING:
     import random
@@ -104,7 +104,7 @@ async def test_zombie_in_mid_copy_is_refused_and_says_so(
         await zombie.until_acked(1)
         standby = await start_worker(chain.with_settings(standby=True))
         await until_looking(chain)
-        trap = proxy.set_trap(is_end_of_copy, lets_through=False)
+        trap = proxy.set_trap(is_commit, lets_through=False)
         batch = [f"zombie{n}" for n in range(4_000)]
         await zombie.submit(batch)
         await trap.wait()

@@ -22,6 +22,7 @@ PUBLIC = {
     "batch": "Batch IntakeMark IntakeReject LeaseSight Term",
     "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
+    "collector": "calm_collector",
     "dsn": "hosts_of mask_dsn",
     "event": "Event",
     "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame",

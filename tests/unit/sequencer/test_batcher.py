@@ -5,13 +5,14 @@ import asyncio
 import pytest
 
 from orderchain.errors import QueueFull, StoppedError
-from sequencer.batcher import Batcher, Entry
+from sequencer.batcher import Batcher
+from sequencer.entry import Entry
 
 from .builders import make_orders
 
 
 def entry(rows: int = 1, size: int = 10) -> Entry:
-    return Entry(make_orders(rows), size, None, asyncio.get_running_loop().create_future())
+    return Entry(make_orders(rows), size, asyncio.get_running_loop().create_future())
 
 
 def batcher(*, rows_max: int = 10, bytes_max: int = 1_000, queue: int = 100) -> Batcher:

@@ -1,0 +1,153 @@
+"""One commit on its way to PostgreSQL: in one round trip, whatever its size.
+
+A leader that was replaced must not even copy its rows: the fence comes first, in either form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import asyncpg
+
+from orderchain.errors import Fenced, OrderchainError, UnknownOutcome
+from orderchain.refusals import sqlstate_of
+from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
+from orderchain.sql import load_sql
+from sequencer.connecting import CONNECTION_ERRORS, failure_of
+from sequencer.prepared import call, copy_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from orderchain.batch import Batch, IntakeMark, Term
+
+_Result = TypeVar("_Result")
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_STATEMENT_ROWS_MAX: Final = 32
+"""Rows that go in as values of one statement. Beyond it COPY's cheaper rows outweigh its start."""
+
+_COPY: Final = f"COPY chain_event ({', '.join(COLUMNS)}) FROM STDIN (FORMAT binary)"
+
+_FENCE_FAILED: Final = "22012"
+"""division_by_zero: how `commit_batch` ends a transaction that did not pass the fence."""
+
+_row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
+
+
+class Commit:
+    """A batch, and the intake marks that move with it."""
+
+    def __init__(
+        self, term: Term, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> None:
+        self._batch = batch
+        self._intake = intake
+        self._fence_values = (
+            batch.chain_id,
+            term.epoch,
+            term.nonce,
+            batch.pid,
+            batch.first_id,
+            batch.last_id,
+            batch.row_count,
+            batch.seal,
+            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
+            published_id,
+        )
+        self._is_sent = False
+
+    async def send(
+        self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
+    ) -> None:
+        """Commit, and call `meanwhile` while the server is at work.
+
+        What it raises is made an outcome by `failure`.
+        """
+        if self._batch.row_count <= _STATEMENT_ROWS_MAX and not self._intake:
+            await self._in_a_statement(connection, meanwhile)
+        else:
+            await self._by_copy(connection, meanwhile)
+
+    async def _in_a_statement(
+        self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
+    ) -> None:
+        events = self._batch.events
+        self._is_sent = True
+        if len(events) == 1:
+            # Done before there is time for a `meanwhile`.
+            values = _row_of(events[0])
+            passed = await connection.fetchval(_SQL["commit_row"], *self._fence_values, *values)
+        else:
+            columns = map(list, zip(*map(_row_of, events), strict=True))
+            passed = await _beside(
+                connection.fetchval(_SQL["commit_rows"], *self._fence_values, *columns), meanwhile
+            )
+        if passed is None:
+            raise Fenced(self._batch.chain_id, self._batch.epoch)
+
+    async def _by_copy(
+        self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
+    ) -> None:
+        chain_id = self._batch.chain_id
+        before = [
+            call("commit_batch", self._fence_values),
+            *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
+            *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
+        ]
+        data = memoryview(b"".join((COPY_HEADER, self._batch.rows, COPY_TRAILER)))
+        self._is_sent = True
+        await _beside(copy_behind(connection, before, _COPY, data), meanwhile)
+
+    def failure(self, error: Exception) -> Exception:
+        """Return what to raise for `error`: which of the three outcomes it is."""
+        batch = self._batch
+        if isinstance(error, OrderchainError):
+            return error
+        state = sqlstate_of(error)
+        # Once the transaction was sent, only the server's own refusal says that it did not happen;
+        # a session that was ended (57) or a connection that broke (08) says nothing.
+        if self._is_sent and state[:2] in {"", "08", "57"}:
+            return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+        # A parent that is taken asks the same question as the fence: who leads?
+        if state == _FENCE_FAILED or isinstance(error, asyncpg.UniqueViolationError):
+            return Fenced(batch.chain_id, batch.epoch)
+        if isinstance(error, CONNECTION_ERRORS):
+            return failure_of("commit", error)
+        return error
+
+
+def mark_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[object, ...]]:
+    """Return the values of `save_mark`, one row a source: the last mark of a source counts."""
+    marks = {mark.source: mark for mark in intake}.values()
+    return [(chain_id, mark.source, mark.position, mark.digest) for mark in marks]
+
+
+def reject_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[object, ...]]:
+    """Return the values of `save_reject`: what was refused on the way."""
+    return [
+        (chain_id, mark.source, reject.position, reject.key, reject.reason)
+        for mark in intake
+        for reject in mark.rejects
+    ]
+
+
+async def _beside(
+    sending: Coroutine[object, object, _Result], meanwhile: Callable[[], None] | None
+) -> _Result:
+    """Return the result of `sending`, having called `meanwhile` once it was on its way."""
+    if meanwhile is None:
+        return await sending
+    task = asyncio.ensure_future(sending)
+    try:
+        await asyncio.sleep(0)  # the loop sends what was written at the end of its turn
+        meanwhile()
+        return await task
+    finally:
+        task.cancel()
