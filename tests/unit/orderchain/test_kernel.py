@@ -29,7 +29,7 @@ PUBLIC = {
     "key_page": "ClientNumber KeyPage",
     "link": "first_break is_linked",
     "mark": "ChainHead Mark Standing",
-    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource KeyStore Lease "
+    "ports": "ChainStore CheckpointStore FrameSink FrameSource GapSource HeadReports KeyStore Lease "
     "PlaceFinder ReceiverRecords RecordSource SnapshotStore SourceRecord",
     "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of "
     "statement_refusal",
