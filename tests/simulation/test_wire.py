@@ -7,11 +7,13 @@ from random import Random
 
 import pytest
 
-from orderchain.errors import StoppedError
+from orderchain.errors import ConnectError, RetryError, StoppedError
 from orderchain.simulation.lossy_link import LinkDial, LossyLink
+from orderchain.simulation.memory_topic import MemoryTopic
 from orderchain.simulation.process import Process
 from orderchain.simulation.virtual_loop import run_virtual, virtual_clock
 from orderchain.simulation.wire import Dial, Server, Wire, WireBroken
+from orderchain.simulation.wired_topic import WiredRecordSource
 
 
 class Counter:
@@ -167,3 +169,61 @@ def test_healed_link_lets_go_of_what_it_held() -> None:
     for _ in range(20):
         passed += link([])
     assert sorted(record for record in passed if record) == [b"a", b"b", b"c"]
+
+
+# -- a topic of orders at the end of a wire --------------------------------------------------------
+
+
+async def values(source: WiredRecordSource) -> list[bytes | None]:
+    found = await source.records(10, 0.1)
+    return [record.value for records, _ in found.values() for record in records]
+
+
+def test_topic_at_the_end_of_a_wire_gives_its_records_in_order_and_then_waits() -> None:
+    async def main() -> None:
+        topic = MemoryTopic(1)
+        source = WiredRecordSource(topic, wire_with())
+        topic.add(0, None, b"a")
+        assert await source.open() == {0: (0, 1)}
+        await source.seek({0: 0})
+        assert await values(source) == [b"a"]
+        assert await values(source) == []
+        virtual_clock().call_later(0.05, topic.add, 0, None, b"b")
+        assert await values(source) == [b"b"]
+
+    run_virtual(main())
+
+
+def test_question_that_reaches_the_topic_too_late_moves_no_place() -> None:
+    """Else records would be passed by that nobody was given."""
+
+    async def main() -> None:
+        topic, wire = MemoryTopic(1), wire_with(late=1.0)
+        source = WiredRecordSource(topic, wire)
+        for value in (b"a", b"b"):
+            topic.add(0, None, value)
+        await source.seek({0: 0})
+        with pytest.raises(RetryError):
+            await source.records(1, 0.1)
+        await asyncio.sleep(10.0)
+        wire.dial.heal()
+        assert await values(source) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
+def test_topic_whose_broker_is_away_is_told_by_open_and_by_records() -> None:
+    async def main() -> None:
+        topic, server = MemoryTopic(1), Server("broker")
+        source = WiredRecordSource(topic, wire_with(server))
+        await source.seek({0: 0})
+        for fault in (topic, server):
+            fault.is_away = True
+            with pytest.raises(ConnectError):
+                await source.open()
+            with pytest.raises(RetryError):
+                await source.records(1, 0.1)
+            fault.is_away = False
+        assert await values(source) == []
+
+    run_virtual(main())

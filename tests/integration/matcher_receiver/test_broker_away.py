@@ -1,4 +1,4 @@
-"""Kafka stopped, frozen, emptied: delivery goes on from the database, and returns to Kafka."""
+"""Kafka stopped, frozen, wiped: delivery goes on from the database, and returns to Kafka."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from local_stack import KafkaConfig, KafkaServer
 from local_stack.ports import free_port
 
+from .conftest import create_topic
 from .test_receiving import next_events
 
 if TYPE_CHECKING:
@@ -94,3 +96,41 @@ async def test_receiver_with_its_broker_gone_stops_in_time(
         assert await waiting is None
     assert asyncio.get_running_loop().time() - began < 6
     await asyncio.to_thread(own_kafka.thaw)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("records", ["fewer", "more"])
+async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_returns(
+    own_kafka: KafkaServer,
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    records: str,
+) -> None:
+    """The topic is deleted and made anew: no offset means anything any more."""
+    async with make_receiver() as receiver:
+        before = 20 if records == "fewer" else 2
+        for _ in range(before):
+            await publish(stored.chain.frames(await stored.commit(3)))
+        events = await next_events(receiver, stored.chain.mark().id)
+        await delete_topic(own_kafka.bootstrap, stored.topic)
+        await create_topic(own_kafka.bootstrap, stored.topic)
+        live = receiver.stats().rows_live
+        async with asyncio.timeout(BACK_SECONDS):
+            while receiver.stats().rows_live < live + 60:
+                await publish(stored.chain.frames(await stored.commit(10)))
+                events += await next_events(receiver, stored.chain.mark().id)
+    assert events == stored.chain.events
+
+
+async def delete_topic(bootstrap: str, topic: str) -> None:
+    """Delete a topic, and return once it is gone."""
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        await client.delete_topics([topic])
+        async with asyncio.timeout(BACK_SECONDS):
+            while topic in await client.list_topics():
+                pass
+    finally:
+        await client.close()
