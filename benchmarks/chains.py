@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -15,6 +16,7 @@ from chainctl.settings import load_settings
 from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
+from orderchain.limits import CHAIN_ID_MAX
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
@@ -131,15 +133,9 @@ async def empty_chain(site: Site, chain_id: int) -> None:
 
 
 async def make_chain(site: Site) -> int:
-    """Make the next free chain with its topic, and return its number."""
+    """Make a chain with its topic, and return its number: drawn, since brokers are shared."""
     settings = load_settings({"database": site.admin, "kafka": site.kafka}, {}).settings
     await apply_schema(settings)
-    connection = await asyncpg.connect(site.admin)
-    try:
-        chain_id = await connection.fetchval(
-            "SELECT coalesce(max(chain_id), 0) + 1 FROM chain_head"
-        )
-    finally:
-        await connection.close()
+    chain_id = 1 + secrets.randbelow(CHAIN_ID_MAX)
     await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
-    return int(chain_id)
+    return chain_id

@@ -120,7 +120,7 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
 
 async def _prove(site: Site, chain_id: int, job: OpenJob) -> int:
     # The content is compared too: the schedule's times are in it, as they are in the workload.
-    stored = await prove(site.auditor, chain_id, job.load, warm_up_orders=0)
+    stored = await prove(site.auditor, chain_id, job.load, untimed_orders=0)
     return stored.rows
 
 

@@ -28,10 +28,10 @@ SELECT id, pid, key, event_time_ns, payload
 """
 
 
-async def prove(dsn: str, chain_id: int, load: Load, warm_up_orders: int | None = None) -> Stored:
+async def prove(dsn: str, chain_id: int, load: Load, untimed_orders: int | None = None) -> Stored:
     """Return what the chain holds. Raises NotWhole unless it is exactly the orders of `load`.
 
-    `warm_up_orders` are those that went before, by default as many as the load has.
+    `untimed_orders` are those that went before, by default as many as the load has.
 
     It recomputes what the sequencer computed, by the documented rules, from the rows alone.
     """
@@ -55,7 +55,7 @@ async def prove(dsn: str, chain_id: int, load: Load, warm_up_orders: int | None 
             f"chain {chain_id}: rows end at {chain.last_id}, the head at {head['last_id']}"
         )
     if chain.digest != _sent(
-        load, load.warm_up_orders if warm_up_orders is None else warm_up_orders
+        load, load.untimed_orders if untimed_orders is None else untimed_orders
     ):
         raise NotWhole(f"chain {chain_id} holds other orders than were sent")
     return Stored(rows=chain.rows, last_id=chain.last_id)
@@ -101,10 +101,10 @@ class _Chain:
                 raise NotWhole(f"chain {self._chain_id}: the seal at {self.last_id} does not match")
 
 
-def _sent(load: Load, warm_up_orders: int) -> str:
+def _sent(load: Load, untimed_orders: int) -> str:
     content = hashlib.sha256()
     for batch in order_batches(
-        warm_up_orders + load.orders,
+        untimed_orders + load.orders,
         load.batch_rows,
         payload_bytes=load.payload_bytes,
         seed=load.seed,

@@ -103,6 +103,7 @@ def load_arm(
     orders = settings.pop("orders", None) or scope.orders(batch_rows)
     if rival in _EXPECTED_RATES:  # a slow one needs no more than a few seconds either
         orders = min(orders, max(2 * batch_rows, 4 * rate // (2 if scope.is_quick else 1)))
+    orders = max(1, orders // batch_rows) * batch_rows
     load = Load(rival=rival, orders=orders, batch_rows=batch_rows, **settings)
     return Arm(
         name=name or f"{rival} {batch_rows}",

@@ -11,8 +11,9 @@ import msgspec
 from benchmarks.ends import End, RunFailed
 from benchmarks.load import Load, Produced, Received, Venue
 from benchmarks.rivals import rival_of
-from benchmarks.rivals.rival import NotWhole
+from benchmarks.rivals.rival import NotWhole, digest_of
 from benchmarks.server_load import ServerLoad
+from benchmarks.workload import order_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -80,6 +81,8 @@ def _figures(load: Load, produced: Produced, received: Received | None) -> dict[
     if received is not None:
         if received.rows != load.all_orders:
             raise NotWhole(f"{received.rows} orders were handed on of {load.all_orders}")
+        if load.is_kept and received.digest != _sent_digest(load):
+            raise NotWhole("other orders were handed on than were sent")
         # Never faster than durable: a receiver may be ahead of the sender's own word.
         figures |= {
             "delivered_per_second": rate(max(received.ended_ns, produced.persisted_ns)),
@@ -88,6 +91,13 @@ def _figures(load: Load, produced: Produced, received: Received | None) -> dict[
             **received.notes,
         }
     return figures
+
+
+def _sent_digest(load: Load) -> str:
+    batches = order_batches(
+        load.all_orders, load.batch_rows, payload_bytes=load.payload_bytes, seed=load.seed
+    )
+    return digest_of([order for batch in batches for order in batch])
 
 
 @asynccontextmanager

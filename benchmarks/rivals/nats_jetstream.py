@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -36,6 +34,9 @@ class NatsJetStream:
     title = "NATS JetStream"
     ack = "the server's file, synced always; no database"
 
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+
     def absence(self) -> str | None:
         """Return what is missing."""
         if shutil.which(PROGRAM) is None:
@@ -55,11 +56,11 @@ class NatsJetStream:
             f"listen: {LOOPBACK}:{port}\n"
             f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always }}\n'
         )
-        process = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
+        self._server = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
             [PROGRAM, "-c", settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         place: dict[str, str | int] = {
-            "url": f"nats://{LOOPBACK}:{port}", "folder": str(folder), "process_id": process.pid,
+            "url": f"nats://{LOOPBACK}:{port}", "folder": str(folder),
         }  # fmt: skip
         client = await _connected(str(place["url"]))
         await client.jetstream().add_stream(name=_STREAM, subjects=[_STREAM], storage="file")
@@ -84,10 +85,9 @@ class NatsJetStream:
 
     async def clean_up(self, venue: Venue) -> None:
         """Stop the server and remove its files."""
-        process_id = int(venue.place["process_id"])
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process_id, signal.SIGKILL)
-            await asyncio.to_thread(os.waitpid, process_id, 0)
+        if self._server is not None:
+            self._server.kill()
+            await asyncio.to_thread(self._server.wait)
         shutil.rmtree(str(venue.place["folder"]), ignore_errors=True)
 
 

@@ -1,0 +1,248 @@
+"""Small real runs: what is compared must be durable, in order and complete, or it is no rival."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from benchmarks import switches
+from benchmarks.arm_log import read_lines
+from benchmarks.chains import Site, make_chain
+from benchmarks.load import Load, Stored, Venue
+from benchmarks.open_load_ends import OpenJob, run_open
+from benchmarks.percentiles import merged
+from benchmarks.question import Arm, Scope
+from benchmarks.rivals import NAMES, rival_of
+from benchmarks.rivals.engine import Engine
+from benchmarks.rivals.rival import NotWhole
+from benchmarks.runner import Options, Runner, Step
+from benchmarks.running import run_load
+from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from local_stack import KafkaServer, PostgresServer
+
+RUN_SECONDS = 90
+
+
+@pytest.fixture
+def site(
+    database: str,
+    role_dsn: Callable[[str], str],
+    postgres_server: PostgresServer,
+    kafka_server: KafkaServer,
+    server_folder: Path,
+) -> Site:
+    servers = {"postgres": postgres_server, "kafka": kafka_server}
+    return Site(
+        admin=database,
+        sequencer=role_dsn(SEQUENCER_WRITER),
+        receiver=role_dsn(RECEIVER_WRITER),
+        gap_reader=role_dsn(GAP_READER),
+        kafka=kafka_server.bootstrap,
+        auditor=role_dsn(AUDITOR),
+        directory=str(server_folder),
+        process_ids={
+            name: server.process.process_id
+            for name, server in servers.items()
+            if server.process is not None
+        },
+    )
+
+
+def small(rival: str = "engine", **settings: object) -> Load:
+    return Load(rival=rival, orders=400, batch_rows=100, is_kept=True, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rival", NAMES)
+async def test_rival_hands_on_and_stores_every_order_in_its_order(site: Site, rival: str) -> None:
+    reason = rival_of(rival).absence()
+    if reason is not None:
+        pytest.skip(reason)
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_load(site, small(rival))
+    assert figures["orders"] == 400
+    assert 0 < figures["delivered_per_second"] <= figures["persisted_per_second"]
+    assert figures["producer_cpu_seconds"] > 0
+    assert figures["postgres_cpu_seconds"] >= 0
+
+
+@pytest.mark.parametrize("stage", ["persist", "publish"])
+@pytest.mark.parametrize("rival", ["bare_pipe", "engine"])
+async def test_rival_without_a_receiver_stores_every_order(
+    site: Site, rival: str, stage: str
+) -> None:
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_load(site, small(rival, stage=stage))
+    assert figures["persisted_per_second"] > 0
+    assert "delivered_per_second" not in figures
+
+
+@pytest.mark.parametrize(("with_keys", "with_seal"), [(True, True), (False, False)])
+async def test_engine_with_switches_is_proven_all_the_same(
+    site: Site, with_keys: bool, with_seal: bool
+) -> None:
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_load(site, small(with_keys=with_keys, with_seal=with_seal))
+    assert figures["delivered_per_second"] > 0
+
+
+async def test_chain_that_is_grown_before_holds_all_orders(site: Site) -> None:
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_load(site, small(grow_orders=5_000))
+    assert figures["orders"] == 400
+
+
+TAMPERINGS = {
+    "a row is missing": "DELETE FROM chain_event WHERE chain_id = $1 AND id = 250",
+    "a payload is another": (
+        "UPDATE chain_event SET payload = 'x' WHERE chain_id = $1 AND id = 250"
+    ),
+    "the last row is missing": (
+        "DELETE FROM chain_event WHERE chain_id = $1 AND id = "
+        "(SELECT max(id) FROM chain_event WHERE chain_id = $1)"
+    ),
+    "a link is another": "UPDATE chain_event SET pid = 7 WHERE chain_id = $1 AND id = 250",
+}
+
+
+@pytest.fixture
+def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets the owner of the database change a chain between a run and its proof."""
+    whole = Engine.stored
+
+    def tamper(statement: str) -> None:
+        async def stored(self: Engine, venue: Venue) -> Stored:
+            connection = await asyncpg.connect(venue.site.admin)
+            try:
+                await connection.execute(statement, venue.place["chain_id"])
+            finally:
+                await connection.close()
+            return await whole(self, venue)
+
+        monkeypatch.setattr(Engine, "stored", stored)
+
+    return tamper
+
+
+@pytest.mark.parametrize("how", TAMPERINGS)
+@pytest.mark.parametrize("with_seal", [True, False])
+async def test_run_whose_chain_does_not_verify_has_no_figure(
+    site: Site, tampered: Callable[[str], None], tmp_path: Path, how: str, with_seal: bool
+) -> None:
+    tampered(TAMPERINGS[how])
+    load = small(stage="persist", with_seal=with_seal)
+    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["switches"], print)
+    runner.plan()
+    step = Step("switches", Arm(name="tampered", load=load, seconds=1), 0)
+    async with asyncio.timeout(RUN_SECONDS):
+        outcome = await runner.run([step], site, lambda _: None)
+    (line,) = read_lines(tmp_path / "switches.jsonl")
+    assert outcome.failed == [line]
+    assert line.figures is None
+    assert line.failure
+
+
+async def test_proof_of_a_chain_with_other_orders_than_were_sent_is_refused(site: Site) -> None:
+    rival = rival_of("engine")
+    load = small(stage="persist")
+    place = await rival.prepare(site, load)
+    with pytest.raises(NotWhole):
+        await rival.stored(Venue(site=site, load=load, place=place))
+
+
+@pytest.fixture
+def two_arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
+    """Makes a question small: two real arms, which take a second each."""
+    arms = [Arm(name=name, load=small(stage="persist"), seconds=1) for name in ("first", "second")]
+    monkeypatch.setattr(switches, "arms", lambda _: arms)
+    return arms
+
+
+async def test_run_that_was_interrupted_goes_on_where_it_was(
+    site: Site, two_arms: list[Arm], tmp_path: Path
+) -> None:
+    options = Options(scope=Scope(repeats=2), folder=tmp_path)
+    runner = Runner(options, ["switches"], print)
+    plan = runner.plan()
+    assert len(plan) == 4
+    third = asyncio.Event()
+    running = asyncio.create_task(
+        runner.run(plan, site, lambda step: third.set() if step is plan[2] else None)
+    )
+    async with asyncio.timeout(RUN_SECONDS):
+        await third.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    before = read_lines(tmp_path / "switches.jsonl")
+    assert [(line.arm, line.repeat) for line in before] == [("first", 0), ("second", 0)]
+
+    again = Runner(
+        Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"], print
+    )
+    left = again.plan()
+    assert [(step.arm.name, step.repeat) for step in left] == [("first", 1), ("second", 1)]
+    async with asyncio.timeout(RUN_SECONDS):
+        outcome = await again.run(left, site, lambda _: None)
+    assert (outcome.done, outcome.left, outcome.failed) == (2, 0, [])
+    after = read_lines(tmp_path / "switches.jsonl")
+    assert after[:2] == before
+    assert all(line.figures for line in after)
+
+
+async def test_run_with_too_few_minutes_leaves_arms_for_the_next(
+    site: Site, two_arms: list[Arm], tmp_path: Path
+) -> None:
+    options = Options(scope=Scope(repeats=2), folder=tmp_path, minutes=0.001)
+    runner = Runner(options, ["switches"], print)
+    outcome = await runner.run(runner.plan(), site, lambda _: None)
+    assert (outcome.done, outcome.left) == (0, 4)
+    assert read_lines(tmp_path / "switches.jsonl") == []
+
+
+async def test_rival_that_cannot_run_here_is_skipped_with_a_reason(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["comparison"], print)
+    runner.plan()
+    arm = Arm(name="nats", load=small("nats_jetstream"), seconds=1)
+    steps = [Step("comparison", arm, repeat) for repeat in range(2)]
+    outcome = await runner.run(steps, site, lambda _: None)
+    (line,) = read_lines(tmp_path / "comparison.jsonl")
+    assert line.skipped == "there is no program nats-server here"
+    assert outcome.failed == []
+
+
+@pytest.mark.parametrize("fixed_rows", [0, 50])
+async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_rows: int) -> None:
+    load = Load(rival="engine", orders=430, batch_rows=fixed_rows or 5_000)
+    job = OpenJob(load=load, rate_per_second=1_000.0, warm_up_orders=30, fixed_rows=fixed_rows)
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_open(site, job)
+    found = merged([figures["histogram"]])
+    assert found["count"] == 400
+    assert merged([figures["ack_histogram"]])["count"] == 400
+    assert 0 < found["p50"] <= found["max"]
+    if fixed_rows:  # the first of a batch waits until the last is due, 49 ms later
+        assert found["max"] >= 49
+        assert figures["batch_rows"] == pytest.approx(fixed_rows, rel=0.1)
+
+
+async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None:
+    async with asyncio.timeout(RUN_SECONDS):
+        await run_load(site, small())
+    connection = await asyncpg.connect(site.admin)
+    try:
+        assert await connection.fetchval("SELECT count(*) FROM chain_event") == 0
+        # Nor does it stand in the way of the next.
+        assert await make_chain(site)
+    finally:
+        await connection.close()

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.arm_log import ArmLog
+from benchmarks.goals import Goal, goals
+from benchmarks.percentiles import histogram_of
+from benchmarks.question import Line, Scope
+from benchmarks.questions import NAMES, question_of
+from benchmarks.report import TABLE, write_report
+from benchmarks.runner import steps
+from benchmarks.summary import Lines, Spread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def line(arm: str, repeat: int, question: str = "comparison", **figures: object) -> Line:
+    return Line(
+        question=question, arm=arm, repeat=repeat, run="r", engine="e", figures=figures or None
+    )
+
+
+def rates(arm: str, *values: float) -> list[Line]:
+    return [line(arm, n, delivered_per_second=value) for n, value in enumerate(values)]
+
+
+def test_ratio_of_two_arms_is_taken_within_each_round() -> None:
+    # The machine was twice as fast in the second round; the ratio was not.
+    lines = Lines(rates("engine 100", 80, 160, 90) + rates("bare_pipe 100", 100, 200, 100))
+    assert lines.ratio("engine 100", "bare_pipe 100", "delivered_per_second") == Spread(
+        0.8, 0.8, 0.9, 3
+    )
+
+
+def test_ratio_with_a_round_that_lacks_one_of_the_two_leaves_it_out() -> None:
+    lines = Lines(
+        [*rates("engine 100", 80, 160), line("bare_pipe 100", 1, delivered_per_second=200.0)]
+    )
+    assert lines.ratio("engine 100", "bare_pipe 100", "delivered_per_second") == Spread(
+        0.8, 0.8, 0.8, 1
+    )
+
+
+def test_figures_of_a_run_that_failed_are_in_no_median() -> None:
+    failed = Line(
+        question="comparison", arm="engine 100", repeat=1, run="r", engine="e", failure="lost one"
+    )
+    lines = Lines([*rates("engine 100", 80), failed])
+    assert lines.spread("engine 100", "delivered_per_second") == Spread(80, 80, 80, 1)
+    assert lines.failed == [failed]
+
+
+def test_goal_is_reached_by_its_median_and_not_measured_without() -> None:
+    lines = {
+        "comparison": Lines(rates("engine 100", 60, 80, 70) + rates("bare_pipe 100", 100, 100, 100))
+    }
+    found = {goal.text: goal for goal in goals(lines)}
+    missed = found["end to end / bare pipe, batch 100"]
+    assert missed.measured == Spread(0.7, 0.6, 0.8, 3)
+    assert missed.is_reached is False
+    assert found["end to end / bare pipe, batch 1,000"].is_reached is None
+    assert Goal(text="", bound="<=", target=1, measured=Spread(1, 1, 1, 1)).is_reached is True
+
+
+@pytest.mark.parametrize("scope", [Scope(), Scope(is_quick=True, repeats=1), Scope(is_huge=True)])
+@pytest.mark.parametrize("name", NAMES)
+def test_arms_of_a_question_have_names_of_their_own_and_expect_to_take_time(
+    name: str, scope: Scope
+) -> None:
+    arms = question_of(name).arms(scope)
+    assert arms
+    assert len({arm.name for arm in arms}) == len(arms)
+    assert all(arm.seconds > 0 for arm in arms)
+    for arm in arms:
+        if arm.load is not None:
+            assert arm.load.all_orders % arm.load.batch_rows == 0, arm
+
+
+def test_steps_run_every_arm_before_any_is_repeated() -> None:
+    arms = question_of("switches").arms(Scope())
+    found = list(steps("switches", arms, 3))
+    assert [step.arm.name for step in found[: len(arms)]] == [arm.name for arm in arms]
+    assert {step.repeat for step in found[: len(arms)]} == {0}
+    assert len(found) == 3 * len(arms)
+
+
+def test_quick_run_takes_three_minutes_or_less() -> None:
+    from benchmarks.questions import QUICK
+    from benchmarks.runner import expected_seconds
+
+    scope = Scope(is_quick=True, repeats=1)
+    plan = [step for name in QUICK for step in steps(name, question_of(name).arms(scope), 1)]
+    assert expected_seconds(plan, scope, is_warm=False) <= 180
+
+
+def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path) -> None:
+    for name in NAMES:
+        log = ArmLog(tmp_path, name)
+        log.begin(resumes=False, engine="e")
+        for arm in question_of(name).arms(Scope()):
+            for repeat in range(2):
+                log.add(line(arm.name, repeat, name, **every_figure(1_000.0 + repeat)))
+    written = write_report(tmp_path)
+    text = (tmp_path / TABLE).read_text(encoding="utf-8")
+    assert {path.suffix for path in written} == {".md", ".svg", ".png"}
+    assert "comparison.svg" in {path.name for path in written}
+    assert all(path.stat().st_size > 1_000 for path in written)
+    for name in NAMES:
+        assert f"## {question_of(name).TITLE}" in text
+    assert "| - |" not in text.partition("## Goals")[2].partition("##")[0]
+
+
+def test_report_of_the_same_lines_is_the_same_bytes(tmp_path: Path) -> None:
+    log = ArmLog(tmp_path, "comparison")
+    log.begin(resumes=False, engine="e")
+    log.add(line("engine 100", 0, **every_figure(5.0)))
+    first = {path: path.read_bytes() for path in write_report(tmp_path)}
+    assert {path: path.read_bytes() for path in write_report(tmp_path)} == first
+
+
+def test_report_of_runs_without_a_figure_names_them(tmp_path: Path) -> None:
+    log = ArmLog(tmp_path, "comparison")
+    log.begin(resumes=False, engine="e")
+    log.add(
+        Line(question="comparison", arm="engine 100", repeat=2, run="r", engine="e",
+             failure="row 7 follows 5")
+    )  # fmt: skip
+    log.add(
+        Line(question="comparison", arm="nats_jetstream 1000", repeat=0, run="r", engine="e",
+             skipped="there is no program nats-server here")
+    )  # fmt: skip
+    write_report(tmp_path)
+    text = (tmp_path / TABLE).read_text(encoding="utf-8")
+    assert "**No figure**: engine 100, repeat 3: row 7 follows 5" in text
+    assert "Skipped: nats jetstream 1000: there is no program nats-server here." in text
+
+
+def every_figure(value: float) -> dict[str, object]:
+    names = (
+        "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
+        "rows_per_second", "verify_seconds", "checkpoints", "wal_mib", "batch_window_ms",
+        "producer_memory_mib", "receiver_memory_mib", "producer_cpu_seconds",
+        "receiver_cpu_seconds", "postgres_cpu_seconds", "kafka_cpu_seconds",
+    )  # fmt: skip
+    histogram = histogram_of([int(value * 1_000), 2_000_000])
+    texts = ("histogram", "ack_histogram", "commit_histogram", "send_histogram")
+    return dict.fromkeys(names, value) | dict.fromkeys(texts, histogram)
