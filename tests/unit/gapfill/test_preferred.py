@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import aclosing
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -173,3 +174,64 @@ def test_close_closes_every_server() -> None:
 
     closing: Coroutine[Any, Any, None] = main()
     run_virtual(closing)
+
+
+def test_several_standbys_are_asked_in_the_order_given() -> None:
+    async def main() -> None:
+        chain = make_chain([12, 9])
+        servers = [MemorySource(chain) for _ in range(3)]
+        for standby in servers[:2]:
+            standby.is_primary = False
+        both = PreferredSources(servers, PreferenceConfig(standby_seconds=0.1), random=Random(3))
+
+        async def fill() -> list[int]:
+            runs = both.runs(chain.mark(0), chain.mark().id)
+            async with aclosing(cast("Any", runs)) as found:
+                return ids_of([run async for run in found])
+
+        assert await fill() == chain.ids
+        assert [server.reads > 0 for server in servers] == [True, False, False]
+        servers[0].before_read = away
+        assert await fill() == chain.ids
+        assert [server.reads > 0 for server in servers] == [True, True, False]
+        servers[1].lag_batches = 1
+        assert await fill() == chain.ids
+        assert servers[2].reads > 0
+
+    run_virtual(main())
+
+
+def test_server_that_does_not_answer_is_told_and_asked_again_in_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        servers = Servers(make_chain([12, 9]), avoid_seconds=5.0)
+        servers.standby.before_read = away
+        for _ in range(3):
+            await servers.fill()
+        assert servers.standby.reads == 1
+        assert caplog.text.count("asked last for 5 s: database was 'gone'") == 1
+        servers.standby.before_read = lambda: None
+        await asyncio.sleep(5.1)
+        reads = servers.primary.reads
+        await servers.fill()
+        assert servers.standby.reads > 1
+        assert servers.primary.reads == reads
+
+    run_virtual(main())
+
+
+def test_standby_that_lags_is_asked_with_pauses_that_grow() -> None:
+    async def main() -> None:
+        servers = Servers(make_chain([12, 9]), standby_seconds=10.0, pause_seconds_max=0.5)
+        servers.standby.lag_batches = 1
+        times: list[float] = []
+        servers.standby.before_page = lambda: times.append(virtual_clock().time())
+        await servers.fill()
+        pauses = [later - before for before, later in itertools.pairwise(times)]
+        assert pauses[0] < 0.1
+        assert all(pause <= 0.51 for pause in pauses)
+        assert pauses[-1] >= 0.25
+        assert len(times) < 60, "a standby that hangs is not to be hammered"
+
+    run_virtual(main())
