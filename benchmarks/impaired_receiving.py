@@ -112,7 +112,8 @@ async def run(job: ImpairedJob) -> Impaired:
         KafkaSourceConfig(bootstrap_servers=job.kafka, topic=head.topic, partition=head.partition)
     )
     frames = LossyFrames(source, job.drop_share, job.seed) if job.drop_share else source
-    config = ReceiverConfig(chain_id=job.chain_id)
+    # What came while nobody asked is to be read from Kafka: no look at the head before the frames.
+    config = ReceiverConfig(chain_id=job.chain_id, poll_after_seconds=30.0 if job.pauses else 1.0)
     rows = rows_before = 0
     memory = 0.0
     samples: list[tuple[int, int]] = []
