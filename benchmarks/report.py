@@ -69,7 +69,7 @@ def _page(
             yield ""
             yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
             yield ""
-            rows = [(where, _figure(_as_spread(found))) for where, found in figures_of(result)]
+            rows = [(where, cell(_as_spread(found))) for where, found in figures_of(result)]
             yield from _table(("figure", "median (lowest to highest)"), rows)
             yield ""
 
@@ -104,7 +104,7 @@ def _goals(found: Sequence[Goal]) -> Iterator[str]:
         (
             goal.text,
             f"{goal.bound} {_number(goal.target)}{goal.unit}",
-            _figure(goal.measured, goal.unit),
+            cell(goal.measured, goal.unit),
             {True: "yes", False: "**no**", None: "-"}[goal.is_reached],
         )
         for goal in found
@@ -124,9 +124,9 @@ def _comparison(lines: Lines) -> Iterator[str]:
         rows.append(
             (
                 arm.replace("_", " "),
-                _figure(lines.spread(arm, figure)),
-                _figure(lines.ratio(arm, base, figure)),
-                _figure(lines.spread(arm, own_share) if _has_receiver(arm) else None),
+                cell(lines.spread(arm, figure)),
+                cell(lines.ratio(arm, base, figure)),
+                cell(lines.spread(arm, own_share) if _has_receiver(arm) else None),
             )
         )
     yield from _table(("rival, batch", "orders/s", "/ bare pipe", "own share of CPU"), rows)
@@ -147,8 +147,8 @@ def _batch_size(lines: Lines) -> Iterator[str]:
                 f"{int(size):,}",
                 stage,
                 rival.replace("_", " "),
-                _figure(lines.spread(arm, figure)),
-                _figure(lines.ratio(arm, f"bare_pipe {size} {stage}", figure)),
+                cell(lines.spread(arm, figure)),
+                cell(lines.ratio(arm, f"bare_pipe {size} {stage}", figure)),
             )
         )
     yield from _table(("batch", "stage", "rival", "orders/s", "/ bare pipe"), rows)
@@ -160,7 +160,7 @@ def _switches(lines: Lines) -> Iterator[str]:
         stage = arm.partition(", ")[2]
         figure = "persisted_per_second" if stage == "persist" else "delivered_per_second"
         ratio = lines.ratio(arm, f"neither, {stage}", figure)
-        rows.append((arm, _figure(lines.spread(arm, figure)), _figure(ratio)))
+        rows.append((arm, cell(lines.spread(arm, figure)), cell(ratio)))
     yield from _table(("on", "orders/s", "/ neither"), rows)
 
 
@@ -168,9 +168,9 @@ def _cpu(lines: Lines) -> Iterator[str]:
     rows = [
         (
             arm.replace("_", " "),
-            *(_figure(lines.spread(arm, per_million(process))) for process in PROCESSES),
-            _figure(lines.spread(arm, all_per_million)),
-            _figure(lines.spread(arm, own_share)),
+            *(cell(lines.spread(arm, per_million(process))) for process in PROCESSES),
+            cell(lines.spread(arm, all_per_million)),
+            cell(lines.spread(arm, own_share)),
         )
         for arm in lines.arms
     ]
@@ -180,7 +180,7 @@ def _cpu(lines: Lines) -> Iterator[str]:
 
 
 def _open_load(lines: Lines) -> Iterator[str]:
-    maximum = _figure(lines.spread("maximum", "delivered_per_second"))
+    maximum = cell(lines.spread("maximum", "delivered_per_second"))
     yield f"Maximum: {maximum} orders/s. Milliseconds from the intended time of an order until it"
     yield "was handed on; percentiles over all repeats together."
     yield ""
@@ -204,10 +204,10 @@ def _scale(lines: Lines) -> Iterator[str]:
     rows = [
         (
             f"{int(arm.split(' ')[0]):,}",
-            _figure(lines.spread(arm, "delivered_per_second")),
-            _figure(lines.ratio(arm, lines.arms[0], "delivered_per_second")),
-            _figure(lines.spread(arm, "producer_memory_mib")),
-            _figure(lines.spread(arm, "receiver_memory_mib")),
+            cell(lines.spread(arm, "delivered_per_second")),
+            cell(lines.ratio(arm, lines.arms[0], "delivered_per_second")),
+            cell(lines.spread(arm, "producer_memory_mib")),
+            cell(lines.spread(arm, "receiver_memory_mib")),
         )
         for arm in lines.arms
     ]
@@ -220,10 +220,10 @@ def _checkpoint(lines: Lines) -> Iterator[str]:
     rows = [
         (
             arm.replace("_", " "),
-            _figure(lines.spread(arm, "delivered_per_second")),
-            _figure(lines.ratio(arm, arm.replace("long", "short"), "delivered_per_second")),
-            _figure(lines.spread(arm, "checkpoints")),
-            _figure(lines.spread(arm, "wal_mib")),
+            cell(lines.spread(arm, "delivered_per_second")),
+            cell(lines.ratio(arm, arm.replace("long", "short"), "delivered_per_second")),
+            cell(lines.spread(arm, "checkpoints")),
+            cell(lines.spread(arm, "wal_mib")),
         )
         for arm in lines.arms
     ]
@@ -234,8 +234,8 @@ def _verifier(lines: Lines) -> Iterator[str]:
     rows = [
         (
             f"{int(arm.split(' ')[0]):,}",
-            _figure(lines.spread(arm, "verify_seconds")),
-            _figure(lines.spread(arm, "rows_per_second")),
+            cell(lines.spread(arm, "verify_seconds")),
+            cell(lines.spread(arm, "rows_per_second")),
         )
         for arm in lines.arms
     ]
@@ -274,7 +274,8 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
         yield "| " + " | ".join(row) + " |"
 
 
-def _figure(spread: Spread | None, unit: str = "") -> str:
+def cell(spread: Spread | None, unit: str = "") -> str:
+    """Return a median with its spread as it is read; `-` where nothing was measured."""
     if spread is None:
         return "-"
     median = f"{_number(spread.median)}{unit}"
