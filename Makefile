@@ -22,7 +22,7 @@ simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on,
 	@$(BIN)/python -m tests.simulation.simulate $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
 
-faults: setup ## the long form of the fault tests: many rounds, an hour or so (FAULTS_SEED=n)
+faults: setup ## the long form of the fault tests: many rounds, ten minutes or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
 
 bench: setup ## how fast it is on this machine: two hours, or three minutes (QUICK=1, BENCH_ARGS="...")

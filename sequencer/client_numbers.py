@@ -28,6 +28,14 @@ class ClientNumbers:
         known = self._clients.get(client)
         return BEFORE_ALL if known is None else known.number
 
+    def highest_of(self, clients: Iterable[str]) -> dict[str, int]:
+        """Return the highest accepted number of each of `clients`, as `highest` does."""
+        get = self._clients.get
+        return {
+            client: BEFORE_ALL if (known := get(client)) is None else known.number
+            for client in set(clients)
+        }
+
     def get(self, client: str) -> ClientNumber | None:
         """Return what is known of `client`."""
         return self._clients.get(client)

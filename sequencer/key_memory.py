@@ -70,7 +70,7 @@ class KeyMemory:
 
     def _rises(self, forms: KeyForms, beside: Mapping[str, tuple[int, int]]) -> bool:
         """Say whether each client's numbers rise from one to the next, and from its highest."""
-        highest = {client: self.clients.highest(client) for client in set(forms.clients)}
+        highest = self.clients.highest_of(forms.clients)
         for client in highest.keys() & beside.keys():
             highest[client] = max(highest[client], beside[client][0])
         for client, number in zip(forms.clients, forms.numbers, strict=True):

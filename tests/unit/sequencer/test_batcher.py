@@ -124,3 +124,17 @@ async def test_next_batch_with_linger_gives_up_waiting_after_its_time() -> None:
     queue = Batcher(rows_max=3, bytes_max=1_000, queue_bytes_max=1_000, linger_seconds=0.001)
     queue.add_nowait(one := entry())
     assert await queue.next_batch() == [one]
+
+
+async def test_any_number_that_waits_keeps_the_queue_within_its_bytes() -> None:
+    queue = batcher(rows_max=50, queue=2_000)
+    entries = [entry(size=10 + n % 90) for n in range(20_000)]
+    tasks = [asyncio.create_task(queue.add(one)) for one in entries]
+    await asyncio.sleep(0)
+    taken: list[Entry] = []
+    while len(taken) < len(entries):
+        assert 0 < queue.bytes <= 2_000
+        assert queue.bytes == sum(one.size_bytes for one in entries[len(taken) :][: queue.rows])
+        taken += queue.take()
+    await asyncio.gather(*tasks)
+    assert taken == entries
