@@ -29,6 +29,7 @@ class End:
     def __init__(self, module: str, role: str) -> None:
         self._module = module
         self._role = role
+        self._is_done = False
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, *lines: bytes) -> None:
@@ -60,7 +61,9 @@ class End:
 
     async def result(self, kind: type[_T]) -> _T:
         """Wait for its figures. Raises RunFailed when it ends without."""
-        return msgspec.json.decode(await self._line(), type=kind)
+        found = msgspec.json.decode(await self._line(), type=kind)
+        self._is_done = True
+        return found
 
     async def _line(self) -> bytes:
         process = self._running()
@@ -77,11 +80,11 @@ class End:
         return self._process
 
     async def end(self) -> None:
-        """Let it close, and make sure that it is gone."""
+        """Let it close if it has told its figures, and make sure that it is gone."""
         process = self._process
         if process is not None and process.returncode is None:
             try:
-                async with asyncio.timeout(_CLOSE_SECONDS):
+                async with asyncio.timeout(_CLOSE_SECONDS if self._is_done else 0):
                     await process.wait()
             except TimeoutError:
                 os.kill(process.pid, signal.SIGKILL)

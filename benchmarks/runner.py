@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path  # msgspec looks it up
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -103,14 +103,16 @@ class Runner:
 
     def plan(self) -> list[Step]:
         """Return what is to be run, in its order, and begin or go on with the files."""
+        arms = {name: asked.arms(self._options.scope) for name, asked in self._questions.items()}
         for name, log in self._logs.items():
             left_out = log.begin(resumes=self._options.resumes, engine=self._engine)
+            left_out += log.keep_only({arm.name: arm_settings(arm) for arm in arms[name]})
             if left_out:
-                self._tell(f"{name}: {left_out} lines are of another engine, and run again")
+                self._tell(f"{name}: {left_out} lines are of another engine or set-up: run again")
         return [
             step
-            for name, question in self._questions.items()
-            for step in steps(name, question.arms(self._options.scope), self._options.scope.repeats)
+            for name in self._questions
+            for step in steps(name, arms[name], self._options.scope.repeats)
             if not self._logs[name].has(step.arm.name, step.repeat)
         ]
 
@@ -148,14 +150,13 @@ class Runner:
                 figures = await question.run(site, arm, self._logs[step.question].lines)
             except (RunFailed, NotWhole, TimeoutError) as error:
                 failure = str(error) or type(error).__name__
-        settings = msgspec.to_builtins(arm.load) if arm.load is not None else arm.settings
         return Line(
             question=step.question,
             arm=arm.name,
             repeat=step.repeat,
             run=self._run,
             engine=self._engine,
-            settings=settings,
+            settings=arm_settings(arm),
             figures=figures,
             failure=failure,
             skipped=absence,
@@ -175,6 +176,12 @@ class Runner:
         )
         with (self._options.folder / CONDITIONS).open("ab") as file:
             file.write(msgspec.json.encode(conditions) + b"\n")
+
+
+def arm_settings(arm: Arm) -> dict[str, Any]:
+    """Return what an arm is set to, as it is saved."""
+    settings: dict[str, Any] = msgspec.to_builtins(arm.settings if arm.load is None else arm.load)
+    return settings
 
 
 def steps(question: str, arms: Sequence[Arm], repeats: int) -> Iterator[Step]:

@@ -61,6 +61,15 @@ def test_log_of_another_engine_is_measured_again_as_a_whole(tmp_path: Path) -> N
     assert not log.has("a", 0)
 
 
+def test_log_of_arms_that_are_set_otherwise_now_leaves_them_out(tmp_path: Path) -> None:
+    quick = {"orders": 10}
+    log = saved(tmp_path, line("a", 0, settings=quick), line("b", 0, settings={"orders": 99}))
+    assert log.keep_only({"a": {"orders": 40}, "b": {"orders": 99}}) == 1
+    assert [one.arm for one in read_lines(log.path)] == ["b"]
+    assert not log.has("a", 0)
+    assert log.has("b", 0)
+
+
 def test_log_with_a_run_without_a_figure_runs_it_again(tmp_path: Path) -> None:
     saved(tmp_path, line("a", 0), line("b", 0, figures=None, failure="lost an order"))
     log = ArmLog(tmp_path, "q")
