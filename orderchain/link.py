@@ -17,7 +17,7 @@ def is_linked(after_id: int, events: Sequence[Event]) -> bool:
     fast as whole columns (lists of ids and of pids, compared), which walk the rows again from
     memory. This is the hot path; `first_break` asks the same, and names the place.
     """
-    for event in events:
+    for event in events:  # noqa: SIM110 - all() of a generator takes 2.5 times as long
         # The same as `pid == after_id and pid < id`, the id then being the next `after_id`.
         if not after_id == event.pid < (after_id := event.id):
             return False
