@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = (100, 1_000, 5_000)
 _IN_FLIGHT = 3
-_WAITING = 10_000
+_WAITING = 20_000
 
 
 def config_of(site: Site, chain_id: int, **settings: int) -> SequencerConfig:
@@ -169,7 +169,7 @@ async def pipelined(site: Site, orders: int, batch_rows: int) -> float:
 
 
 async def one_future_each(site: Site, orders: int) -> float:
-    """Return orders per second when every order has a future of its own, 10,000 waiting at most."""
+    """Return orders per second when every order has a future of its own, 20,000 waiting at most."""
     chain_id = await make_chain(site)
     flat = [order for batch in order_batches(orders, 5_000) for order in batch]
     waiting: deque[asyncio.Future[Ack]] = deque()
@@ -185,7 +185,7 @@ async def one_future_each(site: Site, orders: int) -> float:
 
 
 async def one_task_each(site: Site, orders: int) -> float:
-    """Return orders per second of 10,000 tasks that each await one order after the other."""
+    """Return orders per second of 20,000 tasks that each await one order after the other."""
     chain_id = await make_chain(site)
     left = iter([order for batch in order_batches(orders, 5_000) for order in batch])
     async with open_sequencer(config_of(site, chain_id, key_window_rows=0)) as sequencer:
