@@ -31,9 +31,9 @@ class Program(Struct, frozen=True):
 
 
 PROGRAMS = {
-    "commit_path": Program(
-        "The commit path against a bare COPY, and what keys cost", ("--repeats", "5"), 600
-    ),
+    "commit_path": Program("The commit path against a bare COPY", (), 240),
+    "key_kinds": Program("What keys cost, by their kind", (), 240),
+    "one_by_one": Program("Orders one by one, and one alone", (), 90),
     "receiver_core": Program("The receiver's core, without a network", (), 120),
     "fill": Program("Gap fill by the size of the gap and of the table", (), 240),
     "loss": Program("The rate end to end while frames are lost", (), 120),
