@@ -76,6 +76,7 @@ class PostgresChainStore:
             try:
                 async with asyncio.timeout(self._config.commit_seconds):
                     self._database_id = await self._check(connection)
+                    await prepare(connection)
             except BaseException as error:
                 raise self._given_up(connection, error) from error
             self._connection = connection
@@ -220,7 +221,6 @@ class PostgresChainStore:
         try:
             async with self._lock, asyncio.timeout(self._config.commit_seconds):
                 seen = (self._config.chain_id, epoch, nonce)
-                await prepare(connection)
                 await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
                 async with connection.transaction():
                     term = await self._raise_epoch_in(connection, owner, seen, counter)

@@ -65,6 +65,18 @@ async def test_commit_moves_the_head_for_the_next_leader(open_store: OpenStore, 
     assert term.last_committed_at_us == batch.committed_at_us
 
 
+async def test_take_over_twice_by_one_store_leads_under_the_later_epoch(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    first = await take_over(store, "me")
+    second = await take_over(store, "me")
+    assert second.epoch == first.epoch + 1
+    batch = next_batch(second, count=100)
+    await store.commit(batch, published_id=0)
+    assert await store.has_committed(batch)
+
+
 @a_row_few_or_many
 async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
     open_store: OpenStore, count: int
