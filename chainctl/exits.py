@@ -30,6 +30,7 @@ PACKAGE_EXTRAS: Final = {
     "eventsourcing": "bench",
     "hdrh": "bench",
     "matplotlib": "bench",
+    "pyarrow": "local",
     "pyspark": "spark",
     "rich": "cli",
     "zstandard": "cli",

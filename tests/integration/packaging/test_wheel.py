@@ -21,6 +21,7 @@ PROMISES = {
     "receiver": ["matcher_receiver", "gapfill"],
     "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
     "spark": ["chain_verifier.verify"],
+    "local": ["chain_verifier.local.verify", "chain_verifier.local.parquet"],
     "stack": ["local_stack"],
 }
 """What can be imported with each extra."""
@@ -31,6 +32,7 @@ FOREIGN = {
     "receiver": ["pyspark", "click", "rich", "numpy"],
     "cli": ["pyspark"],
     "spark": ["asyncpg", "aiokafka", "click"],
+    "local": ["pyspark", "aiokafka", "click"],
     "stack": ["asyncpg", "aiokafka", "click"],
 }
 """What an extra must not bring along."""
@@ -118,7 +120,13 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
     assert "orderchain/schema.sql" in names
     for package in ("orderchain", "sequencer", "matcher_receiver", "gapfill", "chain_verifier"):
         assert f"{package}/py.typed" in names
-    for sql in ("sequencer/queries.sql", "gapfill/queries.sql", "matcher_receiver/queries.sql"):
+    for sql in (
+        "sequencer/queries.sql",
+        "gapfill/queries.sql",
+        "matcher_receiver/queries.sql",
+        "chain_verifier/local/database.sql",
+        "chain_verifier/local/spool.sql",
+    ):
         assert sql in names
 
 

@@ -1,0 +1,150 @@
+"""The chain in PostgreSQL, read page by page in the order of ids over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSource
+from chain_verifier.local.table import PAGE_ROWS, Row
+from orderchain.dsn import mask_dsn
+from orderchain.errors import ChainMissing, ConnectError, SchemaError, SourceBroken
+from orderchain.refusals import connect_refusal, schema_refusal
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_SQL: Final = load_sql("chain_verifier.local", "database.sql")
+
+_ID_MIN: Final = -(2**63)
+
+
+class DatabaseTable:
+    """The rows of one chain up to the last one there was when the head was read.
+
+    To open it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each page is a
+    statement of its own, so that no long snapshot slows the sequencer; rows below the head no
+    longer change. `close` ends the connection.
+    """
+
+    has_positions: Final = False
+
+    def __init__(self, source: DatabaseSource, chain_id: int) -> None:
+        self.name = source.name
+        self._chain_id = chain_id
+        self._dsn = source.dsn
+        self._runner = asyncio.Runner()
+        try:
+            self._connection = self._runner.run(self._connect())
+            with self._at_connect():
+                self._read_head()
+        except BaseException:
+            self.close()
+            raise
+
+    async def _connect(self) -> Any:  # noqa: ANN401 - asyncpg has no types
+        try:
+            return await asyncpg.connect(
+                self._dsn,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=READ_TIMEOUT_S,
+                server_settings={"application_name": "chain_verifier"},
+            )
+        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise connect_refusal(error, self._dsn) from error
+
+    @contextmanager
+    def _at_connect(self) -> Iterator[None]:
+        """Raise SchemaError or ConnectError for what the database says at the first contact."""
+        try:
+            yield
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            expected = f"to get in ({_reason_of(error)})"
+            refused = ConnectError("database", mask_dsn(self._dsn), expected)
+            raise schema_refusal(error) or refused from error
+
+    @contextmanager
+    def _as_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise SourceBroken(self.name, _reason_of(error)) from error
+
+    def _fetch(self, statement: str, *values: object) -> list[Any]:
+        found: list[Any] = self._runner.run(self._connection.fetch(_SQL[statement], *values))
+        return found
+
+    def _read_head(self) -> None:
+        versions = [row["version"] for row in self._fetch("version")]
+        if versions != [SCHEMA_VERSION]:
+            raise SchemaError("schema", f"version {versions}", f"version {SCHEMA_VERSION}")
+        heads = self._fetch("head", self._chain_id)
+        if not heads:
+            raise ChainMissing(self._chain_id)
+        head = heads[0]
+        self.head: int = head["last_id"]
+        self.rows_counted: int = head["rows_counted"]
+        self._first_row_id: int | None = head["first_row_id"]
+        # Beyond the head only if the table contradicts it.
+        self._last_row_id = max(self.head, head["last_row_id"] or 0)
+
+    def head_now(self) -> int:
+        """Read the head once more. Raises SourceBroken."""
+        with self._as_broken():
+            found: int = self._fetch("head", self._chain_id)[0]["last_id"]
+            return found
+
+    @property
+    def span(self) -> int:
+        """How many ids lie between the first row and the last."""
+        first = self._first_row_id
+        return 0 if first is None else self._last_row_id - first + 1
+
+    def pages(
+        self, ids: tuple[int, int] | None = None, *, content: bool = True
+    ) -> Iterator[Sequence[Row]]:
+        """Yield the rows within `ids`, up to the last one there was; without an id there is none.
+
+        Where the primary key was taken away, an id may stand several times: rows of one id always
+        come in one page.
+        """
+        after_id, until_id = _ID_MIN, self._last_row_id
+        if ids is not None:
+            after_id, until_id = ids[0] - 1, min(until_id, ids[1] - 1)
+        limit = PAGE_ROWS
+        while True:
+            with self._as_broken():
+                found = self._fetch(
+                    "rows" if content else "ids", self._chain_id, after_id, until_id, limit
+                )
+            if len(found) < limit:
+                yield [tuple(row) for row in found]
+                return
+            # The last id of a full page may stand again right behind it: it opens the next page.
+            last_id = found[-1]["id"]
+            page = [tuple(row) for row in found if row["id"] != last_id]
+            if not page:
+                limit *= 2
+                continue
+            yield page
+            after_id, limit = page[-1][1], PAGE_ROWS
+
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: a table has no end that may be torn."""
+        return ()
+
+    def close(self) -> None:
+        """Close the connection; nothing is under way any more."""
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.terminate()
+        self._runner.close()
+
+
+def _reason_of(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

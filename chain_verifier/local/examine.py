@@ -1,0 +1,196 @@
+"""Holds one source against the theorem in plain Python, and names what is wrong."""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from chain_verifier.bucket import Bucket, is_one_path, row_count
+from chain_verifier.config import FINDINGS_MAX
+from chain_verifier.faults import Link
+from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
+from chain_verifier.local.disorder import rows_out_of_order
+from chain_verifier.local.scan import Scan, Scanner, in_buckets, looked_at
+from chain_verifier.local.table import CONTENT
+from chain_verifier.locate import locate
+from orderchain.errors import InputError, SourceBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chain_verifier.horizon import Horizon
+    from chain_verifier.local.table import Row, Table
+
+
+class How(Struct, frozen=True, kw_only=True):
+    """How sources are scanned; the same for all, so that their buckets compare."""
+
+    key: int
+    bits: int
+    leaf_bits: int
+    fingerprints: bool
+
+
+class Examined(Struct, frozen=True, kw_only=True):
+    """One source after its scan."""
+
+    buckets: list[Bucket]
+    findings: Findings
+    notes: tuple[str, ...]
+    rows_beyond: int
+    beyond_id: int | None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the chain between start and head."""
+        return row_count(self.buckets)
+
+
+def examine(table: Table, horizon: Horizon, how: How) -> Examined:
+    """Scan one source, and locate its faults if there are any.
+
+    Raises InputError for content that is no chain's, SourceBroken when it cannot be read to its end
+    or changes between two looks.
+    """
+    scanner = Scanner(horizon, how.bits, how.key, fingerprints=how.fingerprints)
+    for page in table.pages(_ids_of(horizon), content=how.fingerprints):
+        scanner.take(page)
+    found = scanner.end()
+    _require_own_rows(table, horizon, found)
+    findings = [
+        _faults(table, horizon, how, found),
+        _nulls(table, horizon, found),
+        _foreign(table, horizon, found),
+    ]
+    return Examined(
+        buckets=found.buckets,
+        findings=joined(findings),
+        notes=table.notes(),
+        rows_beyond=found.beyond,
+        beyond_id=found.beyond_id,
+    )
+
+
+def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
+    """Refuse a source that holds rows, but none of this chain: it is the wrong one."""
+    others = found.foreign + found.unplaced
+    if others and not row_count(found.buckets) + found.beyond:
+        raise InputError(
+            table.name, f"{others} rows, none of chain {horizon.chain_id}", "rows of the chain"
+        )
+
+
+def _faults(table: Table, horizon: Horizon, how: How, found: Scan) -> Findings:
+    if table.has_positions and found.is_in_order:
+        return Findings()
+    faults = _link_faults(table, horizon, how, found.buckets)
+    if not table.has_positions:
+        return faults
+    return joined([faults, rows_out_of_order(table, horizon)])
+
+
+def _link_faults(table: Table, horizon: Horizon, how: How, buckets: list[Bucket]) -> Findings:
+    if is_one_path(buckets, horizon):
+        return Findings()
+    faults = locate(table.name, buckets, horizon, _RowOpener(table, horizon, how), how.leaf_bits)
+    if not faults:
+        raise SourceBroken(table.name, "it changed while it was being read")
+    return gathered(faults)
+
+
+class _RowOpener:
+    """The `Opener` of `chain_verifier.locate` on a source that is read once more."""
+
+    def __init__(self, table: Table, horizon: Horizon, how: How) -> None:
+        self._table = table
+        self._horizon = horizon
+        self._how = how
+
+    def split(self, buckets: Sequence[Bucket], bits: int) -> list[Bucket]:
+        """Return the rows of `buckets`, all of one width, in buckets of 2^bits ids."""
+        scanner = Scanner(self._horizon, bits, self._how.key, fingerprints=False)
+        for rows in self._chosen(buckets):
+            scanner.take(rows)
+        return scanner.end().buckets
+
+    def links(self, buckets: Sequence[Bucket]) -> list[Link]:
+        """Return every row of `buckets`."""
+        chosen = self._chosen(buckets)
+        return [Link(pid, row_id, row_id) for rows in chosen for _, row_id, pid, *_ in rows]
+
+    def _chosen(self, buckets: Sequence[Bucket]) -> Iterator[Iterator[Row]]:
+        ids, membership = in_buckets(buckets)
+        for page in self._table.pages(ids, content=False):
+            yield membership.chosen(page, self._horizon)
+
+
+def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:
+    count = sum(bucket.nulls for bucket in found.buckets) + found.unplaced
+    if not count:
+        return Findings()
+    rows = (row for row in _rows(table, horizon) if _has_null_of_its_own(row, horizon))
+    findings = [
+        Finding(
+            kind=Kind.NULL,
+            source=table.name,
+            id=row[1],
+            pid=row[2],
+            columns=tuple(name for name, value in zip(CONTENT, row, strict=True) if value is None),
+        )
+        for row in nsmallest(FINDINGS_MAX, rows, key=_by_ids)
+    ]
+    return gathered(findings, {Kind.NULL: count - len(findings)})
+
+
+def _has_null_of_its_own(row: Row, horizon: Horizon) -> bool:
+    """Whether a row has a NULL, and is not counted as one of another chain or behind the head."""
+    if None not in row or row[0] not in (None, horizon.chain_id):
+        return False
+    is_unplaced = None in row[:3]
+    return is_unplaced or horizon.head is None or row[1] <= horizon.head
+
+
+def _foreign(table: Table, horizon: Horizon, found: Scan) -> Findings:
+    if not found.foreign:
+        return Findings()
+    rows = (row for row in _rows(table, horizon) if row[0] not in (None, horizon.chain_id))
+    findings = [
+        Finding(kind=Kind.FOREIGN_CHAIN, source=table.name, id=row[1], pid=row[2], chain_id=row[0])
+        for row in nsmallest(FINDINGS_MAX, rows, key=_by_ids)
+    ]
+    return gathered(findings, {Kind.FOREIGN_CHAIN: found.foreign - len(findings)})
+
+
+def rows_beyond(table: Table, horizon: Horizon, head: int) -> Findings:
+    """Return the rows behind `head`, which may itself lie behind that of `horizon`."""
+    count = 0
+
+    def beyond() -> Iterator[Row]:
+        nonlocal count
+        for row in _rows(table, horizon):
+            if row[0] == horizon.chain_id and None not in row[1:3] and row[1] > head:
+                count += 1
+                yield row
+
+    findings = [
+        Finding(kind=Kind.BEYOND_HEAD, source=table.name, until_id=head, id=row[1], pid=row[2])
+        for row in nsmallest(FINDINGS_MAX, beyond(), key=_by_ids)
+    ]
+    return gathered(findings, {Kind.BEYOND_HEAD: count - len(findings)})
+
+
+def _rows(table: Table, horizon: Horizon) -> Iterator[Row]:
+    for page in table.pages(_ids_of(horizon), content=False):
+        yield from looked_at(page, horizon)
+
+
+def _ids_of(horizon: Horizon) -> tuple[int, int] | None:
+    """Return the ids behind the start, so that a source need not read what lies before it."""
+    return (horizon.start + 1, 2**63) if horizon.start else None
+
+
+def _by_ids(row: Row) -> tuple[Any, ...]:
+    """Sort by id, then pid; what has none comes first."""
+    return tuple((value is not None, value or 0) for value in row[1:3])

@@ -1,0 +1,130 @@
+"""Rows in Parquet with the columns of `chain_event`, read by row groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chain_verifier.local.table import CONTENT, PAGE_ROWS, Row
+from orderchain.errors import InputError, SourceBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chain_verifier.config import ParquetSource
+
+_KINDS: Final = {
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.binary(): "binary",
+    pa.large_binary(): "binary",
+}
+"""The types that may stand here, under the names that both modes use in their messages."""
+
+_FITTING: Final = {
+    "chain_id": ("int", "bigint", "smallint", "tinyint"),
+    "id": ("bigint", "int"),
+    "pid": ("bigint", "int"),
+    "key": ("string",),
+    "event_time_ns": ("bigint",),
+    "payload": ("binary",),
+}
+"""Of each column the type, and then those that hold the same values."""
+
+
+class ParquetTable:
+    """The rows of one file or folder. An order of rows means nothing here: ids alone count."""
+
+    has_positions: Final = False
+
+    def __init__(self, source: ParquetSource) -> None:
+        self.name = source.name
+        try:
+            self._paths = _files(Path(source.path))
+            spans = [self._look_at(path) for path in self._paths]
+        except (OSError, pa.ArrowException) as error:
+            reason = " ".join(str(error).split())
+            expected = f"Parquet that can be read ({reason})"
+            raise InputError("parquet", source.path, expected) from error
+        known = [span for span in spans if span is not None]
+        lowest = min((first for first, _ in known), default=0)
+        highest = max((last for _, last in known), default=-1)
+        self.span = highest - lowest + 1 if len(known) == len(spans) else None
+
+    def _look_at(self, path: Path) -> tuple[int, int] | None:
+        """Check the columns of a file; return its lowest and highest id, None if it tells none."""
+        with pq.ParquetFile(path) as file:
+            self._require_columns(file.schema_arrow)
+            groups = [_ids_of(file, index) for index in range(file.num_row_groups)]
+        known = [ids for ids in groups if ids is not None]
+        if not known or len(known) < len(groups):
+            return None
+        return min(first for first, _ in known), max(last for _, last in known)
+
+    def _require_columns(self, schema: Any) -> None:  # noqa: ANN401 - pyarrow has no types
+        found = {field.name: _KINDS.get(field.type, str(field.type)) for field in schema}
+        for name, kinds in _FITTING.items():
+            if found.get(name) not in kinds:
+                expected = f"the type {kinds[0]}"
+                raise InputError(f"{self.name}, column {name}", found.get(name), expected)
+
+    def pages(
+        self,
+        ids: tuple[int, int] | None = None,
+        *,
+        content: bool = True,
+    ) -> Iterator[Sequence[Row]]:
+        """Yield the rows; row groups that tell that they lie outside of `ids` are not read."""
+        try:
+            for path in self._paths:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    yield from _pages(file, ids)
+        except (OSError, pa.ArrowException) as error:
+            raise SourceBroken(self.name, " ".join(str(error).split())) from error
+
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: a file of Parquet is whole, or cannot be read."""
+        return ()
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of a folder, but those that Spark leaves out too."""
+    if path.is_file():
+        return [path]
+    found = [file for file in sorted(path.rglob("*")) if file.is_file() and _counts(file, path)]
+    if not found:
+        raise FileNotFoundError(f"{path} holds no file")
+    return found
+
+
+def _counts(file: Path, folder: Path) -> bool:
+    return not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts)
+
+
+def _ids_of(file: Any, group: int) -> tuple[int, int] | None:  # noqa: ANN401 - pyarrow's own
+    index = file.schema_arrow.get_field_index("id")
+    statistics = file.metadata.row_group(group).column(index).statistics
+    # Rows without an id are wanted whatever the range: such a group tells no range.
+    if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
+        return None
+    return statistics.min, statistics.max
+
+
+def _pages(file: Any, ids: tuple[int, int] | None) -> Iterator[Sequence[Row]]:  # noqa: ANN401
+    groups = [
+        index
+        for index in range(file.num_row_groups)
+        if ids is None
+        or (found := _ids_of(file, index)) is None
+        or (found[0] < ids[1] and found[1] >= ids[0])
+    ]
+    for batch in file.iter_batches(PAGE_ROWS, row_groups=groups, columns=list(CONTENT)):
+        columns = batch.select(CONTENT).to_pydict()
+        yield list(zip(*(columns[name] for name in CONTENT), strict=True))
