@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     help="The id before the first row; rows up to it are not looked at. [default: 0]",
 )  # fmt: skip
 @click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
+@click.option(
+    "--local", "is_local", is_flag=True,
+    help="Check in plain Python, without Java and Spark: the same findings, on one core.",
+)  # fmt: skip
 @json_option
 @uses_settings("database", "audit_database")
 def command(
@@ -41,6 +45,7 @@ def command(
     head: int | None,
     start: int,
     master: str | None,
+    is_local: bool,
     as_json: bool,
 ) -> ExitCode:
     """Prove a chain whole, or name its faults.
@@ -58,7 +63,7 @@ def command(
         start=start,
         master=master,
     )
-    return _show(_verified(request), as_json=as_json)
+    return _show(_verified(request, is_local=is_local), as_json=as_json)
 
 
 def _source(text: str, settings: Settings) -> Source:
@@ -68,12 +73,17 @@ def _source(text: str, settings: Settings) -> Source:
     return parse_source(text, settings.audit_dsn() if text == "database" else None)
 
 
-def _verified(request: VerifyRequest) -> Report:
-    from chain_verifier.verify import verify
-
+def _verified(request: VerifyRequest, *, is_local: bool) -> Report:
     # Spark takes seconds: whoever watches is told what goes on, a log file is not.
     is_watched = sys.stderr is not None and sys.stderr.isatty()
-    return verify(request, progress=talk if is_watched else _unwatched)
+    progress = talk if is_watched else _unwatched
+    if is_local:
+        from chain_verifier.local.verify import verify_locally
+
+        return verify_locally(request, progress)
+    from chain_verifier.verify import verify
+
+    return verify(request, progress=progress)
 
 
 def _unwatched(line: str) -> None:
