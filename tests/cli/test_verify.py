@@ -132,3 +132,20 @@ def test_verify_without_a_java_that_can_run_spark_says_what_to_install(
         "verify", "--chain", 1, "--source", f"journal:{journal}", settings={"PATH": str(tmp_path)}
     )
     assert "apt-get install default-jre-headless" in line
+
+
+def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
+    call: Call, module_settings: dict[str, str], filled: int, journal: Path, tmp_path: Path
+) -> None:
+    without_java = {name: v for name, v in module_settings.items() if name != "JAVA_HOME"}
+    without_java["PATH"] = str(tmp_path)
+    sources = ("--source", "database", "--source", f"journal:{journal}")
+    clean = call("verify", "--local", "--chain", filled, *sources, settings=without_java)
+    assert clean.code == 0, clean
+    assert f"chain {filled}: complete (start 0, head {ROWS})" in clean.out
+    assert clean.err == ""
+
+    delete_row(module_settings, filled, DELETED)
+    broken = call("verify", "--local", "--chain", filled, *sources, "--json", settings=without_java)
+    assert broken.code == 1, broken
+    assert json.loads(broken.out)["counts"] == {"gap": 1, "surplus": 1}

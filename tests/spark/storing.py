@@ -1,0 +1,85 @@
+"""Rows put into a real database in batches with true seals, as a sequencer leaves them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from orderchain.row_image import column_images
+from orderchain.seal import genesis_seal, next_seal
+from tests.spark.planting import CHAIN_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.spark.planting import Row
+
+PARTITION_IDS = 200
+BATCH_ROWS = 10
+_FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
+_EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def execute(dsn: str, *statements: str) -> None:
+    """Do to the database, as its owner, what no role of ours may do."""
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close(timeout=5)
+
+
+async def store(
+    dsn: str, rows: Sequence[Row], batch_rows: int = BATCH_ROWS, partition_ids: int = PARTITION_IDS
+) -> None:
+    """Create the chain and commit `rows`; the epoch rises once, half way."""
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        database_id = await connection.fetchval("SELECT database_id FROM schema_version")
+        seal = genesis_seal(database_id, CHAIN_ID)
+        await connection.execute(
+            "SELECT chain_create($1, $2, $3, 0, $4)", CHAIN_ID, seal, "t", partition_ids
+        )
+        for first in range(0, len(rows), batch_rows):
+            epoch = 1 if first < len(rows) // 2 else 2
+            committed_at = _FIRST_COMMIT + timedelta(seconds=first)
+            seal = await _commit(
+                connection, rows[first : first + batch_rows], seal, epoch, committed_at
+            )
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _commit(
+    connection: asyncpg.Connection[Any], rows: Sequence[Row], seal: bytes, epoch: int,
+    committed_at: datetime,
+) -> bytes:  # fmt: skip
+    last_id: Any = rows[-1].id
+    first_id: Any = rows[0].id
+    await connection.execute("SELECT chain_event_extend($1, $2)", CHAIN_ID, first_id)
+    await connection.execute("SELECT chain_event_extend($1, $2)", CHAIN_ID, last_id)
+    names = ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
+    records = [tuple(getattr(row, name) for name in names) for row in rows]
+    await connection.copy_records_to_table("chain_event", records=records, columns=names)
+    columns: list[Any] = [list(column) for column in zip(*records, strict=True)]
+    sealed = next_seal(
+        seal,
+        epoch=epoch,
+        first_id=first_id,
+        last_id=last_id,
+        row_count=len(rows),
+        committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
+        rows=column_images(CHAIN_ID, *columns[1:]),
+    )
+    await connection.execute(
+        "INSERT INTO chain_batch VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        CHAIN_ID, first_id, last_id, rows[0].pid, len(rows), epoch, sealed, committed_at,
+    )  # fmt: skip
+    await connection.execute(
+        "UPDATE chain_head SET last_id = $2, last_seal = $3, epoch = $4 WHERE chain_id = $1",
+        CHAIN_ID, last_id, sealed, epoch,
+    )  # fmt: skip
+    return sealed
