@@ -146,6 +146,14 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     assert clean.err == ""
 
     delete_row(module_settings, filled, DELETED)
-    broken = call("verify", "--local", "--chain", filled, *sources, "--json", settings=without_java)
+    page = tmp_path / "page.html"
+    arguments = ("--local", "--chain", filled, *sources, "--json", "--report", page)
+    broken = call("verify", *arguments, settings=without_java)
     assert broken.code == 1, broken
     assert json.loads(broken.out)["counts"] == {"gap": 1, "surplus": 1}
+    text = page.read_text(encoding="utf-8")
+    assert f"missing {DELETED}" in text
+    assert 'class="ids"' in text
+    nowhere = tmp_path / "missing" / "page.html"
+    refused = call("verify", *arguments[:-1], nowhere, settings=without_java)
+    assert refused.code == 2, refused
