@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +12,7 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, talk
+from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from chain_verifier.config import Source, VerifyRequest
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
     "--local", "is_local", is_flag=True,
     help="Check in plain Python, without Java and Spark: the same findings, on one core.",
 )  # fmt: skip
+@click.option(
+    "--report", "page", metavar="FILE.html",
+    help="Write the report for people: one page of HTML that needs nothing beside itself.",
+)  # fmt: skip
 @json_option
 @uses_settings("database", "audit_database")
 def command(
@@ -46,6 +53,7 @@ def command(
     start: int,
     master: str | None,
     is_local: bool,
+    page: str | None,
     as_json: bool,
 ) -> ExitCode:
     """Prove a chain whole, or name its faults.
@@ -63,7 +71,27 @@ def command(
         start=start,
         master=master,
     )
-    return _show(_verified(request, is_local=is_local), as_json=as_json)
+    if page is not None:
+        _require_folder(page)
+    report = _verified(request, is_local=is_local)
+    code = _show(report, as_json=as_json)
+    if page is not None:
+        _write_page(page, report, request)
+    return code
+
+
+def _require_folder(page: str) -> None:
+    """Refuse a page that cannot be written before the verification takes its time."""
+    if not Path(page).absolute().parent.is_dir():
+        raise SettingError("--report", page, "a file in a folder that exists")
+
+
+def _write_page(page: str, report: Report, request: VerifyRequest) -> None:
+    from chain_verifier.html_report import html_report
+    from chain_verifier.local.picture import read_picture
+
+    text = html_report(report, read_picture(request), datetime.now(UTC))
+    Path(page).write_text(text, encoding="utf-8")
 
 
 def _source(text: str, settings: Settings) -> Source:
