@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.seal import SEAL_BYTES
 
 LEAF_BITS: Final = 12
 """A bucket of 2^12 ids is opened row by row; a wider one is split first. 4,096 rows cross to the
@@ -72,7 +74,29 @@ class ParquetSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"parquet:{self.path}"
 
 
-Source = DatabaseSource | JournalSource | ParquetSource
+class TopicSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was published of a chain: frames on Kafka, up to the last offset at the start."""
+
+    servers: str
+    """Bootstrap servers, `host:port,host:port`."""
+    topic: str | None = None
+    """None asks the database where there is one among the sources, else takes the default name."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        return "topic" if self.topic is None else f"topic:{self.topic}"
+
+
+Source = DatabaseSource | TopicSource | JournalSource | ParquetSource
+
+
+class KeptSeal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A seal that was exported, and kept where nobody who writes the database can reach it."""
+
+    id: Annotated[int, Meta(ge=0, le=ID_MAX)]
+    """The last id of the batch that it seals."""
+    seal: Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
 
 
 class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,30 +113,52 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The id before the first row; rows up to it are not looked at. 0 is the genesis."""
     master: str | None = None
     """A Spark master URL; None runs Spark inside this process, on all cores."""
+    seals: bool = False
+    """Whether the seals of the database are recomputed, which reads every column of every row."""
+    kept_seal: KeptSeal | None = None
+    """Held against the database; implies `seals`, since a seal alone says nothing of the rows."""
     bucket_bits: Annotated[int, Meta(ge=1, le=62)] | None = None
     """Buckets hold 2^bits ids; None chooses by the span of ids. Fewer bits name faults with fewer
     rows read twice, and send more rows to the driver."""
     leaf_bits: Annotated[int, Meta(ge=1, le=20)] = LEAF_BITS
     """A damaged bucket is split down to 2^bits ids before its rows are read."""
 
+    @property
+    def checks_seals(self) -> bool:
+        """Whether seals are recomputed."""
+        return self.seals or self.kept_seal is not None
 
-def parse_source(text: str, dsn: str | None) -> Source:
+
+def parse_source(text: str, dsn: str | None, servers: str | None = None) -> Source:
     """Return the source named as on the command line; `dsn` is the database's, if one is set.
 
-    `database`, `journal:FILE` or `parquet:PATH`. Raises SettingError for anything else.
+    `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `servers` are Kafka's.
+    Raises SettingError for anything else.
     """
     kind, colon, path = text.partition(":")
     if text == "database":
         if dsn is None:
             raise SettingError("database", None, "the URL of the database, to verify it")
         return DatabaseSource(dsn=dsn)
+    if kind == "topic" and bool(colon) == bool(path):
+        if servers is None:
+            raise SettingError("kafka", None, "the bootstrap servers, to verify a topic")
+        return TopicSource(servers=servers, topic=path or None)
     if colon and path and kind == "journal":
         return JournalSource(path=path)
     if colon and path and kind == "parquet":
         return ParquetSource(path=path)
-    if kind == "topic":
-        raise SettingError("source", text, "a source that can be verified already; topics can not")
-    raise SettingError("source", text, "database, journal:FILE or parquet:PATH")
+    raise SettingError("source", text, "database, topic, journal:FILE or parquet:PATH")
+
+
+def parse_kept_seal(text: str) -> KeptSeal:
+    """Return the seal written as `ID:SEAL`, the seal in hexadecimal. Raises SettingError."""
+    row_id, _, seal = text.strip().partition(":")
+    try:
+        return msgspec.convert({"id": int(row_id), "seal": bytes.fromhex(seal)}, KeptSeal)
+    except ValueError:  # of msgspec too
+        expected = "ID:SEAL as seal export prints it, the seal as 64 hexadecimal digits"
+        raise SettingError("expect-seal", text, expected) from None
 
 
 def bucket_bits(span: int | None) -> int:

@@ -22,19 +22,23 @@ def kafka_connector() -> str:
     return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 
 
-def jdbc_packages() -> tuple[str, ...]:
-    """Return what a verification of database, journal and Parquet needs."""
-    return (POSTGRESQL_JDBC,)
+OWN_JARS: Final = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
+"""What the Kafka connector asks for, and Spark brings along itself: 50 MB that need no fetching."""
+
+
+def packages_for(*, kafka: bool) -> tuple[str, ...]:
+    """Return what a verification needs: of a topic the Kafka connector too, which starts slower."""
+    return (POSTGRESQL_JDBC, kafka_connector()) if kafka else (POSTGRESQL_JDBC,)
 
 
 def main() -> int:
     """Fetch the connectors; one line before, one after. Returns an exit code."""
     from chain_verifier.session import open_session
 
-    packages = ", ".join(jdbc_packages())
+    packages = ", ".join(packages_for(kafka=True))
     print(f"Fetching Spark's connectors ({packages}) ...", file=sys.stderr, flush=True)  # noqa: T201
     try:
-        with open_session(None):
+        with open_session(None, kafka=True):
             pass
     except OrderchainError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -38,6 +38,18 @@ class Kind(enum.StrEnum):
     """`count` rows, from `id` to `until_id`, stand behind the row `after_id`."""
     ROW_COUNT = "row_count"
     """The commits counted `expected_count` rows, the table holds `count`."""
+    WRONG_EPOCH = "wrong_epoch"
+    """The rows from `id` on stand under `epoch`, and belong under `expected_epoch`."""
+    SEAL_MISMATCH = "seal_mismatch"
+    """The rows of the batch `id` to `until_id` do not give the seal that is stored."""
+    HEAD_SEAL = "head_seal"
+    """The seal of the head row is not that of the batch that ends with `id`."""
+    KEPT_SEAL = "kept_seal"
+    """No batch ends with `id` under the seal that was kept outside."""
+    BATCH_COUNT = "batch_count"
+    """The batch `id` to `until_id` says `expected_count` rows and has `count`."""
+    BATCH_RANGE = "batch_range"
+    """The rows of the batch `id` to `until_id` begin and end with `ids`, behind the row `pid`."""
     DAMAGED_RANGE = "damaged_range"
     """So much is damaged that rows `id` to `until_id` were not looked at one by one."""
     LACKING = "lacking"
@@ -65,6 +77,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns: tuple[str, ...] = ()
     against: str = ""
     chain_id: int | None = None
+    epoch: int | None = None
+    expected_epoch: int | None = None
 
     @property
     def text(self) -> str:
@@ -98,6 +112,12 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.BEYOND_HEAD: "row {id} (pid {pid}) stands behind the head {until_id}",
     Kind.OUT_OF_ORDER: "{count} rows, ids {id} to {until_id}, stand behind row {after_id}",
     Kind.ROW_COUNT: "{count} rows, but the commits counted {expected_count}",
+    Kind.WRONG_EPOCH: "rows from {id} on stand under epoch {epoch}, expected {expected_epoch}",
+    Kind.SEAL_MISMATCH: "seal mismatch: rows {id} to {until_id} are not those that were sealed",
+    Kind.HEAD_SEAL: "the seal of the head row is not that of the batch that ends with {id}",
+    Kind.KEPT_SEAL: "no batch ends with {id} under the seal that was kept",
+    Kind.BATCH_COUNT: "batch {id} to {until_id}: {count} rows, committed were {expected_count}",
+    Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, behind row {pid}",
     Kind.DAMAGED_RANGE: "too much is damaged: rows {id} to {until_id} were not looked at singly",
     Kind.LACKING: "row {id} is lacking, {against} has it",
     Kind.SURPLUS: "row {id} is too much, {against} lacks it",

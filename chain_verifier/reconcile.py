@@ -27,21 +27,47 @@ _COMPARED: Final = tuple(name for name in CONTENT if name not in ("chain_id", "i
 
 
 def compare(
-    table: Table, own: Examined, base: Table, of_base: Examined, horizon: Horizon
+    table: Table,
+    own: Examined,
+    base: Table,
+    of_base: Examined,
+    horizon: Horizon,
+    skips: Sequence[tuple[int, int]] = (),
 ) -> Findings:
-    """Return what `table` lacks, has too much, or holds with other content than `base`."""
-    differing = differing_buckets(own.buckets, of_base.buckets)
+    """Return what `table` lacks, has too much, or holds with other content than `base`.
+
+    Only between the ends of `horizon`, which may be narrower than what was scanned of either.
+    Ranges (after, until] of `skips` may be lacking.
+    """
+    differing = [
+        bucket for bucket in differing_buckets(own.buckets, of_base.buckets)
+        if _is_within(bucket, horizon)
+    ]  # fmt: skip
     if not differing:
         return Findings()
     with as_broken(f"{table.name} against {base.name}"):
-        here = _by_id(in_buckets(placed(table.rows, horizon), differing))
-        there = _by_id(in_buckets(placed(base.rows, horizon), differing))
-        pairs = _pairs(here, there)
-        counts = {row["kind"]: row["count"] for row in pairs.groupBy("kind").count().collect()}
-        findings: list[Finding] = []
-        for kind in counts:
-            taken = pairs.where(F.col("kind") == kind).orderBy("id").limit(FINDINGS_MAX).collect()
-            findings += [_finding(row, table.name, base.name) for row in taken]
+        here = by_id(in_buckets(placed(table.rows, horizon), differing))
+        there = by_id(in_buckets(placed(base.rows, horizon), differing))
+        pairs = pairs_of(here, there)
+        for after, until in skips:
+            is_skipped = (F.col("id") > after) & (F.col("id") <= until)
+            pairs = pairs.where(~((F.col("kind") == Kind.LACKING.value) & is_skipped))
+        return findings_of(pairs, table.name, base.name)
+
+
+def _is_within(bucket: Bucket, horizon: Horizon) -> bool:
+    """Say whether a bucket can hold a row between start and head."""
+    ends_behind_start = bucket.upper_id - 1 > horizon.start
+    return ends_behind_start and (horizon.head is None or bucket.lower_id <= horizon.head)
+
+
+def findings_of(pairs: DataFrame, source: str, against: str) -> Findings:
+    """Return `pairs` as findings of `source`; all are counted, of each kind the first are kept."""
+    counts = {row["kind"]: row["count"] for row in pairs.groupBy("kind").count().collect()}
+    findings: list[Finding] = []
+    for kind in counts:
+        taken = pairs.where(F.col("kind") == kind).orderBy("id").limit(FINDINGS_MAX).collect()
+        findings += [_finding(row, source, against) for row in taken]
     kept = {kind: sum(finding.kind == kind for finding in findings) for kind in counts}
     return gathered(findings, {Kind(kind): counts[kind] - kept[kind] for kind in counts})
 
@@ -62,7 +88,7 @@ def _print_of(bucket: Bucket) -> tuple[int, tuple[int, int]]:
     return bucket.rows, bucket.fingerprint
 
 
-def _by_id(rows: DataFrame) -> DataFrame:
+def by_id(rows: DataFrame) -> DataFrame:
     """Return one row per id: how often it stands, and its lowest and highest content."""
     content = F.struct(*_COMPARED)
     return rows.groupBy("id").agg(
@@ -72,7 +98,7 @@ def _by_id(rows: DataFrame) -> DataFrame:
     )
 
 
-def _pairs(here: DataFrame, there: DataFrame) -> DataFrame:
+def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
     """Return the ids at which the two differ, with the kind of difference."""
     joined = here.alias("h").join(there.alias("t"), "id", "full_outer")
     own, base = (F.coalesce(F.col(f"{side}.times"), F.lit(0)) for side in "ht")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from chain_verifier.connectors import jdbc_packages
+from chain_verifier.connectors import OWN_JARS, packages_for
 from chain_verifier.java import EXPECTED, require_java
 from orderchain.errors import ConnectError, RefusedError, SettingError
 
@@ -34,6 +35,8 @@ _COMMON: Final = {
     "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS),
     # Plans here are small and known; planning them again after each stage costs more than it gains.
     "spark.sql.adaptive.enabled": "false",
+    # Records of a topic that cross to Python at once: each may hold a frame of many rows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
     # Rows are never cached, so a lost task has to read its part again: the outcome is the same.
     "spark.sql.catalogImplementation": "in-memory",
 }
@@ -48,8 +51,10 @@ itself (measured: Spark's start and a first check of 200,000 rows take 18 s of C
 
 
 @contextmanager
-def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[SparkSession]:
-    """Start Spark, give its session, stop it.
+def open_session(
+    master: str | None, *, is_long_run: bool = False, kafka: bool = False
+) -> Iterator[SparkSession]:
+    """Start Spark, give its session, stop it. `kafka` loads the connector that reads a topic.
 
     Without a `master` it runs inside a Java process of our own, tuned for a short run unless told
     that this one is long. Where a session is at work already, it is given as it is, and left on.
@@ -63,8 +68,9 @@ def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[S
         yield active
         return
     require_java(os.environ)
+    packages = ",".join(packages_for(kafka=kafka))
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
-        session = _start(master, Path(folder), {} if is_long_run else _SHORT_RUN)
+        session = _start(master, Path(folder), {} if is_long_run else _SHORT_RUN, packages)
         try:
             yield session
         finally:
@@ -73,14 +79,15 @@ def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[S
                 session.stop()
 
 
-def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSession:
+def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: str) -> SparkSession:
     builder: Any = SparkSession.builder.appName("chain-verifier")
     settings = {
         **_COMMON,
         **(_LOCAL if (master or LOCAL_MASTER).startswith("local") else {}),
         **({} if master else tuning),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.jars.packages": ",".join(jdbc_packages()),
+        "spark.jars.packages": packages,
+        "spark.jars.excludes": ",".join(OWN_JARS),
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -89,8 +96,11 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
         with _error_output_to(log):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
-        raise start_error(_text_of(log), str(error)) from error
+        raise start_error(_text_of(log), str(error), packages) from error
     session.sparkContext.setLogLevel("ERROR")
+    if "PYSPARK_PYTHON" not in os.environ:
+        # Frames and seals are taken apart by our own code: the workers need this very environment.
+        session.sparkContext.pythonExec = sys.executable
     return session
 
 
@@ -111,10 +121,9 @@ def _error_output_to(path: Path) -> Iterator[None]:
             os.close(kept)
 
 
-def start_error(log: str, error: str) -> RefusedError:
+def start_error(log: str, error: str, packages: str) -> RefusedError:
     """Return what to tell of a Spark that did not start, by what it and Java wrote into `log`."""
     if _UNRESOLVED in log:
-        packages = ",".join(jdbc_packages())
         return ConnectError("spark.jars.packages", packages, "to be fetched once over the network")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return SettingError("java", lines[-1] if lines else error, EXPECTED)

@@ -13,7 +13,9 @@ from msgspec import Struct
 from chain_verifier.config import (
     DatabaseSource,
     JournalSource,
+    ParquetSource,
     Source,
+    TopicSource,
     VerifyRequest,
     bucket_bits,
 )
@@ -22,13 +24,16 @@ from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
 from chain_verifier.horizon import Horizon
 from chain_verifier.jdbc import jdbc_address
 from chain_verifier.open_rows import rows_beyond
+from chain_verifier.published import notes_on, strays, without_skipped
 from chain_verifier.reconcile import compare
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
+from chain_verifier.seals import check_seals
 from chain_verifier.session import open_session
 from chain_verifier.sources.database import DatabaseTable
 from chain_verifier.sources.journal import JournalTable, require_readable
 from chain_verifier.sources.parquet import ParquetTable
 from chain_verifier.sources.table import Table
+from chain_verifier.sources.topic import TopicTable
 from chain_verifier.spark_errors import as_broken
 from orderchain.errors import SettingError
 
@@ -61,13 +66,17 @@ def verify(
     SourceBroken (it broke off: nothing is known of the whole). A report means that all was read.
     """
     _require_distinct(request.sources)
+    if request.checks_seals and not any(isinstance(s, DatabaseSource) for s in request.sources):
+        raise SettingError("source", None, "the database, whose seals are to be checked")
     for source in request.sources:
         _require_usable(source)
     began = time.monotonic()
     if session is not None:
         return _Verification(request, session, progress, began, 0.0).run()
     progress("starting Spark")
-    with open_session(request.master, is_long_run=_is_long(request.sources)) as own:
+    kafka = any(isinstance(source, TopicSource) for source in request.sources)
+    is_long = _is_long(request.sources)
+    with open_session(request.master, is_long_run=is_long, kafka=kafka) as own:
         start_seconds = time.monotonic() - began
         return _Verification(request, own, progress, began, start_seconds).run()
 
@@ -91,7 +100,7 @@ def _require_usable(source: Source) -> None:
 
 def _is_long(sources: Sequence[Source]) -> bool:
     """Whether the files alone are so large that tuning Spark for a short run would cost more."""
-    paths = [Path(s.path) for s in sources if not isinstance(s, DatabaseSource)]
+    paths = [Path(s.path) for s in sources if isinstance(s, JournalSource | ParquetSource)]
     return sum(path.stat().st_size for path in paths if path.is_file()) > _LONG_RUN_BYTES
 
 
@@ -99,6 +108,7 @@ class _Looked(Struct, frozen=True, kw_only=True):
     """One source with what was found in it."""
 
     table: Table
+    horizon: Horizon
     examined: Examined
     findings: Findings
     notes: tuple[str, ...]
@@ -127,9 +137,13 @@ class _Verification:
         # second look at the head tells.
         ordered = sorted(self._request.sources, key=lambda s: not isinstance(s, DatabaseSource))
         self._progress("opening " + ", ".join(source.name for source in ordered))
+        self._database: DatabaseTable | None = None
         tables = [self._opened(source) for source in ordered]
-        self._database = next((t for t in tables if isinstance(t, DatabaseTable)), None)
         self._horizon = self._horizon_of_all()
+        is_published = any(isinstance(table, TopicTable) for table in tables)
+        self._skips: Sequence[tuple[int, int]] = (
+            self._database.skips() if self._database and is_published else ()
+        )
         how = self._how(tables)
         looked = [self._look(table, how) for table in tables]
         return self._report(looked, [self._compare(one, looked[0]) for one in looked[1:]])
@@ -137,7 +151,10 @@ class _Verification:
     def _opened(self, source: Source) -> Table:
         with as_broken(source.name):
             if isinstance(source, DatabaseSource):
-                return DatabaseTable(self._spark, source, self._request.chain_id)
+                self._database = DatabaseTable(self._spark, source, self._request.chain_id)
+                return self._database
+            if isinstance(source, TopicSource):
+                return TopicTable(self._spark, source, self._request.chain_id, self._database)
             if isinstance(source, JournalSource):
                 return JournalTable(self._spark, source)
             return ParquetTable(self._spark, source)
@@ -164,21 +181,32 @@ class _Verification:
     def _look(self, table: Table, how: How) -> _Looked:
         self._progress(f"checking {table.name}")
         with _stopwatch() as seconds:
-            examined = examine(table, self._horizon, how)
-            beyond, notes = self._judge_beyond(table, examined)
+            horizon = self._horizon
+            if isinstance(table, TopicTable):
+                horizon = table.narrowed(horizon)
+            examined = examine(table, horizon, how)
+            beyond, notes = self._judge_beyond(table, examined, horizon)
             findings = joined([examined.findings, beyond])
+            more: tuple[str, ...] = ()
+            if isinstance(table, TopicTable):
+                more = notes_on(table, horizon, self._horizon, self._skips)
+                findings = joined([without_skipped(findings, self._skips), table.findings(horizon)])
             counted = self._judge_count(table, examined, findings)
+            sealed = self._judge_seals(table)
         return _Looked(
             table=table,
+            horizon=horizon,
             examined=examined,
-            findings=joined([findings, counted]),
-            notes=(*examined.notes, *notes),
+            findings=joined([findings, counted, sealed]),
+            notes=(*examined.notes, *notes, *more),
             seconds=seconds(),
         )
 
-    def _judge_beyond(self, table: Table, examined: Examined) -> tuple[Findings, tuple[str, ...]]:
+    def _judge_beyond(
+        self, table: Table, examined: Examined, horizon: Horizon
+    ) -> tuple[Findings, tuple[str, ...]]:
         """Tell rows that were committed after the head was read from rows that never were."""
-        head = self._horizon.head
+        head = horizon.head
         if head is None or examined.beyond_id is None:
             return Findings(), ()
         notes: tuple[str, ...] = ()
@@ -190,7 +218,7 @@ class _Verification:
                 return Findings(), notes
             head = head_now
         with as_broken(table.name):
-            return rows_beyond(table.name, table.rows, self._horizon, head), notes
+            return rows_beyond(table.name, table.rows, horizon, head), notes
 
     def _judge_count(self, table: Table, examined: Examined, findings: Findings) -> Findings:
         """Hold the number of rows against what the commits counted, where nothing else is wrong.
@@ -210,11 +238,23 @@ class _Verification:
         )
         return gathered([finding])
 
+    def _judge_seals(self, table: Table) -> Findings:
+        request = self._request
+        if not isinstance(table, DatabaseTable) or not request.checks_seals:
+            return Findings()
+        self._progress(f"recomputing the seals of {table.name}")
+        return check_seals(self._spark, table, request.chain_id, request.kept_seal)
+
     def _compare(self, one: _Looked, base: _Looked) -> tuple[Comparison, Findings]:
         name, against = one.table.name, base.table.name
         self._progress(f"comparing {name} with {against}")
         with _stopwatch() as seconds:
-            found = compare(one.table, one.examined, base.table, base.examined, self._horizon)
+            horizon = one.horizon.within(base.horizon)
+            skips = self._skips if isinstance(one.table, TopicTable) else ()
+            found = compare(one.table, one.examined, base.table, base.examined, horizon, skips)
+            if isinstance(one.table, TopicTable):
+                with as_broken(f"{name} against {against}"):
+                    found = joined([found, strays(one.table, base.table, horizon)])
         comparison = Comparison(
             source=name,
             against=against,

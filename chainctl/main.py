@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "sequence": "Put the rows of a file, or the records of a topic, into a chain.",
     "receive": "Write a chain to a journal, in order and without gaps.",
     "fill": "Read missing rows from the database.",
+    "seal": "The seal at the head of a chain, to be kept elsewhere.",
     "verify": "Prove a chain whole with Spark, or name its faults.",
     "status": "Where a chain stands.",
     "lag": "How far the receivers of a chain are behind.",

@@ -101,3 +101,6 @@ SELECT chain_id, receiver, 'unhalt', $3, $4,
                                                      'YYYY-MM-DD HH24:MI:SS') || ' UTC: ' || detail
   FROM lifted
 RETURNING act_id, detail
+
+-- head_seal: the last batch of a chain with its seal; the genesis row of an empty one
+SELECT last_id, seal, committed_at FROM chain_batch WHERE chain_id = $1 ORDER BY last_id DESC LIMIT 1

@@ -35,6 +35,14 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
     """The lowest and the highest id in the table; None when it holds no row of the chain."""
     rows_counted: int
     """The rows that the commits of the chain counted."""
+    seal: bytes
+    """The seal after the last batch."""
+    epoch: int
+    published_id: int
+    """head_published, as far as a commit has told of it."""
+    topic: str
+    topic_partition: int
+    database_id: str
 
 
 class DatabaseTable:
@@ -77,7 +85,44 @@ class DatabaseTable:
             first_row_id=head["first_row_id"],
             last_row_id=head["last_row_id"],
             rows_counted=head["rows_counted"],
+            seal=bytes(head["last_seal"]),
+            epoch=head["epoch"],
+            published_id=head["published_id"],
+            topic=head["topic"],
+            topic_partition=head["topic_partition"],
+            database_id=head["database_id"],
         )
+
+    def batches(self) -> DataFrame:
+        """Return, by seal, what the batch behind it is to be; as of when it is read."""
+        return self._query("batches").where(F.col("chain_id") == self._chain_id).drop("chain_id")
+
+    def seal_at(self, last_id: int) -> bytes | None:
+        """Return the seal after the batch that ends with `last_id`; None if none does."""
+        found = self.batches().where(F.col("anchor_id") == last_id).select("anchor").head()
+        return None if found is None else bytes(found[0])
+
+    def sealed_rows(self) -> DataFrame:
+        """Return all rows up to the head, and all batches, in parts that cut no batch."""
+        parts = self._query("parts").where(F.col("chain_id") == self._chain_id).collect()
+        ends = sorted({min(row["until_id"], self.head.last_id) for row in parts})
+        ranges = zip([-1, *ends], ends, strict=False)
+        predicates = [
+            f"chain_id = {self._chain_id} AND id > {after} AND id <= {until}"
+            for after, until in ranges
+        ]
+        return self._spark.read.jdbc(
+            self._address.url,
+            f"({_SQL['sealed']}) AS sealed",
+            predicates=predicates,
+            properties=self._address.properties | {"fetchsize": str(FETCH_ROWS)},
+        )
+
+    def skips(self) -> list[tuple[int, int]]:
+        """Return the ranges (after, until] that were never published. Raises SourceBroken."""
+        with as_broken(self.name):
+            found = self._query("skips").where(F.col("chain_id") == self._chain_id).collect()
+        return [(row["after_id"], row["until_id"]) for row in found]
 
     @property
     def last_row_id(self) -> int:

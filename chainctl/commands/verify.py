@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @chain_option
 @click.option(
     "--source", "sources", multiple=True, required=True, metavar="SOURCE",
-    help="database, journal:FILE or parquet:PATH. Several are also compared with each other.",
+    help="database, topic, topic:NAME, journal:FILE or parquet:PATH. "
+    "Several are also compared with each other.",
 )  # fmt: skip
 @click.option(
     "--head", type=ROW_ID, metavar="ID",
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
 @click.option(
     "--start", type=ROW_ID, default=0, metavar="ID",
     help="The id before the first row; rows up to it are not looked at. [default: 0]",
+)  # fmt: skip
+@click.option(
+    "--seals", is_flag=True,
+    help="Recompute every seal of the database too, which reads every column of every row.",
+)  # fmt: skip
+@click.option(
+    "--expect-seal", metavar="ID:SEAL",
+    help="A seal that `seal export` printed: recompute, and hold the database against it.",
 )  # fmt: skip
 @click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
 @click.option(
@@ -44,13 +53,15 @@ if TYPE_CHECKING:
     help="Write the report for people: one page of HTML that needs nothing beside itself.",
 )  # fmt: skip
 @json_option
-@uses_settings("database", "audit_database")
+@uses_settings("database", "audit_database", "kafka")
 def command(
     settings: Settings,
     chain_id: int,
     sources: tuple[str, ...],
     head: int | None,
     start: int,
+    seals: bool,
+    expect_seal: str | None,
     master: str | None,
     is_local: bool,
     page: str | None,
@@ -62,13 +73,15 @@ def command(
     to the head, without a gap, fork, orphan or duplicate, and that all hold the same rows. Where
     no head is known, the verdict says so.
     """
-    from chain_verifier.config import VerifyRequest
+    from chain_verifier.config import VerifyRequest, parse_kept_seal
 
     request = VerifyRequest(
         chain_id=chain_id,
         sources=tuple(_source(text, settings) for text in sources),
         head=head,
         start=start,
+        seals=seals,
+        kept_seal=None if expect_seal is None else parse_kept_seal(expect_seal),
         master=master,
     )
     if page is not None:
@@ -98,13 +111,20 @@ def _source(text: str, settings: Settings) -> Source:
     """Return the source named `text`; the database is read with the auditor's address."""
     from chain_verifier.config import parse_source
 
-    return parse_source(text, settings.audit_dsn() if text == "database" else None)
+    is_topic = text.partition(":")[0] == "topic"
+    return parse_source(
+        text,
+        settings.audit_dsn() if text == "database" else None,
+        settings.kafka_servers() if is_topic else None,
+    )
 
 
 def _verified(request: VerifyRequest, *, is_local: bool) -> Report:
     # Spark takes seconds: whoever watches is told what goes on, a log file is not.
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     progress = talk if is_watched else _unwatched
+    if is_local and request.checks_seals:
+        raise SettingError("--local", "together with seals", "Spark, which recomputes them")
     if is_local:
         from chain_verifier.local.verify import verify_locally
 

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with open_session(None) as session:
+    with open_session(None, kafka=True) as session:
         # A few rows a test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
         yield session

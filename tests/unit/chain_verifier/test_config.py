@@ -11,6 +11,7 @@ from chain_verifier.config import (
     DatabaseSource,
     JournalSource,
     ParquetSource,
+    TopicSource,
     bucket_bits,
     parse_source,
 )
@@ -25,16 +26,22 @@ def test_source_with_each_form_is_parsed() -> None:
     assert parse_source("parquet:s3a://b/c", None) == ParquetSource(path="s3a://b/c")
 
 
-@pytest.mark.parametrize("text", ["", "journal", "journal:", "parquet:", "database:x", "x:y"])
+@pytest.mark.parametrize(
+    "text", ["", "journal", "journal:", "parquet:", "database:x", "topic:", "x:y"]
+)
 def test_source_with_another_form_is_refused_with_the_forms_there_are(text: str) -> None:
-    with pytest.raises(SettingError, match="database, journal:FILE or parquet:PATH"):
+    with pytest.raises(SettingError, match="topic, journal:FILE or parquet:PATH"):
         parse_source(text, DSN)
 
 
-@pytest.mark.parametrize("text", ["topic", "topic:t"])
-def test_source_with_a_topic_is_refused_with_a_reason(text: str) -> None:
-    with pytest.raises(SettingError, match="topics"):
-        parse_source(text, DSN)
+@pytest.mark.parametrize(("text", "topic"), [("topic", None), ("topic:t:u", "t:u")])
+def test_source_with_a_topic_takes_its_name_and_the_servers(text: str, topic: str | None) -> None:
+    assert parse_source(text, None, "k:9092") == TopicSource(servers="k:9092", topic=topic)
+
+
+def test_source_with_a_topic_and_kafka_unset_is_refused() -> None:
+    with pytest.raises(SettingError, match="bootstrap servers"):
+        parse_source("topic", None)
 
 
 def test_source_with_the_database_unset_is_refused() -> None:

@@ -8,7 +8,7 @@ from orderchain.errors import ConnectError, SettingError
 
 def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None:
     log = "...\nException in thread main [unresolved dependency: org.postgresql#postgresql]\n\tat x"
-    error = start_error(log, "gateway exited")
+    error = start_error(log, "gateway exited", "org.postgresql:postgresql:1")
     assert isinstance(error, ConnectError)
     assert "org.postgresql:postgresql" in str(error)
 
@@ -18,6 +18,6 @@ def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None
     [("Error occurred\nModule jdk.x not found\n\n", "Module jdk.x not found"), ("", "exited")],
 )
 def test_start_error_with_a_java_that_fails_tells_its_last_words(log: str, told: str) -> None:
-    error = start_error(log, "exited")
+    error = start_error(log, "exited", "")
     assert isinstance(error, SettingError)
     assert error.value == told

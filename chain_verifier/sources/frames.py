@@ -1,0 +1,155 @@
+"""Decodes the records of a topic inside Spark's Python workers.
+
+Every function gives one to `mapInArrow`: record batches of (offset, value) in, others out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from chain_verifier.sources.table import EVENT_TYPES
+from orderchain.errors import FrameError
+from orderchain.frame import FrameHeader, decode_header, decode_linked_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from chain_verifier.topic_walk import FrameMark
+    from orderchain.event import Event
+
+    Decoder = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+OTHER_CHAIN: Final = "chain"
+"""The reason counted for a frame of another chain, beside those of `docs/wire.md`."""
+
+HEADS_SCHEMA: Final = (
+    "offset bigint, reason string, is_heartbeat boolean, first_pid bigint, first_id bigint, "
+    "last_id bigint, count int, epoch bigint, seal_before binary, seal_after binary, "
+    "is_batch_end boolean"
+)
+"""One row a record; `reason` says why it is no frame that can be used, else it is NULL."""
+
+FIRST: Final = 0
+REPEATED: Final = 1
+LATE: Final = 2
+"""New, but behind a row that comes after it in the chain."""
+FORGED: Final = 3
+
+STANDING: Final = "standing"
+HIGHEST: Final = "highest_before"
+
+ROWS_SCHEMA: Final = (
+    ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
+    + f", {STANDING} int, {HIGHEST} bigint"
+)
+"""The rows of all frames; `standing` is one of the four numbers above, and `highest_before` the
+highest id of the frames before, where that is told."""
+
+_NO_HEAD: Final = (None,) * 9
+
+
+def heads_decoder(chain_id: int) -> Decoder:
+    """Return what tells of each record whether it is a frame, and which.
+
+    The whole frame is decoded: what a receiver drops for its body is no frame here either.
+    """
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            records = zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+            yield _heads_batch([(offset, *_head_of(value, chain_id)) for offset, value in records])
+
+    return decode
+
+
+def _head_of(value: bytes | None, chain_id: int) -> tuple[object, ...]:
+    try:
+        header = decode_header(value)
+        if header.chain_id != chain_id:
+            return (OTHER_CHAIN, *_NO_HEAD)
+        if value is not None and not header.is_heartbeat:
+            decode_linked_body(value, header)
+    except FrameError as error:
+        return (error.reason, *_NO_HEAD)
+    return (
+        None,
+        header.is_heartbeat,
+        header.first_pid,
+        header.first_id,
+        header.last_id,
+        header.count,
+        header.epoch,
+        header.seal_before,
+        header.seal_after,
+        header.is_batch_end,
+    )
+
+
+def _heads_batch(heads: list[tuple[object, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    names = [column.split()[0] for column in HEADS_SCHEMA.split(", ")]
+    int64, text, flag, blob = pa.int64(), pa.string(), pa.bool_(), pa.binary()
+    types = [int64, text, flag, int64, int64, int64, pa.int32(), int64, blob, blob, flag]
+    columns = list(zip(*heads, strict=True)) or [()] * len(names)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def rows_decoder(chain_id: int, marks: Mapping[int, FrameMark], forged: Collection[int]) -> Decoder:
+    """Return what gives the rows of every frame of `chain_id`, and how each row stands.
+
+    `marks` are those of a walk over the same frames; `forged` are the offsets of frames that the
+    database disowns.
+    """
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for offset, value in zip(batch["offset"], batch["value"], strict=True):
+                events = _events_of(value.as_py(), chain_id)
+                if events:
+                    at = offset.as_py()
+                    yield _rows_batch(chain_id, events, marks.get(at), is_forged=at in forged)
+
+    return decode
+
+
+def _events_of(value: bytes | None, chain_id: int) -> list[Event]:
+    try:
+        header: FrameHeader = decode_header(value)
+        if value is None or header.chain_id != chain_id or header.is_heartbeat:
+            return []
+        return decode_linked_body(value, header)
+    except FrameError:
+        return []
+
+
+def _rows_batch(
+    chain_id: int, events: list[Event], mark: FrameMark | None, *, is_forged: bool
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    count = len(events)
+    standing = [FORGED] * count if is_forged else [_standing(event.id, mark) for event in events]
+    highest = None if mark is None else mark.highest_before
+    columns = {
+        "chain_id": pa.array([chain_id] * count, pa.int32()),
+        "id": pa.array([event.id for event in events], pa.int64()),
+        "pid": pa.array([event.pid for event in events], pa.int64()),
+        "key": pa.array([event.key for event in events], pa.string()),
+        "event_time_ns": pa.array([event.event_time_ns for event in events], pa.int64()),
+        "payload": pa.array([event.payload for event in events], pa.binary()),
+        STANDING: pa.array(standing, pa.int32()),
+        HIGHEST: pa.array([highest] * count, pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _standing(row_id: int, mark: FrameMark | None) -> int:
+    if mark is None:
+        return FIRST
+    if mark.is_seen(row_id):
+        return REPEATED
+    return LATE if row_id < mark.highest_before else FIRST

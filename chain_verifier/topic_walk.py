@@ -1,0 +1,107 @@
+"""Walks the frames of a topic in the order of their offsets, as a receiver meets them. Pure.
+
+A publisher sends a tail again whenever it does not know that it arrived, and Kafka repeats what a
+retry sent twice; a receiver drops both. So what counts is when a row stands for the first time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from msgspec import Struct
+
+
+class FrameHead(Struct, frozen=True, gc=False):
+    """A frame with rows, as far as its place in the chain goes."""
+
+    offset: int
+    first_pid: int
+    first_id: int
+    last_id: int
+    count: int
+    epoch: int
+
+
+class FrameMark(Struct, frozen=True):
+    """What there is to say of a frame that does not simply go on where the one before ended."""
+
+    highest_before: int
+    """The highest id of the frames before."""
+    seen: tuple[tuple[int, int], ...]
+    """Ranges (after, until] of ids that frames before it hold already."""
+
+    def is_seen(self, row_id: int) -> bool:
+        """Whether a frame before holds the range in which `row_id` lies."""
+        return any(after < row_id <= until for after, until in self.seen)
+
+
+class EpochFall(Struct, frozen=True):
+    """A frame of new rows whose epoch lies below that of rows before it."""
+
+    id: int
+    epoch: int
+    expected_epoch: int
+
+
+class TopicWalk:
+    """What the frames of a topic hold, told one by one in the order of offsets."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.first_pid: int | None = None
+        """The pid of the first frame: where the topic begins."""
+        self.highest = 0
+        """The highest id of all frames so far."""
+        self.marks: dict[int, FrameMark] = {}
+        """By offset."""
+        self.is_late = False
+        """Whether some frame holds new rows behind later ones."""
+        self.falls: list[EpochFall] = []
+        self._epoch = 0
+        # Ranges (after, until] that were seen, disjoint, in order, not touching.
+        self._afters: list[int] = []
+        self._untils: list[int] = []
+
+    def add(self, frame: FrameHead) -> None:
+        """Take the next frame."""
+        self.frames += 1
+        if self.first_pid is None:
+            self.first_pid = self.highest = frame.first_pid
+        seen = self._seen_in(frame.first_pid, frame.last_id)
+        if seen or frame.first_pid < self.highest:
+            self.marks[frame.offset] = FrameMark(self.highest, seen)
+        if seen != ((frame.first_pid, frame.last_id),):
+            self._note_new(frame)
+        self._cover(frame.first_pid, frame.last_id)
+        self.highest = max(self.highest, frame.last_id)
+
+    def _note_new(self, frame: FrameHead) -> None:
+        if frame.first_pid < self.highest:
+            self.is_late |= self._has_new_below(frame)
+        elif frame.epoch < self._epoch:
+            self.falls.append(EpochFall(frame.first_id, frame.epoch, self._epoch))
+        else:
+            self._epoch = frame.epoch
+
+    def _has_new_below(self, frame: FrameHead) -> bool:
+        until = min(frame.last_id, self.highest)
+        return self._seen_in(frame.first_pid, until) != ((frame.first_pid, until),)
+
+    def _seen_in(self, after: int, until: int) -> tuple[tuple[int, int], ...]:
+        """Return what was seen of (after, until], cut to it."""
+        index = bisect_right(self._untils, after)
+        found = []
+        while index < len(self._afters) and self._afters[index] < until:
+            found.append((max(after, self._afters[index]), min(until, self._untils[index])))
+            index += 1
+        return tuple(found)
+
+    def _cover(self, after: int, until: int) -> None:
+        """Add (after, until], and join what touches it."""
+        first = bisect_left(self._untils, after)
+        end = bisect_right(self._afters, until)
+        if first < end:
+            after = min(after, self._afters[first])
+            until = max(until, self._untils[end - 1])
+        self._afters[first:end] = [after]
+        self._untils[first:end] = [until]

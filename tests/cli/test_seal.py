@@ -1,0 +1,82 @@
+"""`chainctl seal export`, and the seal that it prints held against the chain later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Call, Start
+
+ROWS = 500
+SPARK_DEADLINE_SECONDS = 170.0
+"""Each call starts a Spark of its own, on a machine that runs other tests beside."""
+
+
+@pytest.fixture
+def filled(call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path) -> int:
+    """A chain with rows 1 to ROWS, published to its topic."""
+    path = tmp_path / "o.csv"
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
+    done = call("sequence", "--chain", chain, "--input", path, settings=module_settings)
+    assert done.code == 0, done
+    return chain
+
+
+def test_seal_export_prints_the_head_with_its_seal_and_time(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    done = call("seal", "export", "--chain", filled, settings=module_settings)
+    assert done.code == 0, done
+    kept, _, time = done.out.strip().partition(" ")
+    row_id, _, seal = kept.partition(":")
+    assert (row_id, len(bytes.fromhex(seal)), time[-1]) == (str(ROWS), 32, "Z")
+    as_json = call("seal", "export", "--chain", filled, "--json", settings=module_settings)
+    line: dict[str, Any] = json.loads(as_json.out)
+    assert (line["chain_id"], line["id"], line["seal"]) == (filled, ROWS, seal)
+    assert line["committed_at"] == time
+
+
+def test_seal_export_of_a_chain_that_is_not_there_is_refused(
+    call: Call, module_settings: dict[str, str], chain: int
+) -> None:
+    done = call("seal", "export", "--chain", chain + 1000, settings=module_settings)
+    assert done.code == 2, done
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
+    call: Call, start: Start, module_settings: dict[str, str], filled: int
+) -> None:
+    done = call("seal", "export", "--chain", filled, settings=module_settings)
+    kept = done.out.split()[0]
+    arguments = ["verify", "--chain", filled, "--source", "database", "--source", "topic"]
+    arguments += ["--expect-seal", kept]
+
+    clean = start(*arguments, "--json", settings=module_settings)
+    out, err = clean.communicate(timeout=SPARK_DEADLINE_SECONDS)
+    assert clean.returncode == 0, (out, err)
+    report: dict[str, Any] = json.loads(out)
+    assert (report["verdict"], report["comparisons"][0]["is_equal"]) == ("complete", True)
+    assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
+
+    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    broken = start(*arguments, settings=module_settings)
+    out, err = broken.communicate(timeout=SPARK_DEADLINE_SECONDS)
+    assert broken.returncode == 1, (out, err)
+    assert "seal mismatch" in out
+    assert f"row {ROWS // 2} differs from database in payload" in out
+
+
+async def _change(dsn: str, chain: int) -> None:
+    connection = await asyncpg.connect(dsn)
+    query = "UPDATE chain_event SET payload = '\\x00' WHERE chain_id = $1 AND id = $2"
+    await connection.execute(query, chain, ROWS // 2)
+    await connection.close()

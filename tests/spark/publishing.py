@@ -1,0 +1,86 @@
+"""Frames on a real Kafka, made of the batches that a real database holds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+from aiokafka import AIOKafkaProducer
+
+from orderchain.event import Event
+from orderchain.frame import FrameHeader, encode_frame
+from tests.spark.planting import CHAIN_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.spark.planting import Row
+
+NONCE = bytes(range(16))
+
+
+def frame_of(rows: Sequence[Row], **fields: Any) -> bytes:
+    """The frame of `rows`, the seals and the epoch as given."""
+    events: list[Any] = [
+        Event(row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
+        for row in rows
+    ]
+    header = FrameHeader(
+        **{
+            "chain_id": CHAIN_ID,
+            "epoch": 1,
+            "publisher_epoch": 9,
+            "publisher_nonce": NONCE,
+            "first_pid": events[0].pid,
+            "first_id": events[0].id,
+            "last_id": events[-1].id,
+            "count": len(events),
+            "seal_before": bytes(32),
+        }
+        | fields
+    )
+    return encode_frame(header, events)
+
+
+def heartbeat_of(head: int, seal: bytes) -> bytes:
+    header = FrameHeader(
+        chain_id=CHAIN_ID, epoch=9, publisher_epoch=9, publisher_nonce=NONCE,
+        first_pid=head, first_id=head, last_id=head, count=0, seal_before=seal,
+    )  # fmt: skip
+    return encode_frame(header, [])
+
+
+async def frames_of(dsn: str, rows: Sequence[Row]) -> list[bytes]:
+    """One frame a batch of the database at `dsn`, with its true seals."""
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        batches = await connection.fetch(
+            "SELECT * FROM chain_batch WHERE chain_id = $1 ORDER BY last_id", CHAIN_ID
+        )
+    finally:
+        await connection.close(timeout=5)
+    frames = []
+    for before, batch in pairwise(batches):
+        of_batch = [row for row in rows if batch["first_id"] <= (row.id or 0) <= batch["last_id"]]
+        frames.append(
+            frame_of(
+                of_batch,
+                epoch=batch["epoch"],
+                seal_before=before["seal"],
+                seal_after=batch["seal"],
+                is_batch_end=True,
+            )
+        )
+    return frames
+
+
+async def publish(servers: str, topic: str, records: Sequence[bytes]) -> None:
+    """Send `records` one after the other, so that each gets the next offset."""
+    producer = AIOKafkaProducer(bootstrap_servers=servers, max_request_size=2**20)
+    await producer.start()
+    try:
+        for record in records:
+            await producer.send_and_wait(topic, record, partition=0)
+    finally:
+        await producer.stop()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chain_verifier.config import KeptSeal, parse_kept_seal
+from chain_verifier.sources.batches import misfits_of
+from orderchain.errors import SettingError
+
+CHAIN_ID = 7
+BEFORE = bytes.fromhex("9bf5a1fe5138865b09d11809025ad817b341531cc0deff45a3f4874976a8c2ad")
+SEAL = bytes.fromhex("ef0988383ca445e83d6ff306d79e38975ac17b233cdd1ae2e6235c192ea4b912")
+
+
+def batch(**changes: Any) -> dict[str, Any]:
+    """The second batch of the published vectors."""
+    return {
+        "first_id": 2,
+        "id": 5,
+        "prev_last_id": 1,
+        "row_count": 2,
+        "epoch": 1,
+        "seal": SEAL,
+        "seal_before": BEFORE,
+        "epoch_before": 1,
+        "committed_at_us": 1700000000001500,
+    } | changes
+
+
+def rows(**changes: list[Any]) -> dict[str, list[Any]]:
+    return {
+        "id": [2, 5],
+        "pid": [1, 2],
+        "key": ["A-2", "Zürich"],
+        "event_time_ns": [0, -1],
+        "payload": [b"", b"\x00\xff"],
+    } | changes
+
+
+def misfits(of: dict[str, Any], held: dict[str, list[Any]]) -> list[dict[str, object]]:
+    return list(misfits_of(CHAIN_ID, of, held))
+
+
+def test_batch_with_its_own_rows_is_clean() -> None:
+    vectors = Path(__file__).parents[2] / "vectors" / "seals.json"
+    assert SEAL.hex() in json.dumps(json.loads(vectors.read_text(encoding="utf-8")))
+    assert misfits(batch(), rows()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": ["A-2", "Zurich"]},
+        {"event_time_ns": [0, 0]},
+        {"payload": [b"\x00", b"\xff"]},
+        {"pid": [1, 1]},
+        {"id": [2, 5], "payload": [b"\x00\xff", b""]},
+    ],
+)
+def test_batch_with_any_column_changed_does_not_match_its_seal(changes: dict[str, Any]) -> None:
+    assert misfits(batch(), rows(**changes)) == [{"id": 2, "until_id": 5, "kind": "seal_mismatch"}]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"committed_at_us": 1700000000001501}, {"seal": BEFORE}, {"seal_before": SEAL}]
+)
+def test_batch_with_its_own_line_changed_does_not_match_its_seal(changes: dict[str, Any]) -> None:
+    assert [one["kind"] for one in misfits(batch(**changes), rows())] == ["seal_mismatch"]
+
+
+def test_batch_with_another_count_says_so_and_nothing_else() -> None:
+    short = {name: column[:1] for name, column in rows().items()}
+    expected = {"id": 2, "until_id": 5, "kind": "batch_count", "count": 1, "expected_count": 2}
+    assert misfits(batch(), short) == [expected]
+    assert misfits(batch(), {name: [] for name in rows()}) == [expected | {"count": 0}]
+
+
+@pytest.mark.parametrize("changes", [{"id": [3, 5]}, {"id": [2, 4]}, {"pid": [0, 2]}])
+def test_batch_with_another_range_says_so(changes: dict[str, Any]) -> None:
+    assert [one["kind"] for one in misfits(batch(), rows(**changes))] == ["batch_range"]
+
+
+def test_batch_with_an_epoch_below_that_before_says_so() -> None:
+    expected = {"id": 2, "until_id": 5, "kind": "wrong_epoch", "epoch": 1, "expected_epoch": 2}
+    assert misfits(batch(epoch_before=2), rows()) == [expected]
+
+
+def test_kept_seal_with_the_form_of_the_export_is_parsed() -> None:
+    assert parse_kept_seal(f"5:{SEAL.hex()}") == KeptSeal(id=5, seal=SEAL)
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:", "5:00", f"x:{SEAL.hex()}", f"-1:{SEAL.hex()}"])
+def test_kept_seal_with_another_form_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="ID:SEAL"):
+        parse_kept_seal(text)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from chain_verifier.topic_walk import EpochFall, FrameHead, FrameMark, TopicWalk
+
+
+def walked(*frames: tuple[int, int], epochs: dict[int, int] | None = None) -> TopicWalk:
+    """Walk frames given as (first_pid, last_id), at the offsets 0, 1, ..."""
+    walk = TopicWalk()
+    for offset, (pid, last_id) in enumerate(frames):
+        epoch = (epochs or {}).get(offset, 1)
+        walk.add(FrameHead(offset, pid, pid + 1, last_id, last_id - pid, epoch))
+    return walk
+
+
+def test_walk_with_linked_frames_marks_nothing() -> None:
+    walk = walked((0, 5), (5, 9), (9, 12))
+    assert (walk.frames, walk.highest, walk.marks, walk.is_late) == (3, 12, {}, False)
+
+
+def test_walk_with_a_tail_sent_again_marks_it_as_seen() -> None:
+    walk = walked((0, 5), (5, 9), (0, 5), (5, 9), (9, 12))
+    assert walk.marks == {2: FrameMark(9, ((0, 5),)), 3: FrameMark(9, ((5, 9),))}
+    assert not walk.is_late
+
+
+def test_walk_with_a_tail_sent_again_in_other_slices_marks_what_was_seen_of_each() -> None:
+    walk = walked((0, 5), (5, 9), (3, 12))
+    assert walk.marks == {2: FrameMark(9, ((3, 9),))}
+    assert not walk.is_late
+    assert (walk.marks[2].is_seen(9), walk.marks[2].is_seen(10)) == (True, False)
+
+
+def test_walk_with_a_frame_behind_a_later_one_is_late() -> None:
+    walk = walked((0, 5), (9, 12), (5, 9))
+    assert walk.is_late
+    assert walk.marks == {2: FrameMark(12, ())}
+
+
+def test_walk_with_a_late_frame_that_is_partly_seen_is_late() -> None:
+    walk = walked((0, 5), (9, 12), (3, 11))
+    assert walk.is_late
+    assert walk.marks == {2: FrameMark(12, ((3, 5), (9, 11)))}
+
+
+def test_walk_with_a_gap_is_not_late() -> None:
+    assert walked((0, 5), (9, 12)).marks == {}
+
+
+def test_walk_with_retention_begins_at_the_first_frame() -> None:
+    walk = walked((40, 50), (50, 60), (40, 50))
+    assert walk.first_pid == 40
+    assert walk.marks == {2: FrameMark(60, ((40, 50),))}
+
+
+def test_walk_with_a_falling_epoch_tells_it_of_new_rows_only() -> None:
+    walk = walked((0, 5), (5, 9), (0, 5), (9, 12), epochs={1: 3, 3: 2})
+    assert walk.falls == [EpochFall(10, 2, 3)]
