@@ -145,8 +145,9 @@ class PostgresChainStore:
         """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
         if self._connection is None:
             # Another leader was faster than our take-over: what became of our batch is told to
-            # whoever may read.
-            self._connection = await self._connect()
+            # whoever may read. Whoever commits behind this must meet the fence, so the session is
+            # made like every other.
+            await self.look()
         row = await self._fetch_row("batch_after", batch.chain_id, batch.pid)
         return row is not None and (row["epoch"], row["seal"]) == (batch.epoch, batch.seal)
 

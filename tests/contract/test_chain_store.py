@@ -92,6 +92,23 @@ async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
 
 
 @a_row_few_or_many
+async def test_leader_that_only_reads_back_meets_the_fence_with_its_next_commit(
+    open_store: OpenStore, count: int
+) -> None:
+    store = open_store()
+    term = await take_over(store, "old")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    first = next_batch(term, core, count)
+    await store.commit(first, published_id=0)
+    await take_over(open_store(), "new")
+    with pytest.raises(Fenced):
+        await store.take_over_again("old", term)
+    assert await store.has_committed(first)
+    with pytest.raises((Fenced, RetryError)):
+        await store.commit(next_batch(term, core, count), published_id=0)
+
+
+@a_row_few_or_many
 async def test_commit_behind_the_wrong_parent_is_fenced_and_stores_nothing(
     open_store: OpenStore, count: int
 ) -> None:
