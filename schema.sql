@@ -216,6 +216,20 @@ CREATE TABLE receiver_halt (
     PRIMARY KEY (chain_id, receiver)
 );
 
+-- How far a chain was proven whole, by whom: a row for each verification that went further. Never
+-- changed, never removed; it is the last one that counts.
+CREATE TABLE chain_verified (
+    mark_id     bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    chain_id    integer     NOT NULL REFERENCES chain_head,
+    after_id    bigint      NOT NULL, -- where that verification began
+    until_id    bigint      NOT NULL CHECK (until_id > after_id),
+    seal        bytea       NOT NULL CHECK (length(seal) = 32), -- after the batch that ends there
+    verified_by text        NOT NULL CHECK (verified_by <> ''),
+    login       text        NOT NULL DEFAULT session_user,
+    verified_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX ON chain_verified (chain_id, until_id);
+
 -- What people did by hand to a chain or its receivers, and why. Never changed, never removed.
 CREATE TABLE chain_act (
     act_id   bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
@@ -334,6 +348,8 @@ GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
 GRANT SELECT ON schema_version, chain_lease, chain_batch, chain_event, chain_key_page, chain_client,
     chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap, receiver_halt,
-    chain_act TO auditor;
+    chain_verified, chain_act TO auditor;
+-- Not UPDATE, not DELETE: a mark that was set stays, with its time and its seal.
+GRANT INSERT ON chain_verified TO auditor;
 
 RESET ROLE;

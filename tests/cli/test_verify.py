@@ -157,3 +157,28 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     nowhere = tmp_path / "missing" / "page.html"
     refused = call("verify", *arguments[:-1], nowhere, settings=without_java)
     assert refused.code == 2, refused
+
+
+def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is_whole(
+    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
+    since = (*arguments, "--since-verified", "--actor", "eve")
+    first = call(*since, settings=module_settings)
+    assert (first.code, json.loads(first.out)["start"]) == (0, 0), first
+    assert f"the verified mark of chain {filled} is at {ROWS}, by eve" in first.err
+    again = call(*since, settings=module_settings)
+    assert (again.code, json.loads(again.out)["sources"][0]["rows"]) == (0, 0), again
+    assert "nothing new" in again.err
+
+    more = tmp_path / "more.csv"
+    more.write_text("n\n" + "".join(f"{number}\n" for number in range(100)))
+    call("sequence", "--chain", filled, "--input", more, settings=module_settings)
+    head = json.loads(call(*arguments, settings=module_settings).out)["head"]
+    delete_row(module_settings, filled, head - 10)
+    broken = call(*since, settings=module_settings)
+    assert (broken.code, json.loads(broken.out)["start"]) == (1, ROWS), broken
+    assert "stays: not everything is whole" in broken.err
+    assert json.loads(call(*since, settings=module_settings).out)["start"] == ROWS
+    refused = call(*since, "--start", 5, settings=module_settings)
+    assert refused.code == 2, refused

@@ -1,0 +1,103 @@
+"""The verified mark of a chain: up to which row it was proven whole, by whom, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Final
+
+from msgspec import Struct
+
+from chain_verifier.server import connected
+from orderchain.errors import ChainMissing, ConnectError, SchemaError, SealMismatch
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.sql import load_sql
+
+_SQL: Final = load_sql("chain_verifier", "marks.sql")
+
+_ROLE_THAT: Final = "may read chains and store verified marks (auditor)"
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """How far a chain was proven whole."""
+
+    until_id: int
+    """The last row of a batch."""
+    seal: bytes
+    """The seal after that batch, as it was then."""
+    verified_by: str
+    verified_at: datetime
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """Where a chain begins and ends in its database, and how far it was verified."""
+
+    head: int
+    boundary_id: int
+    """Rows up to it were archived; 0 for a chain that begins with its first row."""
+    mark: Mark | None
+
+    @property
+    def start(self) -> int:
+        """Where a verification of what is new begins.
+
+        Behind the mark; but from the boundary on where the head lies before the mark, since rows
+        that were verified once are then missing.
+        """
+        if self.mark is None or self.mark.until_id > self.head:
+            return self.boundary_id
+        return max(self.mark.until_id, self.boundary_id)
+
+    @property
+    def known_head(self) -> int:
+        """The highest id that the chain is known to have reached."""
+        return max(self.head, self.mark.until_id if self.mark else 0)
+
+
+def read_standing(dsn: str, chain_id: int) -> Standing:
+    """Return where the chain stands.
+
+    Raises SealMismatch when the batch that the mark names has another seal now: what was verified
+    has been rewritten. Raises ChainMissing, ConnectError, SchemaError or RetryError too.
+    """
+    return asyncio.run(_read_standing(dsn, chain_id))
+
+
+def set_mark(
+    dsn: str, primary_dsn: str, chain_id: int, *, after_id: int, until_id: int, verified_by: str
+) -> bool:
+    """Move the mark to `until_id` after a verification that began behind `after_id`.
+
+    Stored over `dsn`, or over `primary_dsn` where that one is a standby. Returns whether it moved:
+    not where rows between the mark and `after_id` were left out, nor where there was nothing new.
+    """
+    return asyncio.run(_set_mark(dsn, primary_dsn, chain_id, after_id, until_id, verified_by))
+
+
+async def _read_standing(dsn: str, chain_id: int) -> Standing:
+    async with connected(dsn, _ROLE_THAT) as connection:
+        row = await connection.fetchrow(_SQL["standing"], chain_id)
+    if row is None or row["version"] != SCHEMA_VERSION:
+        found = None if row is None else row["version"]
+        raise SchemaError("schema", f"version {found}", f"version {SCHEMA_VERSION}")
+    if row["last_id"] is None:
+        raise ChainMissing(chain_id)
+    mark = None
+    if row["until_id"] is not None:
+        mark = Mark(**{name: row[name] for name in Mark.__struct_fields__})
+        if row["batch_seal"] not in (None, mark.seal):
+            raise SealMismatch(chain_id, mark.until_id, mark.seal, row["batch_seal"])
+    return Standing(head=row["last_id"], boundary_id=row["boundary_id"], mark=mark)
+
+
+async def _set_mark(
+    dsn: str, primary_dsn: str, chain_id: int, after_id: int, until_id: int, verified_by: str
+) -> bool:
+    values = (chain_id, after_id, until_id, verified_by)
+    async with connected(dsn, _ROLE_THAT) as connection:
+        if not await connection.fetchval(_SQL["is_standby"]):
+            return await connection.fetchval(_SQL["set_mark"], *values) is not None
+    async with connected(primary_dsn, _ROLE_THAT) as connection:
+        if await connection.fetchval(_SQL["is_standby"]):
+            raise ConnectError("database", "a standby", "the primary, to store a verified mark")
+        return await connection.fetchval(_SQL["set_mark"], *values) is not None

@@ -1,0 +1,48 @@
+"""Short connections to a chain's database, for what is no scan."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from orderchain.dsn import mask_dsn
+from orderchain.errors import ConnectError
+from orderchain.refusals import connect_refusal, statement_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@asynccontextmanager
+async def connected(dsn: str, role_that: str) -> AsyncIterator[Any]:
+    """Hold one connection; `role_that` ends "a role that ..." where the login may not do this.
+
+    Raises ConnectError, SchemaError, SettingError or RetryError for what the database says.
+    """
+    driver_errors = (asyncpg.PostgresError, asyncpg.InterfaceError)
+    try:
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=READ_TIMEOUT_S,
+            server_settings={"application_name": "chain_verifier"},
+        )
+    except (OSError, ValueError, *driver_errors) as error:
+        raise connect_refusal(error, dsn) from error
+    try:
+        yield connection
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        raise ConnectError("database", mask_dsn(dsn), f"a role that {role_that}") from error
+    except (OSError, *driver_errors) as error:
+        raise statement_refusal(
+            error,
+            dsn,
+            driver_errors=driver_errors,
+            deadline_seconds=READ_TIMEOUT_S,
+            role_that=role_that,
+        ) from error
+    finally:
+        connection.terminate()
