@@ -11,6 +11,7 @@ import click
 
 from chainctl.exits import ExitCode
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
+from chainctl.marking import Beginning, beginning_of, move_mark, who
 from chainctl.output import data, talk
 from orderchain.errors import SettingError
 
@@ -32,9 +33,15 @@ if TYPE_CHECKING:
     help="The id that the chain is known to reach; the database knows its own.",
 )  # fmt: skip
 @click.option(
-    "--start", type=ROW_ID, default=0, metavar="ID",
-    help="The id before the first row; rows up to it are not looked at. [default: 0]",
+    "--start", type=ROW_ID, metavar="ID",
+    help="The id before the first row; rows up to it are not looked at. [default: the beginning, "
+    "or up to where the database was archived]",
 )  # fmt: skip
+@click.option(
+    "--since-verified", is_flag=True,
+    help="Begin behind the last verified row, and move that mark if all is whole.",
+)  # fmt: skip
+@click.option("--actor", metavar="TEXT", help="Who verifies, for the mark.  [default: user@host]")
 @click.option(
     "--seals", is_flag=True,
     help="Recompute every seal of the database too, which reads every column of every row.",
@@ -59,7 +66,9 @@ def command(
     chain_id: int,
     sources: tuple[str, ...],
     head: int | None,
-    start: int,
+    start: int | None,
+    since_verified: bool,
+    actor: str | None,
     seals: bool,
     expect_seal: str | None,
     master: str | None,
@@ -75,11 +84,16 @@ def command(
     """
     from chain_verifier.config import VerifyRequest, parse_kept_seal
 
+    beginning = Beginning(0, head)
+    if since_verified and (start is not None or "database" not in sources):
+        raise SettingError("--since-verified", "given", "a source database, and no --start")
+    if "database" in sources and start is None:
+        beginning = beginning_of(settings, chain_id, head, is_marked=since_verified)
     request = VerifyRequest(
         chain_id=chain_id,
         sources=tuple(_source(text, settings) for text in sources),
-        head=head,
-        start=start,
+        head=beginning.head,
+        start=beginning.start if start is None else start,
         seals=seals,
         kept_seal=None if expect_seal is None else parse_kept_seal(expect_seal),
         master=master,
@@ -88,6 +102,8 @@ def command(
         _require_folder(page)
     report = _verified(request, is_local=is_local)
     code = _show(report, as_json=as_json)
+    if since_verified:
+        talk(move_mark(settings, report, who(actor)))
     if page is not None:
         _write_page(page, report, request)
     return code
