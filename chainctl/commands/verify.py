@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.marking import Beginning, beginning_of, move_mark, who
+from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, talk
 from orderchain.errors import SettingError
 
