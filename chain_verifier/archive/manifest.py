@@ -1,0 +1,107 @@
+"""What an archive holds of one chain: a manifest beside its files, replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from orderchain.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION: Final = 1
+
+_NAME: Final = "_manifest.json"
+"""Begins with `_`, as the folder of batches does: readers of Parquet leave such names out."""
+
+_Sha = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Name = Annotated[str, Meta(pattern="^[a-z_]+(/[a-z]+)?-[0-9]+-[0-9]+[.]parquet$")]
+
+
+class StoredFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of an archive."""
+
+    name: _Name
+    """Below the chain's folder."""
+    bytes: int
+    sha256: _Sha
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Consecutive batches of one partition of the database, in two files."""
+
+    after_id: int
+    """The row before its first; 0 for the beginning of the chain."""
+    first_id: int
+    last_id: int
+    row_count: int
+    batch_count: int
+    seal_before: _Sha
+    seal_after: _Sha
+    rows: StoredFile
+    batches: StoredFile
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every part of one chain, in the order of ids."""
+
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = VERSION
+    chain_id: int
+    database_id: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def last_id(self) -> int:
+        """The last archived row; 0 for none."""
+        return self.parts[-1].last_id if self.parts else 0
+
+
+def chain_folder(archive: Path, chain_id: int) -> Path:
+    """Return where an archive keeps one chain."""
+    return archive / f"chain-{chain_id}"
+
+
+def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
+    """Return the manifest of a chain, None when none was archived.
+
+    Raises InputError for one that cannot be read or is of another chain.
+    """
+    path = chain_folder(archive, chain_id) / _NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError("archive", str(path), f"a readable file ({error.strerror})") from error
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError("archive", str(path), f"a manifest ({error})") from error
+    if manifest.chain_id != chain_id:
+        raise InputError("archive", f"chain {manifest.chain_id}", f"chain {chain_id}")
+    return manifest
+
+
+def store_manifest(archive: Path, manifest: Manifest) -> None:
+    """Put a manifest in the place of the one before, as a whole and for good."""
+    folder = chain_folder(archive, manifest.chain_id)
+    draft = folder / f"{_NAME}.part"
+    with draft.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / _NAME)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder outlast a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""The two files of a part: rows and batches as Parquet, and how they are read back and verified."""
+
+from __future__ import annotations
+
+import os
+from hashlib import file_digest
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chain_verifier.archive.manifest import Part, StoredFile, sync_folder
+from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_PAGE_ROWS: Final = 10_000
+
+_ROWS: Final = pa.schema(
+    [
+        pa.field("chain_id", pa.int32(), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("pid", pa.int64(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("event_time_ns", pa.int64(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+_BATCHES: Final = pa.schema(
+    [
+        pa.field("first_id", pa.int64(), nullable=False),
+        pa.field("last_id", pa.int64(), nullable=False),
+        pa.field("prev_last_id", pa.int64(), nullable=False),
+        pa.field("row_count", pa.int32(), nullable=False),
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("seal", pa.binary(32), nullable=False),
+        pa.field("committed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+
+
+class PartWriter:
+    """Writes one part under draft names; `end` makes the files whole and gives them their names."""
+
+    def __init__(self, folder: Path, chain_id: int, run: SealRun) -> None:
+        self._folder = folder
+        self._chain_id = chain_id
+        self._after_id, self._seal_before = run.at_id, run.seal
+        self._first_id: int | None = None
+        self._last_id = run.at_id
+        self._seal_after = run.seal
+        self._rows = self._batches = 0
+        (folder / "_batches").mkdir(parents=True, exist_ok=True)
+        self._drafts = (folder / "rows.part", folder / "_batches" / "batches.part")
+        self._writers = [
+            pq.ParquetWriter(draft, schema, compression="zstd")
+            for draft, schema in zip(self._drafts, (_ROWS, _BATCHES), strict=True)
+        ]
+
+    def add(self, batches: Sequence[Batch], rows: Sequence[ArchivedRow]) -> None:
+        """Add some batches with all of their rows, which were checked."""
+        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        self._writers[0].write_table(
+            pa.table([[self._chain_id] * len(rows), *columns], schema=_ROWS)
+        )
+        fields = [[getattr(batch, name) for batch in batches] for name in _BATCHES.names]
+        self._writers[1].write_table(pa.table(fields, schema=_BATCHES))
+        self._first_id = self._first_id or batches[0].first_id
+        self._last_id, self._seal_after = batches[-1].last_id, batches[-1].seal
+        self._rows += len(rows)
+        self._batches += len(batches)
+
+    def end(self) -> Part:
+        """Return the part once its files will outlast a crash."""
+        self.close()
+        span = f"{self._after_id:019d}-{self._last_id:019d}.parquet"
+        names = (f"rows-{span}", f"_batches/batches-{span}")
+        files = [self._stored(draft, name) for draft, name in zip(self._drafts, names, strict=True)]
+        return Part(
+            after_id=self._after_id,
+            first_id=self._first_id or self._last_id,
+            last_id=self._last_id,
+            row_count=self._rows,
+            batch_count=self._batches,
+            seal_before=self._seal_before.hex(),
+            seal_after=self._seal_after.hex(),
+            rows=files[0],
+            batches=files[1],
+        )
+
+    def close(self) -> None:
+        """Close the drafts; what is not ended is written over by the next one."""
+        for writer in self._writers:
+            writer.close()
+
+    def _stored(self, draft: Path, name: str) -> StoredFile:
+        path = self._folder / name
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+        return StoredFile(name=name, bytes=path.stat().st_size, sha256=_sha256(path))
+
+
+def part_fault(folder: Path, part: Part, run: SealRun, seals: dict[int, bytes]) -> str | None:
+    """Read a part back, row by row; return what is wrong with it, None where nothing is.
+
+    `run` stands where the part begins, and then where it ends. Of each id in `seals` that ends a
+    batch the seal is filled in.
+    """
+    if (part.after_id, part.seal_before) != (run.at_id, run.seal.hex()):
+        return f"the part behind {part.after_id} does not follow {run.at_id} with its seal"
+    try:
+        return _file_fault(folder, part) or _content_fault(folder, part, run, seals)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        return f"the part behind {part.after_id} cannot be read: {' '.join(str(error).split())}"
+
+
+def _file_fault(folder: Path, part: Part) -> str | None:
+    for stored in (part.rows, part.batches):
+        path = folder / stored.name
+        if not path.is_file():
+            return f"{stored.name} is missing"
+        if path.stat().st_size != stored.bytes or _sha256(path) != stored.sha256:
+            return f"{stored.name} is not the file that was written"
+    return None
+
+
+def _content_fault(folder: Path, part: Part, run: SealRun, seals: dict[int, bytes]) -> str | None:
+    rows = _rows_of(folder / part.rows.name)
+    batches = row_count = 0
+    for batch in _batches_of(folder / part.batches.name):
+        taken = list(islice(rows, batch.row_count))
+        fault = run.fault(batch, taken)
+        if fault is not None:
+            return fault
+        batches, row_count = batches + 1, row_count + len(taken)
+        if batch.last_id in seals:
+            seals[batch.last_id] = batch.seal
+    if next(rows, None) is not None:
+        return f"{part.rows.name} holds rows of no batch"
+    found = (run.at_id, run.seal.hex(), row_count, batches)
+    if found != (part.last_id, part.seal_after, part.row_count, part.batch_count):
+        return f"the part behind {part.after_id} is not what the manifest says"
+    return None
+
+
+def _rows_of(path: Path) -> Iterator[ArchivedRow]:
+    names = _ROWS.names[1:]
+    return chain.from_iterable(_records(path, names))
+
+
+def _batches_of(path: Path) -> Iterator[Batch]:
+    for page in _records(path, _BATCHES.names):
+        for record in page:
+            yield Batch(**dict(zip(_BATCHES.names, record, strict=True)))
+
+
+def _records(path: Path, names: Sequence[str]) -> Iterator[Any]:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for page in file.iter_batches(_PAGE_ROWS, columns=list(names)):
+            columns = page.to_pydict()
+            yield zip(*(columns[name] for name in names), strict=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,211 @@
+"""The files of an archive alone: what was written is proven by its seals when it is read back."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import replace
+
+from chain_verifier.archive.manifest import (
+    Manifest,
+    chain_folder,
+    load_manifest,
+    store_manifest,
+)
+from chain_verifier.archive.part_files import PartWriter
+from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+from chain_verifier.archive.verify_archive import verify_archive
+from chain_verifier.config import ParquetSource, VerifyRequest
+from chain_verifier.local.verify import verify_locally
+from chain_verifier.report import Verdict
+from orderchain.errors import InputError
+from orderchain.row_image import column_images
+from orderchain.seal import genesis_seal, next_seal
+from tests.spark.planting import CHAIN_ID, chain_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+DATABASE_ID = UUID(int=7)
+GENESIS = genesis_seal(DATABASE_ID, CHAIN_ID)
+BATCH_ROWS = 10
+BEGAN_AT = datetime(2026, 1, 1, tzinfo=UTC)
+EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+ROWS: list[ArchivedRow] = [
+    (row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
+    for row in chain_of(random.Random(21), 90)
+]
+
+
+def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[Batch, list[ArchivedRow]]]:
+    """Return `rows` in batches with true seals."""
+    found, seal = [], GENESIS
+    for at in range(0, len(rows), BATCH_ROWS):
+        own = list(rows[at : at + BATCH_ROWS])
+        committed_at = BEGAN_AT + timedelta(microseconds=at)
+        columns: list[Any] = [list(column) for column in zip(*own, strict=True)]
+        seal = next_seal(
+            seal, epoch=1, first_id=own[0][0], last_id=own[-1][0], row_count=len(own),
+            committed_at_us=(committed_at - EPOCH_START) // timedelta(microseconds=1),
+            rows=column_images(CHAIN_ID, *columns),
+        )  # fmt: skip
+        batch = Batch(
+            first_id=own[0][0], last_id=own[-1][0], prev_last_id=own[0][1], row_count=len(own),
+            epoch=1, seal=seal, committed_at=committed_at,
+        )  # fmt: skip
+        found.append((batch, own))
+    return found
+
+
+BATCHES = batches_of(ROWS)
+LAST_ID = ROWS[-1][0]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of three parts with three batches each."""
+    manifest = Manifest(chain_id=CHAIN_ID, database_id=str(DATABASE_ID))
+    run = SealRun(CHAIN_ID, 0, GENESIS)
+    for at in range(0, len(BATCHES), 3):
+        writer = PartWriter(chain_folder(tmp_path, CHAIN_ID), CHAIN_ID, run)
+        for batch, rows in BATCHES[at : at + 3]:
+            assert run.fault(batch, rows) is None
+            writer.add([batch], rows)
+        manifest = replace(manifest, parts=(*manifest.parts, writer.end()))
+        store_manifest(tmp_path, manifest)
+    return tmp_path
+
+
+def manifest_of(archive: Path) -> Manifest:
+    manifest = load_manifest(archive, CHAIN_ID)
+    assert manifest is not None
+    return manifest
+
+
+def rewritten(archive: Path, index: int, column: str, change: Any) -> None:
+    """Change one value of a part's rows, and the manifest with it, as a forger would."""
+    manifest = manifest_of(archive)
+    part = manifest.parts[index]
+    path = chain_folder(archive, CHAIN_ID) / part.rows.name
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(column)
+    first, *others = table[column].to_pylist()
+    pq.write_table(table.set_column(at, table.schema.field(at), [[change(first), *others]]), path)
+    content = path.read_bytes()
+    stored = replace(part.rows, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    parts = list(manifest.parts)
+    parts[index] = replace(part, rows=stored)
+    store_manifest(archive, replace(manifest, parts=tuple(parts)))
+
+
+def test_archive_as_it_was_written_is_whole(archive: Path) -> None:
+    wanted = BATCHES[4][0]
+    report = verify_archive(archive, CHAIN_ID, wanted.last_id, wanted.last_id + 1)
+    assert (report.fault, report.rows, report.parts) == (None, len(ROWS), 3)
+    assert (report.after_id, report.last_id) == (0, LAST_ID)
+    assert report.seal == BATCHES[-1][0].seal.hex()
+    assert report.seals == {wanted.last_id: wanted.seal.hex(), wanted.last_id + 1: None}
+
+
+def test_archive_is_a_source_of_parquet_that_holds_nothing_but_rows(archive: Path) -> None:
+    source = ParquetSource(path=str(chain_folder(archive, CHAIN_ID)))
+    report = verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=LAST_ID))
+    assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(ROWS))
+
+
+@pytest.mark.parametrize("kind", ["rows", "_batches/batches"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_archive_with_a_file_harmed_is_not_whole(archive: Path, kind: str, harm: str) -> None:
+    path = sorted(chain_folder(archive, CHAIN_ID).glob(f"{kind}-*.parquet"))[1]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if harm == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(content if harm == "flip" else content[:-1])
+    report = verify_archive(archive, CHAIN_ID)
+    expected = "is missing" if harm == "remove" else "is not the file that was written"
+    assert expected in str(report.fault)
+    assert (report.parts, report.last_id) == (1, BATCHES[2][0].last_id)
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "told"),
+    [
+        ("key", lambda key: key + "x", "does not have the seal of its rows"),
+        ("payload", lambda payload: payload + b"x", "does not have the seal of its rows"),
+        ("event_time_ns", lambda time: time + 1, "does not have the seal of its rows"),
+        ("pid", lambda pid: pid - 1, "names pid"),
+        ("id", lambda row_id: row_id - 1, "names pid"),
+    ],
+)
+def test_archive_with_a_value_and_its_hash_rewritten_fails_by_links_or_seal(
+    archive: Path, column: str, change: Any, told: str
+) -> None:
+    rewritten(archive, 1, column, change)
+    assert told in str(verify_archive(archive, CHAIN_ID).fault)
+
+
+def test_archive_without_a_part_in_between_is_not_whole(archive: Path) -> None:
+    manifest = manifest_of(archive)
+    store_manifest(archive, replace(manifest, parts=(manifest.parts[0], manifest.parts[2])))
+    assert "does not follow" in str(verify_archive(archive, CHAIN_ID).fault)
+
+
+def test_archive_of_another_database_does_not_begin_with_its_seal(archive: Path) -> None:
+    store_manifest(archive, replace(manifest_of(archive), database_id=str(UUID(int=8))))
+    fault = verify_archive(archive, CHAIN_ID).fault
+    assert fault == "the archive does not begin with the seal of its chain and database"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", '{"chain_id": 8, "database_id": "x"}',
+        '{"chain_id": 7, "database_id": "x", "more": 1}',
+        '{"chain_id": 7, "database_id": "x", "version": 2}',
+    ],
+)  # fmt: skip
+def test_archive_with_a_manifest_that_is_none_is_refused(archive: Path, text: str) -> None:
+    (chain_folder(archive, CHAIN_ID) / "_manifest.json").write_text(text)
+    with pytest.raises(InputError, match="archive was"):
+        verify_archive(archive, CHAIN_ID)
+
+
+def test_archive_whose_manifest_names_a_file_elsewhere_is_refused(archive: Path) -> None:
+    path = chain_folder(archive, CHAIN_ID) / "_manifest.json"
+    path.write_text(path.read_text().replace('"rows-', '"../rows-', 1))
+    with pytest.raises(InputError, match="archive was"):
+        verify_archive(archive, CHAIN_ID)
+
+
+def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="an archive that holds chain 7"):
+        verify_archive(tmp_path, CHAIN_ID)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"prev_last_id": 1}, "follows 1, expected 0"),
+        ({"row_count": 9}, "has 10 rows, expected 9"),
+        ({"first_id": 1}, "holds rows"),
+        ({"epoch": 2}, "does not have the seal"),
+        ({"committed_at": BEGAN_AT + timedelta(microseconds=1)}, "does not have the seal"),
+        ({"seal": bytes(32)}, "does not have the seal"),
+    ],
+)
+def test_batch_that_does_not_fit_its_rows_is_told(change: dict[str, Any], told: str) -> None:
+    batch, rows = BATCHES[0]
+    run = SealRun(CHAIN_ID, 0, GENESIS)
+    assert told in str(run.fault(replace(batch, **change), rows))
+    assert (run.at_id, run.seal) == (0, GENESIS)
+    assert run.fault(batch, rows) is None
