@@ -126,6 +126,8 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "matcher_receiver/queries.sql",
         "chain_verifier/local/database.sql",
         "chain_verifier/local/spool.sql",
+        "chain_verifier/local/picture.sql",
+        "chain_verifier/marks.sql",
     ):
         assert sql in names
 
