@@ -98,6 +98,41 @@ def store_manifest(archive: Path, manifest: Manifest) -> None:
     sync_folder(folder)
 
 
+def remove_unfinished(archive: Path, manifest: Manifest) -> None:
+    """Remove the files of a part that was written, but never came into the manifest.
+
+    Only what lies behind the last archived row: it is written again. Raises InputError for another
+    file of rows that the manifest does not name, since what it holds may be all there is of it.
+    """
+    folder = chain_folder(archive, manifest.chain_id)
+    named = {stored.name for part in manifest.parts for stored in (part.rows, part.batches)}
+    for path in sorted([*folder.glob("rows-*.parquet"), *folder.glob("_batches/*.parquet")]):
+        name = str(path.relative_to(folder))
+        if name in named:
+            continue
+        after_id = path.name.split("-")[1]
+        if not after_id.isdecimal() or int(after_id) < manifest.last_id:
+            raise InputError("archive", str(path), "a file that the manifest names")
+        path.unlink()
+
+
+def begin_manifest(archive: Path, chain_id: int, database_id: str) -> Manifest:
+    """Return the manifest of a chain, an empty one for a chain that was not archived yet.
+
+    It is stored before any part: files without a manifest are an archive that lost it, and no
+    place to begin. Raises InputError for these.
+    """
+    manifest = load_manifest(archive, chain_id)
+    if manifest is None:
+        folder = chain_folder(archive, chain_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.glob("rows-*.parquet")):
+            raise InputError("archive", str(folder), "a manifest beside its files")
+        manifest = Manifest(chain_id=chain_id, database_id=database_id)
+        store_manifest(archive, manifest)
+    return manifest
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder outlast a crash."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -54,7 +54,7 @@ class PartWriter:
         self._seal_after = run.seal
         self._rows = self._batches = 0
         (folder / "_batches").mkdir(parents=True, exist_ok=True)
-        self._drafts = (folder / "rows.part", folder / "_batches" / "batches.part")
+        self._drafts = (folder / "_rows.part", folder / "_batches" / "batches.part")
         self._writers = [
             pq.ParquetWriter(draft, schema, compression="zstd")
             for draft, schema in zip(self._drafts, (_ROWS, _BATCHES), strict=True)

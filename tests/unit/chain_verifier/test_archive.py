@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from chain_verifier.archive.manifest import (
     Manifest,
+    begin_manifest,
     chain_folder,
     load_manifest,
+    remove_unfinished,
     store_manifest,
 )
 from chain_verifier.archive.part_files import PartWriter
@@ -209,3 +211,32 @@ def test_batch_that_does_not_fit_its_rows_is_told(change: dict[str, Any], told: 
     assert told in str(run.fault(replace(batch, **change), rows))
     assert (run.at_id, run.seal) == (0, GENESIS)
     assert run.fault(batch, rows) is None
+
+
+def test_archive_with_a_part_that_never_came_into_the_manifest_loses_it(archive: Path) -> None:
+    manifest = manifest_of(archive)
+    shorter = replace(manifest, parts=manifest.parts[:2])
+    store_manifest(archive, shorter)
+    remove_unfinished(archive, shorter)
+    folder = chain_folder(archive, CHAIN_ID)
+    assert len([*folder.glob("rows-*"), *folder.glob("_batches/*")]) == 4
+    assert verify_archive(archive, CHAIN_ID).fault is None
+
+
+def test_archive_with_a_file_before_its_end_that_nobody_names_is_refused(archive: Path) -> None:
+    manifest = manifest_of(archive)
+    without = replace(manifest, parts=(manifest.parts[0], manifest.parts[2]))
+    with pytest.raises(InputError, match="a file that the manifest names"):
+        remove_unfinished(archive, without)
+    folder = chain_folder(archive, CHAIN_ID)
+    assert len([*folder.glob("rows-*"), *folder.glob("_batches/*")]) == 6
+
+
+def test_archive_that_lost_its_manifest_is_refused_and_a_new_one_begins_with_it(
+    archive: Path, tmp_path: Path
+) -> None:
+    assert begin_manifest(archive, CHAIN_ID, "x") == manifest_of(archive)
+    assert begin_manifest(archive, CHAIN_ID + 1, "x") == load_manifest(tmp_path, CHAIN_ID + 1)
+    (chain_folder(archive, CHAIN_ID) / "_manifest.json").unlink()
+    with pytest.raises(InputError, match="a manifest beside its files"):
+        begin_manifest(archive, CHAIN_ID, "x")
