@@ -43,10 +43,20 @@ class EpochFall(Struct, frozen=True):
     expected_epoch: int
 
 
+class WalkState(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that a walk has to remember to go on later."""
+
+    frames: int
+    first_pid: int | None
+    highest: int
+    epoch: int
+    seen: tuple[tuple[int, int], ...]
+
+
 class TopicWalk:
     """What the frames of a topic hold, told one by one in the order of offsets."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: WalkState | None = None) -> None:
         self.frames = 0
         self.first_pid: int | None = None
         """The pid of the first frame: where the topic begins."""
@@ -61,6 +71,21 @@ class TopicWalk:
         # Ranges (after, until] that were seen, disjoint, in order, not touching.
         self._afters: list[int] = []
         self._untils: list[int] = []
+        if state is not None:
+            self._go_on(state)
+
+    def state(self) -> WalkState:
+        """Return what another walk needs to go on from here; marks and falls are not part of it."""
+        seen = tuple(zip(self._afters, self._untils, strict=True))
+        return WalkState(self.frames, self.first_pid, self.highest, self._epoch, seen)
+
+    def _go_on(self, state: WalkState) -> None:
+        self.frames = state.frames
+        self.first_pid = state.first_pid
+        self.highest = state.highest
+        self._epoch = state.epoch
+        self._afters = [after for after, _ in state.seen]
+        self._untils = [until for _, until in state.seen]
 
     def add(self, frame: FrameHead) -> None:
         """Take the next frame."""

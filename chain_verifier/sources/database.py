@@ -147,6 +147,12 @@ class DatabaseTable:
             .withColumn(MALFORMED, F.lit(False))
         )
 
+    def rows_between(self, first_id: int, last_id: int) -> DataFrame:
+        """Return the rows with ids from `first_id` to `last_id`, as they are when they are read."""
+        rows = self._reader().option("dbtable", f"({_SQL['rows']}) AS chain_rows").load()
+        is_within = (F.col("id") >= first_id) & (F.col("id") <= last_id)
+        return rows.where((F.col("chain_id") == self._chain_id) & is_within).select(*CONTENT)
+
     def _split(self, reader: DataFrameReader) -> DataFrameReader:
         parts = min(
             CONNECTIONS_MAX,

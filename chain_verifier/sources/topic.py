@@ -182,7 +182,7 @@ class TopicTable:
             return heads.withColumns(judged).select(*_HEAD_COLUMNS, *judged)
         batches = self._database.batches()
         joined = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
-        judged = {"is_genuine": F.coalesce(_is_genuine(), F.lit(False))}
+        judged = {"is_genuine": F.coalesce(is_genuine(), F.lit(False))}
         return joined.withColumns(judged).select(*_HEAD_COLUMNS, *judged, "batch_epoch")
 
     def _take(self, head: Row) -> None:
@@ -260,7 +260,7 @@ class TopicTable:
 _COUNTED_APART: Final = frozenset({"heartbeat", "forged"})
 
 
-def _is_genuine() -> Column:
+def is_genuine() -> Column:
     """Return whether a frame is (a slice of) the batch behind the seal that it names."""
     at_head = F.col("last_id") == F.col("anchor_id")
     within = (F.col("first_pid") >= F.col("anchor_id")) & (

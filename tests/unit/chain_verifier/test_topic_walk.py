@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from chain_verifier.topic_walk import EpochFall, FrameHead, FrameMark, TopicWalk
 
 
@@ -55,3 +60,29 @@ def test_walk_with_retention_begins_at_the_first_frame() -> None:
 def test_walk_with_a_falling_epoch_tells_it_of_new_rows_only() -> None:
     walk = walked((0, 5), (5, 9), (0, 5), (9, 12), epochs={1: 3, 3: 2})
     assert walk.falls == [EpochFall(10, 2, 3)]
+
+
+@given(
+    chain=st.lists(st.integers(1, 4), min_size=4, max_size=30),
+    slices=st.lists(st.tuples(st.integers(0, 29), st.integers(1, 6)), max_size=12),
+)
+def test_walk_with_any_slices_in_any_order_knows_each_row_that_stood_before(
+    chain: list[int], slices: list[tuple[int, int]]
+) -> None:
+    ids = list(accumulate(chain, initial=0))
+    walk, before, highest, is_late = TopicWalk(), set[int](), None, False
+    for offset, (at, count) in enumerate(slices):
+        rows = ids[at + 1 : at + 1 + count]
+        if not rows:
+            continue
+        pid = ids[at]
+        highest = pid if highest is None else highest
+        walk.add(FrameHead(offset, pid, rows[0], rows[-1], len(rows), 1))
+        mark = walk.marks.get(offset, FrameMark(highest, ()))
+        assert [mark.is_seen(row) for row in rows] == [row in before for row in rows]
+        is_late |= any(row < highest and row not in before for row in rows)
+        before |= set(rows)
+        highest = max(highest, rows[-1])
+    assert walk.is_late is is_late
+    assert walk.highest == (highest or 0)
+    assert TopicWalk(walk.state()).state() == walk.state()

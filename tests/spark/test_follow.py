@@ -1,0 +1,88 @@
+"""Following a real topic: what each frame shows is told once, across restarts too."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from chain_verifier.config import DatabaseSource, TopicSource
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.follow import Follower
+from orderchain.roles import AUDITOR
+from tests.spark.planting import CHAIN_ID, chain_of, head_of
+from tests.spark.publishing import frame_of, frames_of
+from tests.spark.storing import store
+from tests.spark.test_topic import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from local_stack import KafkaServer
+
+    Follow = Callable[[], list[Finding]]
+
+ROWS = chain_of(random.Random(19), 60)
+HEAD = head_of(ROWS)
+
+
+@pytest.fixture
+def topic(kafka_server: KafkaServer) -> Topic:
+    return Topic(kafka_server.bootstrap)
+
+
+@pytest.fixture
+def frames(database: str) -> list[bytes]:
+    asyncio.run(store(database, ROWS))
+    return asyncio.run(frames_of(database, ROWS))
+
+
+@pytest.fixture
+def follow(
+    spark: SparkSession,
+    topic: Topic,
+    frames: list[bytes],
+    role_dsn: Callable[[str], str],
+    tmp_path: Path,
+) -> Follow:
+    """Follows the topic to its present end with a fresh follower on the same folder."""
+
+    def run() -> list[Finding]:
+        told: list[Finding] = []
+        follower = Follower(
+            spark,
+            TopicSource(servers=topic.servers, topic=topic.name),
+            DatabaseSource(dsn=role_dsn(AUDITOR)),
+            CHAIN_ID,
+            tmp_path / "follower",
+            told.append,
+        )
+        follower.run(until_end=True)
+        return told
+
+    return run
+
+
+def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
+    topic: Topic, frames: list[bytes], follow: Follow
+) -> None:
+    topic.send(*frames[:2])
+    assert follow() == []
+    changed = [replace(ROWS[40], key="other"), *ROWS[41:50]]
+    foreign = replace(ROWS[0], id=HEAD + 10**6, pid=HEAD)
+    topic.send(frames[1], frames[3], b"{}", frame_of(changed), frame_of([foreign]), *frames[4:])
+    told = {(one.kind, one.id, one.after_id, one.until_id) for one in follow()}
+    assert told == {
+        (Kind.GAP, None, ROWS[19].id, ROWS[29].id),
+        (Kind.DIFFERING, ROWS[40].id, None, None),
+        (Kind.SURPLUS, HEAD + 10**6, None, None),
+    }
+    assert follow() == []
+    topic.send(frames[2])
+    assert [(one.kind, one.id) for one in follow()] == [(Kind.OUT_OF_ORDER, ROWS[20].id)]
