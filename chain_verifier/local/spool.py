@@ -26,8 +26,8 @@ def open_spool(table: str, reading: str) -> Iterator[sqlite3.Connection]:
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         try:
             with closing(sqlite3.connect(Path(folder) / "spool", isolation_level=None)) as spool:
-                spool.execute(SQL["without_journal"])
-                spool.execute(SQL[table])
+                for statement in ("without_journal", "without_sync", table, "one_transaction"):
+                    spool.execute(SQL[statement])
                 yield spool
         except (sqlite3.Error, OSError) as error:
             raise SourceBroken(reading, f"rows could not be kept in {folder}: {error}") from error

@@ -1,6 +1,12 @@
 -- without_journal: nothing here outlives the process, so nothing is made safe against a crash
 PRAGMA journal_mode = OFF
 
+-- without_sync: nor is anything waited for
+PRAGMA synchronous = OFF
+
+-- one_transaction: measured: row by row it takes forty times as long
+BEGIN
+
 -- firsts: of each id the first row, with the highest id before it
 CREATE TABLE firsts (id INTEGER PRIMARY KEY, highest INTEGER NOT NULL)
 
