@@ -32,6 +32,21 @@ async def execute(dsn: str, *statements: str) -> None:
         await connection.close(timeout=5)
 
 
+def batches_of(
+    rows: Sequence[Row], batch_rows: int = BATCH_ROWS, partition_ids: int = PARTITION_IDS
+) -> list[list[Row]]:
+    """Return `rows` in batches, none of which straddles the bound of a partition."""
+    found: list[list[Row]] = []
+    for row in rows:
+        last = found[-1] if found else []
+        is_next = not last or len(last) == batch_rows
+        if is_next or (row.id or 0) // partition_ids != (last[0].id or 0) // partition_ids:
+            found.append([row])
+        else:
+            last.append(row)
+    return found
+
+
 async def store(
     dsn: str, rows: Sequence[Row], batch_rows: int = BATCH_ROWS, partition_ids: int = PARTITION_IDS
 ) -> None:
@@ -43,12 +58,11 @@ async def store(
         await connection.execute(
             "SELECT chain_create($1, $2, $3, 0, $4)", CHAIN_ID, seal, "t", partition_ids
         )
-        for first in range(0, len(rows), batch_rows):
-            epoch = 1 if first < len(rows) // 2 else 2
-            committed_at = _FIRST_COMMIT + timedelta(seconds=first)
-            seal = await _commit(
-                connection, rows[first : first + batch_rows], seal, epoch, committed_at
-            )
+        batches = batches_of(rows, batch_rows, partition_ids)
+        for number, batch in enumerate(batches):
+            epoch = 1 if number < len(batches) // 2 else 2
+            committed_at = _FIRST_COMMIT + timedelta(seconds=number)
+            seal = await _commit(connection, batch, seal, epoch, committed_at)
     finally:
         await connection.close(timeout=5)
 

@@ -13,14 +13,14 @@ from chain_verifier.marks import read_standing, set_mark
 from orderchain.errors import ChainMissing, ConnectError, SealMismatch
 from orderchain.roles import AUDITOR, GAP_READER
 from tests.spark.planting import CHAIN_ID, chain_of, head_of
-from tests.spark.storing import execute, store
+from tests.spark.storing import batches_of, execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROWS = chain_of(random.Random(12), 60)
 HEAD = head_of(ROWS)
-MIDDLE = ROWS[29].id or 0
+MIDDLE = batches_of(ROWS)[2][-1].id or 0
 """The end of the third batch."""
 
 
@@ -55,7 +55,7 @@ def test_mark_does_not_move_over_rows_that_were_left_out(audit: str) -> None:
 
 
 def test_mark_does_not_move_into_a_batch_nor_where_nothing_is_new(audit: str) -> None:
-    assert not move(audit, 0, ROWS[25].id or 0)
+    assert not move(audit, 0, batches_of(ROWS)[2][0].id or 0)
     assert move(audit, 0, HEAD)
     assert not move(audit, HEAD, HEAD)
 

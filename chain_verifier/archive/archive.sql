@@ -1,0 +1,65 @@
+-- place: where a chain stands: its boundary, its mark, and how wide its partitions are
+SELECT v.version, v.database_id, h.last_id, h.published_id, h.partition_ids,
+       b.last_id AS boundary_id, b.seal AS boundary_seal,
+       (SELECT max(m.until_id) FROM public.chain_verified m WHERE m.chain_id = $1) AS verified_id
+  FROM public.schema_version v
+  LEFT JOIN public.chain_head h ON h.chain_id = $1
+  LEFT JOIN LATERAL (
+       SELECT last_id, seal FROM public.chain_batch
+        WHERE chain_id = $1 AND prev_last_id IS NULL ORDER BY last_id DESC LIMIT 1
+       ) b ON true
+
+-- seal_at: the seal after a batch; no row when no batch ends there
+SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
+
+-- batches: the next batches of a range
+SELECT first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at
+  FROM public.chain_batch
+ WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3 AND prev_last_id IS NOT NULL
+ ORDER BY last_id
+ LIMIT $4
+
+-- rows: the rows of some batches
+SELECT id, pid, key, event_time_ns, payload
+  FROM public.chain_event
+ WHERE chain_id = $1 AND id > $2 AND id <= $3
+ ORDER BY id
+
+-- lowest_receiver: the receiver that is furthest behind, by checkpoint, report or halt
+SELECT receiver, at_id FROM (
+       SELECT receiver, head_delivered AS at_id FROM public.receiver_checkpoint WHERE chain_id = $1
+       UNION ALL
+       SELECT receiver, at_id FROM public.receiver_halt WHERE chain_id = $1) places
+ ORDER BY at_id, receiver
+ LIMIT 1
+
+-- remembered: rows behind this id are still asked for, to find a key that comes again
+SELECT min(after_id) FROM public.chain_key_page WHERE chain_id = $1
+
+-- partitions: the partitions of a chain with their bounds
+SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bounds, i.inhdetachpending AS is_pending
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+ WHERE i.inhparent = to_regclass(format('public.chain_event_%s', $1::integer))
+
+-- last_below: the last batch that ends below an id, and where the one behind it begins
+SELECT (SELECT max(last_id) FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2) AS below,
+       (SELECT first_id FROM public.chain_batch
+         WHERE chain_id = $1 AND last_id >= $2 ORDER BY last_id LIMIT 1) AS behind_first_id
+
+-- wait_briefly: an act must not stand in the way of the sequencer
+SET LOCAL lock_timeout = '2s'
+
+-- set_boundary: let a batch stand for everything up to it
+UPDATE public.chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0
+ WHERE chain_id = $1 AND last_id = $2
+
+-- forget_older: remove the batches before the boundary
+DELETE FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2
+
+-- tell: what was done, by whom, and why
+INSERT INTO public.chain_act (chain_id, act, actor, reason, detail)
+VALUES ($1, 'retention', $2, $3, $4)
+
+-- detach: the statement that detaches a partition without stopping anybody
+SELECT format('ALTER TABLE public.chain_event_%s DETACH PARTITION public.%I %s',
+              $1::integer, $2::text, CASE WHEN $3::boolean THEN 'FINALIZE' ELSE 'CONCURRENTLY' END)

@@ -1,0 +1,179 @@
+"""Detaches old partitions, once their rows are verified, archived, and wanted by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from chain_verifier.archive.place import SQL, Place, read_place
+from chain_verifier.archive.verify_archive import verify_archive
+from chain_verifier.server import connected
+from orderchain.errors import InputError, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
+
+_ROLE_THAT: Final = "may detach partitions (the owner, or a member of it)"
+
+
+class Retained(Struct, frozen=True, kw_only=True):
+    """What was, or would be, detached."""
+
+    chain_id: int
+    boundary_id: int
+    """Rows up to it are in the archive alone."""
+    partitions: tuple[str, ...]
+    """The tables that were detached: they are still there, for whoever drops them."""
+    is_done: bool
+    """False for a dry run."""
+
+
+class _Partition(Struct, frozen=True):
+    name: str
+    upper_id: int
+    is_pending: bool
+
+
+def retain(
+    dsn: str, archive: Path, chain_id: int, until_id: int, *, actor: str, is_dry_run: bool = False
+) -> Retained:
+    """Detach the partitions whose rows all lie at or below `until_id`.
+
+    The batch before the first row that stays becomes the boundary, in one transaction with the note
+    of who did it; then the partitions are detached one by one, without stopping anybody. A run
+    that was interrupted between the two is ended by the next one.
+
+    Raises SettingError when `until_id` lies above the verified mark, the lowest receiver, what is
+    published, or rows in which keys are still looked up; InputError when the archive does not
+    verify, is of another database, or does not hold what would go.
+    """
+    return asyncio.run(_retain(dsn, archive, chain_id, until_id, actor, is_dry_run=is_dry_run))
+
+
+async def _retain(
+    dsn: str, archive: Path, chain_id: int, until_id: int, actor: str, *, is_dry_run: bool
+) -> Retained:
+    async with connected(dsn, _ROLE_THAT) as connection:
+        place = await read_place(connection, chain_id)
+        await _require_unwanted(connection, chain_id, place, until_id)
+        partitions = await _partitions(connection, chain_id)
+        old, boundary_id = await _old(connection, chain_id, partitions, place, until_id)
+        if boundary_id > place.boundary_id:
+            await _require_archived(connection, archive, place, chain_id, boundary_id)
+            if not is_dry_run:
+                await _set_boundary(connection, chain_id, boundary_id, actor, archive)
+        if not is_dry_run:
+            for partition in old:
+                await connection.execute(
+                    await connection.fetchval(
+                        SQL["detach"], chain_id, partition.name, partition.is_pending
+                    )
+                )
+    return Retained(
+        chain_id=chain_id,
+        boundary_id=boundary_id,
+        partitions=tuple(partition.name for partition in old),
+        is_done=not is_dry_run,
+    )
+
+
+async def _require_unwanted(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    chain_id: int,
+    place: Place,
+    until_id: int,
+) -> None:
+    """Refuse to go above anything that still needs rows."""
+    limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
+    lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
+    if lowest is not None:
+        limits.append((lowest["at_id"], f"where receiver {lowest['receiver']!r} stands"))
+    remembered = await connection.fetchval(SQL["remembered"], chain_id)
+    if remembered is not None:
+        limits.append((remembered, "behind which keys are looked up"))
+    limit, what = min(limits)
+    if until_id > limit:
+        raise SettingError("--until", until_id, f"at most {limit}, {what}")
+
+
+async def _partitions(connection: Any, chain_id: int) -> list[_Partition]:  # noqa: ANN401
+    found = []
+    for row in await connection.fetch(SQL["partitions"], chain_id):
+        bounds = _BOUNDS.search(row["bounds"] or "")
+        if bounds is not None:
+            found.append(_Partition(row["relname"], int(bounds[2]), row["is_pending"]))
+    return sorted(found, key=lambda partition: partition.upper_id)
+
+
+async def _old(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    chain_id: int,
+    partitions: Sequence[_Partition],
+    place: Place,
+    until_id: int,
+) -> tuple[list[_Partition], int]:
+    """Return the partitions to detach, and the boundary that stands for their rows.
+
+    A partition is old when the chain has gone on behind it, and no batch with rows in it lies above
+    `until_id`. (No batch straddles a bound; one that did all the same would keep its partition.)
+    """
+    old: list[_Partition] = []
+    boundary_id = place.boundary_id
+    for partition in partitions:
+        if partition.upper_id <= place.boundary_id:  # a run before this one was interrupted
+            old.append(partition)
+            continue
+        row = await connection.fetchrow(SQL["last_below"], chain_id, partition.upper_id)
+        below, behind_first_id = row["below"], row["behind_first_id"]
+        if below is None or below > max(until_id, place.boundary_id):
+            break
+        if behind_first_id is None or behind_first_id < partition.upper_id:
+            break
+        old.append(partition)
+        boundary_id = max(boundary_id, below)
+    return old, boundary_id
+
+
+async def _require_archived(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    archive: Path,
+    place: Place,
+    chain_id: int,
+    boundary_id: int,
+) -> None:
+    """Refuse unless the archive, read back now, holds everything that would go."""
+    report = verify_archive(archive, chain_id, boundary_id)
+    if report.fault is not None:
+        raise InputError("archive", report.fault, "an archive that verifies")
+    if report.database_id != str(place.database_id):
+        raise InputError("archive of database", report.database_id, str(place.database_id))
+    if report.after_id > place.boundary_id or report.last_id < boundary_id:
+        held = f"rows behind {report.after_id} up to {report.last_id}"
+        expected = f"rows behind {place.boundary_id} up to {boundary_id}"
+        raise InputError("archive", held, expected)
+    seal = await connection.fetchval(SQL["seal_at"], chain_id, boundary_id)
+    if seal is None or seal.hex() != report.seals[boundary_id]:
+        found = report.seals[boundary_id]
+        raise InputError(f"seal of the archive after {boundary_id}", found, "that of the database")
+
+
+async def _set_boundary(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    chain_id: int,
+    boundary_id: int,
+    actor: str,
+    archive: Path,
+) -> None:
+    async with connection.transaction():
+        await connection.execute(SQL["wait_briefly"])
+        await connection.execute(SQL["set_boundary"], chain_id, boundary_id)
+        await connection.execute(SQL["forget_older"], chain_id, boundary_id)
+        reason = "the rows are verified and archived"
+        detail = f"rows up to {boundary_id} are in {archive} alone"
+        await connection.execute(SQL["tell"], chain_id, actor, reason, detail)

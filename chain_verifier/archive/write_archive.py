@@ -1,0 +1,187 @@
+"""Writes verified rows to an archive, part by part; each is read back before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chain_verifier.archive.manifest import (
+    begin_manifest,
+    chain_folder,
+    remove_unfinished,
+    store_manifest,
+)
+from chain_verifier.archive.part_files import PartWriter, part_fault
+from chain_verifier.archive.place import SQL, Place, read_place
+from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+from chain_verifier.server import connected
+from orderchain.errors import InputError, SettingError, SourceBroken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from pathlib import Path
+
+    from chain_verifier.archive.manifest import Manifest, Part
+
+_BATCHES_PAGE: Final = 1_000
+"""Rows of `chain_batch` a trip."""
+
+_GROUP_ROWS: Final = 20_000
+"""Rows in memory, unless one batch holds more: at 1 kB a row 20 MB, and a row group of a file."""
+
+_ROLE_THAT: Final = "may read chains (auditor)"
+
+
+class Archived(Struct, frozen=True, kw_only=True):
+    """What one run added to an archive."""
+
+    chain_id: int
+    after_id: int
+    last_id: int
+    rows: int
+    parts: int
+
+
+def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None = None) -> Archived:
+    """Add the rows behind the archive's last one, up to the verified mark or `until_id`.
+
+    Ends with a whole batch. Each part is written, read back and verified, and only then named in
+    the manifest; a run that breaks off leaves the archive as it was. Raises SettingError when
+    `until_id` lies above the verified mark or nothing was ever verified, InputError for an archive
+    of another database or one that does not fit, SourceBroken when rows, links or seals of the
+    database are not as they should be.
+    """
+    return asyncio.run(_write(dsn, archive, chain_id, until_id))
+
+
+async def _write(dsn: str, archive: Path, chain_id: int, until_id: int | None) -> Archived:
+    async with connected(dsn, _ROLE_THAT) as connection:
+        place = await read_place(connection, chain_id)
+        until_id = _until(place, until_id)
+        manifest = begin_manifest(archive, chain_id, str(place.database_id))
+        run = await _end_of(connection, manifest, place)
+        remove_unfinished(archive, manifest)
+        began, parts = run.at_id, len(manifest.parts)
+        rows = 0
+        while run.at_id < until_id:
+            part = await _write_part(connection, archive, manifest, place, run, until_id)
+            if part is None:
+                break
+            manifest = replace(manifest, parts=(*manifest.parts, part))
+            store_manifest(archive, manifest)
+            rows += part.row_count
+    return Archived(
+        chain_id=chain_id,
+        after_id=began,
+        last_id=run.at_id,
+        rows=rows,
+        parts=len(manifest.parts) - parts,
+    )
+
+
+def _until(place: Place, until_id: int | None) -> int:
+    if place.verified_id is None:
+        raise SettingError("verified mark", None, "one: chainctl verify --since-verified sets it")
+    if until_id is not None and until_id > place.verified_id:
+        raise SettingError("--until", until_id, f"at most {place.verified_id}, the verified mark")
+    return place.verified_id if until_id is None else until_id
+
+
+async def _end_of(connection: Any, manifest: Manifest, place: Place) -> SealRun:  # noqa: ANN401
+    """Return where the archive ends, once it is clear that the database goes on right there."""
+    if manifest.database_id != str(place.database_id):
+        raise InputError("archive of database", manifest.database_id, str(place.database_id))
+    if not manifest.parts:
+        return SealRun(manifest.chain_id, place.boundary_id, place.boundary_seal)
+    last = manifest.parts[-1]
+    found = await connection.fetchval(SQL["seal_at"], manifest.chain_id, last.last_id)
+    if found is None or found.hex() != last.seal_after:
+        raise InputError(
+            f"seal of the archive after {last.last_id}",
+            last.seal_after[:16],
+            "none there" if found is None else found.hex()[:16],
+        )
+    return SealRun(manifest.chain_id, last.last_id, found)
+
+
+async def _write_part(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    archive: Path,
+    manifest: Manifest,
+    place: Place,
+    run: SealRun,
+    until_id: int,
+) -> Part | None:
+    """Write the batches of the partition that comes next; None when there is none any more."""
+    folder = chain_folder(archive, manifest.chain_id)
+    check = SealRun(manifest.chain_id, run.at_id, run.seal)
+    part: Part | None = None
+    groups = _groups(connection, manifest.chain_id, run.at_id, until_id, place.partition_ids)
+    writer: PartWriter | None = None
+    try:
+        async for batches, rows in groups:
+            writer = writer or PartWriter(folder, manifest.chain_id, run)
+            _require_whole(run, batches, rows)
+            writer.add(batches, rows)
+        if writer is not None:
+            part = writer.end()
+    finally:
+        await groups.aclose()
+        if writer is not None:
+            writer.close()
+    if part is not None:
+        fault = part_fault(folder, part, check, {})
+        if fault is not None:
+            raise SourceBroken(f"archive {folder}", fault)
+    return part
+
+
+def _require_whole(run: SealRun, batches: Sequence[Batch], rows: Sequence[ArchivedRow]) -> None:
+    at = 0
+    for batch in batches:
+        behind = at
+        while behind < len(rows) and rows[behind][0] <= batch.last_id:
+            behind += 1
+        fault = run.fault(batch, rows[at:behind])
+        if fault is not None:
+            raise SourceBroken("database", fault)
+        at = behind
+
+
+async def _groups(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    chain_id: int,
+    after_id: int,
+    until_id: int,
+    partition_ids: int,
+) -> AsyncGenerator[tuple[list[Batch], list[ArchivedRow]]]:
+    """Yield neighbouring batches of one partition with their rows, to the end of the partition."""
+    number: int | None = None
+    while True:
+        found = await connection.fetch(SQL["batches"], chain_id, after_id, until_id, _BATCHES_PAGE)
+        page = [Batch(**row) for row in found]
+        if not page:
+            return
+        number = page[0].last_id // partition_ids if number is None else number
+        group = _first_group([b for b in page if b.last_id // partition_ids == number])
+        if not group:
+            return
+        last_id = group[-1].last_id
+        rows = await connection.fetch(SQL["rows"], chain_id, after_id, last_id)
+        yield group, [tuple(row) for row in rows]
+        after_id = last_id
+
+
+def _first_group(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the first batches that have at most `_GROUP_ROWS` rows, at least one."""
+    rows = 0
+    group: list[Batch] = []
+    for batch in batches:
+        rows += batch.row_count
+        if group and rows > _GROUP_ROWS:
+            break
+        group.append(batch)
+    return group

@@ -1,0 +1,292 @@
+"""Verified rows go to Parquet, come back whole, and only then leave the database."""
+
+# ruff: noqa: S608 - every value in a statement is a number or a name of this file
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from chain_verifier.archive.manifest import chain_folder, load_manifest
+from chain_verifier.archive.retention import Retained, retain
+from chain_verifier.archive.verify_archive import verify_archive
+from chain_verifier.archive.write_archive import Archived, write_archive
+from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
+from chain_verifier.local.verify import verify_locally
+from chain_verifier.marks import read_standing, set_mark
+from chain_verifier.report import Verdict
+from orderchain.errors import InputError, SettingError, SourceBroken
+from orderchain.roles import AUDITOR
+from tests.spark.planting import CHAIN_ID, chain_of, head_of
+from tests.spark.storing import batches_of, execute, store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = chain_of(random.Random(13), 400)
+HEAD = head_of(ROWS)
+SPAN = 200
+"""Ids a partition."""
+BATCHES = batches_of(ROWS, partition_ids=SPAN)
+ENDS = [batch[-1].id or 0 for batch in BATCHES]
+MARK = ENDS[29]
+VERIFIED_ROWS = sum(map(len, BATCHES[:30]))
+HARMED = BATCHES[4][2].id
+"""A row of the batch that ends at `ENDS[4]`."""
+
+
+class Chain:
+    """A chain that is verified up to `MARK`, and its archive."""
+
+    def __init__(self, owner: str, audit: str, folder: Path) -> None:
+        self.owner, self.audit, self.folder = owner, audit, folder
+
+    def archive(self, until_id: int | None = None) -> Archived:
+        return write_archive(self.audit, self.folder, CHAIN_ID, until_id)
+
+    def retain(self, until_id: int, **options: Any) -> Retained:
+        return retain(self.owner, self.folder, CHAIN_ID, until_id, actor="eve", **options)
+
+    def execute(self, *statements: str) -> None:
+        asyncio.run(execute(self.owner, *statements))
+
+    def fetch(self, query: str) -> list[Any]:
+        async def run() -> list[Any]:
+            connection = await asyncpg.connect(self.owner, timeout=10, command_timeout=20)
+            try:
+                return [tuple(row) for row in await connection.fetch(query)]
+            finally:
+                await connection.close(timeout=5)
+
+        return asyncio.run(run())
+
+    def checkpoint(self, receiver: str, at_id: int, *, is_report: bool = False) -> None:
+        self.execute(
+            "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id,"
+            f" seal, epoch, is_report) VALUES ({CHAIN_ID}, '{receiver}', {at_id}, {at_id},"
+            f" sha256(''), 1, {is_report})"
+        )
+
+
+@pytest.fixture
+def chain(database: str, role_dsn: Callable[[str], str], tmp_path: Path) -> Chain:
+    asyncio.run(store(database, ROWS, partition_ids=SPAN))
+    asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
+    audit = role_dsn(AUDITOR)
+    set_mark(audit, audit, CHAIN_ID, after_id=0, until_id=MARK, verified_by="eve")
+    return Chain(database, audit, tmp_path / "archive")
+
+
+def partition_end(until_id: int) -> int:
+    """The boundary of the partitions that end at or below `until_id`."""
+    upper = next(
+        number * SPAN
+        for number in range(until_id // SPAN + 1, 0, -1)
+        if max(end for end in ENDS if end < number * SPAN) <= until_id
+    )
+    return max(end for end in ENDS if end < upper)
+
+
+def test_archive_holds_the_verified_rows_part_by_part_and_reads_back_whole(chain: Chain) -> None:
+    done = chain.archive()
+    assert (done.after_id, done.last_id, done.rows) == (0, MARK, VERIFIED_ROWS)
+    manifest = load_manifest(chain.folder, CHAIN_ID)
+    assert manifest is not None
+    assert [p.first_id // SPAN for p in manifest.parts] == list(range(MARK // SPAN + 1))
+    report = verify_archive(chain.folder, CHAIN_ID)
+    assert (report.fault, report.rows, report.last_id) == (None, VERIFIED_ROWS, MARK)
+    source = ParquetSource(path=str(chain_folder(chain.folder, CHAIN_ID)))
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=MARK)
+    assert verify_locally(request).verdict is Verdict.COMPLETE
+
+
+def test_archive_goes_on_where_it_ended(chain: Chain) -> None:
+    assert chain.archive(ENDS[4]).last_id == ENDS[4]
+    assert chain.archive(ENDS[7] + 1).last_id == ENDS[7]
+    done = chain.archive()
+    assert (done.after_id, done.last_id) == (ENDS[7], MARK)
+    assert chain.archive().rows == 0
+    assert verify_archive(chain.folder, CHAIN_ID).rows == VERIFIED_ROWS
+
+
+def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain) -> None:
+    with pytest.raises(SettingError, match="the verified mark"):
+        chain.archive(MARK + 1)
+    chain.execute("DELETE FROM chain_verified")
+    with pytest.raises(SettingError, match="verified mark was None"):
+        chain.archive()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (f"UPDATE chain_event SET key = 'x' WHERE id = {HARMED}", "seal of its rows"),
+        (f"UPDATE chain_event SET payload = 'x' WHERE id = {HARMED}", "seal of its rows"),
+        (f"DELETE FROM chain_event WHERE id = {HARMED}", "rows, expected"),
+        (f"UPDATE chain_batch SET epoch = 9 WHERE last_id = {ENDS[4]}", "seal of its rows"),
+    ],
+)  # fmt: skip
+def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, damage: str, told: str) -> None:
+    chain.execute(damage)
+    with pytest.raises(SourceBroken, match=told):
+        chain.archive()
+    manifest = load_manifest(chain.folder, CHAIN_ID)
+    assert manifest is not None
+    assert manifest.last_id < ENDS[4]
+
+
+@pytest.mark.parametrize("name", ["rows", "_batches/batches"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_archive_with_a_file_harmed_does_not_verify_and_nothing_goes(
+    chain: Chain, name: str, harm: str
+) -> None:
+    chain.archive()
+    files = sorted(chain_folder(chain.folder, CHAIN_ID).glob(f"{name}-*.parquet"))
+    content = bytearray(files[1].read_bytes())
+    if harm == "remove":
+        files[1].unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        files[1].write_bytes(content if harm == "flip" else content[:-1])
+    assert verify_archive(chain.folder, CHAIN_ID).fault is not None
+    with pytest.raises(InputError, match="expected an archive that verifies"):
+        chain.retain(ENDS[20])
+    assert chain.fetch("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
+
+
+def test_archive_with_content_and_hashes_written_anew_fails_by_its_seals(chain: Chain) -> None:
+    """Whoever rewrites a file and the manifest still lacks the seals of other rows."""
+    import hashlib
+
+    import pyarrow.parquet as pq
+    from msgspec.structs import replace
+
+    from chain_verifier.archive.manifest import store_manifest
+
+    chain.archive()
+    manifest = load_manifest(chain.folder, CHAIN_ID)
+    assert manifest is not None
+    part = manifest.parts[1]
+    path = chain_folder(chain.folder, CHAIN_ID) / part.rows.name
+    table = pq.read_table(path)
+    times = table["event_time_ns"].to_pylist()
+    changed = table.set_column(4, table.schema.field(4), [[times[0] + 1, *times[1:]]])
+    pq.write_table(changed, path)
+    content = path.read_bytes()
+    rows = replace(part.rows, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    parts = (manifest.parts[0], replace(part, rows=rows), *manifest.parts[2:])
+    store_manifest(chain.folder, replace(manifest, parts=parts))
+    assert "does not have the seal of its rows" in str(verify_archive(chain.folder, CHAIN_ID).fault)
+
+
+def test_retention_detaches_old_partitions_and_leaves_a_boundary(chain: Chain) -> None:
+    chain.archive()
+    chain.checkpoint("r", ENDS[28])
+    boundary = partition_end(ENDS[20])
+    seal = chain.fetch(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}")
+    plan = chain.retain(ENDS[20], is_dry_run=True)
+    assert not plan.is_done
+    assert chain.fetch("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
+    done = chain.retain(ENDS[20])
+    assert (done.boundary_id, done.partitions) == (boundary, plan.partitions)
+    assert chain.fetch("SELECT min(pid) FROM chain_event") == [(boundary,)]
+    oldest = "SELECT last_id, first_id, prev_last_id, row_count FROM chain_batch ORDER BY 1 LIMIT 1"
+    assert chain.fetch(oldest) == [(boundary, boundary, None, 0)]
+    assert chain.fetch(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}") == seal
+    assert chain.fetch("SELECT act, actor FROM chain_act") == [("retention", "eve")]
+    kept = chain.fetch(f"SELECT count(*) FROM {done.partitions[0]}")
+    assert kept[0][0] > 0
+    assert chain.retain(ENDS[20]).partitions == ()
+
+
+def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chain: Chain) -> None:
+    chain.archive()
+    boundary = chain.retain(ENDS[20]).boundary_id
+    standing = read_standing(chain.audit, CHAIN_ID)
+    assert (standing.boundary_id, standing.start) == (boundary, MARK)
+    source = DatabaseSource(dsn=chain.audit)
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary)
+    report = verify_locally(request)
+    assert (report.verdict, report.head) == (Verdict.COMPLETE, HEAD)
+    set_mark(chain.audit, chain.audit, CHAIN_ID, after_id=boundary, until_id=HEAD, verified_by="e")
+    assert chain.archive().last_id == HEAD
+    assert verify_archive(chain.folder, CHAIN_ID).rows == len(ROWS)
+
+
+@pytest.mark.parametrize("is_report", [False, True])
+def test_retention_above_the_lowest_receiver_is_refused(chain: Chain, is_report: bool) -> None:
+    chain.archive()
+    chain.checkpoint("ahead", MARK)
+    chain.checkpoint("slow", ENDS[10], is_report=is_report)
+    with pytest.raises(SettingError, match=f"at most {ENDS[10]}, where receiver 'slow' stands"):
+        chain.retain(ENDS[10] + 1)
+    assert chain.retain(ENDS[10]).boundary_id <= ENDS[10]
+
+
+def test_retention_above_a_halted_receiver_is_refused(chain: Chain) -> None:
+    chain.archive()
+    chain.execute(f"INSERT INTO receiver_halt VALUES ({CHAIN_ID}, 'h', {ENDS[3]}, 'Fork', 'x')")
+    with pytest.raises(SettingError, match="where receiver 'h' stands"):
+        chain.retain(ENDS[10])
+
+
+def test_retention_above_the_verified_mark_or_what_is_published_is_refused(chain: Chain) -> None:
+    chain.archive()
+    with pytest.raises(SettingError, match=f"at most {MARK}, the verified mark"):
+        chain.retain(MARK + 1)
+    chain.execute(f"UPDATE chain_head SET published_id = {ENDS[5]}")
+    with pytest.raises(SettingError, match=f"at most {ENDS[5]}, published_id"):
+        chain.retain(ENDS[10])
+
+
+def test_retention_of_rows_in_which_keys_are_looked_up_is_refused(chain: Chain) -> None:
+    chain.archive()
+    chain.execute(f"INSERT INTO chain_key_page VALUES ({CHAIN_ID}, {ENDS[8]}, {ENDS[30]}, '', '')")
+    with pytest.raises(SettingError, match=f"at most {ENDS[8]}, behind which keys are looked up"):
+        chain.retain(ENDS[10])
+
+
+def test_retention_without_an_archive_of_all_that_would_go_is_refused(chain: Chain) -> None:
+    with pytest.raises(InputError, match="an archive that holds chain"):
+        chain.retain(ENDS[20])
+    chain.archive(ENDS[10])
+    with pytest.raises(InputError, match=f"up to {ENDS[10]}', expected rows behind 0"):
+        chain.retain(ENDS[20])
+
+
+def test_retention_with_the_archive_of_another_database_is_refused(chain: Chain) -> None:
+    chain.archive()
+    chain.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
+    with pytest.raises(InputError, match="archive of database"):
+        chain.retain(ENDS[20])
+
+
+def test_retention_that_was_interrupted_is_ended_by_the_next_run(chain: Chain) -> None:
+    chain.archive()
+    boundary = chain.retain(ENDS[20], is_dry_run=True).boundary_id
+    chain.execute(
+        "UPDATE chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0 "
+        f"WHERE last_id = {boundary}",
+        f"DELETE FROM chain_batch WHERE last_id < {boundary}",
+    )
+    done = chain.retain(ENDS[20])
+    assert (done.boundary_id, chain.fetch("SELECT min(pid) FROM chain_event")) == (
+        boundary, [(boundary,)],
+    )  # fmt: skip
+
+
+def test_retention_keeps_the_partition_of_a_batch_that_straddles_its_bound(chain: Chain) -> None:
+    """None is ever written so; were it there all the same, none of its rows may go."""
+    chain.archive()
+    plan = chain.retain(ENDS[10], is_dry_run=True)
+    assert plan.boundary_id % SPAN < SPAN - 1
+    behind = ENDS[ENDS.index(plan.boundary_id) + 1]
+    chain.execute(
+        f"UPDATE chain_batch SET first_id = {plan.boundary_id + 1} WHERE last_id = {behind}"
+    )
+    assert chain.retain(ENDS[10], is_dry_run=True).partitions == plan.partitions[:-1]
