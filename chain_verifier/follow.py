@@ -7,6 +7,7 @@ their rows are compared with the same rows of the database.
 from __future__ import annotations
 
 import json
+from threading import Event
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from chain_verifier.config import DatabaseSource, TopicSource
 
@@ -47,6 +49,9 @@ database at once."""
 
 TRIGGER_SECONDS: Final = 1
 """How often the topic is looked at: a fault is to be told of within 10 s."""
+
+_LOOK_SECONDS: Final = 0.5
+"""How often it is asked whether the query is still at work."""
 
 
 class Follower:
@@ -85,8 +90,8 @@ class Follower:
         self.count = 0
         """Findings told of by this follower."""
 
-    def run(self, *, until_end: bool = False) -> None:
-        """Follow until the process is told to stop; with `until_end` to the present end only.
+    def run(self, stop: Event | None = None, *, until_end: bool = False) -> None:
+        """Follow until `stop` is set; with `until_end` to the present end only.
 
         Raises SourceBroken when topic or database cannot be read on.
         """
@@ -98,9 +103,18 @@ class Follower:
             else:
                 query = writer.trigger(processingTime=f"{TRIGGER_SECONDS} seconds").start()
             try:
-                query.awaitTermination()
+                self._wait(query, stop or Event())
             finally:
                 query.stop()
+
+    @staticmethod
+    def _wait(query: StreamingQuery, stop: Event) -> None:
+        """Wait on our side: a signal that came while Java was asked would look like a failure."""
+        while query.isActive and not stop.is_set():
+            stop.wait(_LOOK_SECONDS)
+        failed = query.exception()
+        if failed is not None:
+            raise failed
 
     def _records(self) -> DataFrame:
         reader = self._spark.readStream.format("kafka").options(

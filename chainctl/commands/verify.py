@@ -50,6 +50,14 @@ if TYPE_CHECKING:
     "--expect-seal", metavar="ID:SEAL",
     help="A seal that `seal export` printed: recompute, and hold the database against it.",
 )  # fmt: skip
+@click.option(
+    "--follow", is_flag=True,
+    help="Go on with the topic until Ctrl-C, and tell of each fault as its frame arrives.",
+)  # fmt: skip
+@click.option(
+    "--checkpoint", metavar="FOLDER",
+    help="Where --follow keeps how far it is and what it found; the next one goes on from there.",
+)  # fmt: skip
 @click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
 @click.option(
     "--local", "is_local", is_flag=True,
@@ -71,6 +79,8 @@ def command(
     actor: str | None,
     seals: bool,
     expect_seal: str | None,
+    follow: bool,
+    checkpoint: str | None,
     master: str | None,
     is_local: bool,
     page: str | None,
@@ -84,6 +94,13 @@ def command(
     """
     from chain_verifier.config import VerifyRequest, parse_kept_seal
 
+    if follow:
+        from chainctl import following
+
+        if is_local:
+            raise SettingError("--local", "together with --follow", "Spark, which follows a topic")
+        found = tuple(_source(text, settings) for text in sources)
+        following.follow(found, chain_id, checkpoint, master, as_json=as_json)
     beginning = Beginning(0, head)
     if since_verified and (start is not None or "database" not in sources):
         raise SettingError("--since-verified", "given", "a source database, and no --start")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -73,6 +74,24 @@ def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
     assert broken.returncode == 1, (out, err)
     assert "seal mismatch" in out
     assert f"row {ROWS // 2} differs from database in payload" in out
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopped(
+    start: Start, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    sources = ["--source", "database", "--source", "topic"]
+    arguments = ["verify", "--chain", filled, *sources, "--follow", "--checkpoint", tmp_path / "f"]
+    follower = start(*arguments, settings=module_settings)
+    assert follower.stdout is not None
+    told = follower.stdout.readline()
+    assert told == f"topic: row {ROWS // 2} differs from database in payload\n"
+    assert follower.poll() is None
+    follower.send_signal(signal.SIGINT)
+    out, err = follower.communicate(timeout=SPARK_DEADLINE_SECONDS)
+    assert (follower.returncode, out) == (130, ""), err
 
 
 async def _change(dsn: str, chain: int) -> None:

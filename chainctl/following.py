@@ -1,0 +1,63 @@
+"""`verify --follow`: tells of each fault of a topic as its frame arrives."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, NoReturn
+
+from chainctl.output import data, data_json
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chain_verifier.config import Source
+    from chain_verifier.findings import Finding
+
+
+def follow(
+    sources: Sequence[Source],
+    chain_id: int,
+    checkpoint: str | None,
+    master: str | None,
+    *,
+    as_json: bool,
+) -> NoReturn:
+    """Follow the topic among `sources`, compared with the database among them, until Ctrl-C.
+
+    Ends with KeyboardInterrupt, or with what broke off. Raises SettingError for other sources, or
+    without a folder for the checkpoint.
+    """
+    from chain_verifier.config import DatabaseSource, TopicSource
+    from chain_verifier.follow import Follower
+    from chain_verifier.session import open_session
+
+    topics = [source for source in sources if isinstance(source, TopicSource)]
+    databases = [source for source in sources if isinstance(source, DatabaseSource)]
+    if (len(topics), len(databases), len(sources)) != (1, 1, 2):
+        names = ", ".join(source.name for source in sources)
+        raise SettingError("--follow", names, "the sources database and topic")
+    if checkpoint is None:
+        raise SettingError("--checkpoint", None, "a folder that keeps where the follower stands")
+
+    def tell(finding: Finding) -> None:
+        if as_json:
+            data_json(finding)
+        else:
+            data(f"{finding.source}: {finding.text}")
+        # Whoever reads along must not wait for a buffer to fill.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+    with open_session(master, kafka=True) as spark:
+        follower = Follower(spark, topics[0], databases[0], chain_id, Path(checkpoint), tell)
+        stop = Event()
+        usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
+        try:
+            follower.run(stop)
+        finally:
+            signal.signal(signal.SIGINT, usual)
+    raise KeyboardInterrupt
