@@ -33,6 +33,8 @@ COMMANDS: Final = {
     "fill": "Read missing rows from the database.",
     "seal": "The seal at the head of a chain, to be kept elsewhere.",
     "verify": "Prove a chain whole with Spark, or name its faults.",
+    "archive": "Write verified rows as Parquet, and verify what was written.",
+    "retention": "Detach old partitions that are verified and archived.",
     "status": "Where a chain stands.",
     "lag": "How far the receivers of a chain are behind.",
     "gaps": "What receivers had to read from the database, and why.",

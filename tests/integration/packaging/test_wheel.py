@@ -128,6 +128,7 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "chain_verifier/local/spool.sql",
         "chain_verifier/local/picture.sql",
         "chain_verifier/marks.sql",
+        "chain_verifier/archive/archive.sql",
     ):
         assert sql in names
 

@@ -1,0 +1,61 @@
+"""`chainctl retention`: detaches old partitions: verified, archived, and wanted by nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.marking import who
+from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
+from chainctl.output import data, data_json
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+
+
+@click.command()
+@chain_option
+@click.option(
+    "--archive", "folder", required=True, metavar="DIR", help="Where the rows were archived."
+)
+@click.option(
+    "--until", "until_id", type=ROW_ID, required=True, metavar="ID",
+    help="The last row that may go; partitions that hold later ones stay.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only tell what would be detached.")
+@click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
+@json_option
+@uses_settings("database")
+def command(
+    settings: Settings,
+    chain_id: int,
+    folder: str,
+    until_id: int,
+    dry_run: bool,
+    actor: str | None,
+    as_json: bool,
+) -> None:
+    """Detach the partitions of old rows.
+
+    Refused above the verified mark, above the receiver that is furthest behind, where keys are
+    still looked up, and unless the archive holds the rows and verifies now. The tables that were
+    detached stay until somebody drops them. Needs the owner's rights.
+    """
+    from chain_verifier.archive.retention import retain
+
+    done = retain(
+        settings.database_dsn(),
+        Path(folder).absolute(),
+        chain_id,
+        until_id,
+        actor=who(actor),
+        is_dry_run=dry_run,
+    )
+    if as_json:
+        data_json(done)
+        return
+    did = "detached" if done.is_done else "to be detached"
+    tables = ", ".join(done.partitions) or "none"
+    data(f"chain {chain_id}: partitions {did}: {tables}; boundary {done.boundary_id}")
