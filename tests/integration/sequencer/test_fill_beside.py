@@ -1,0 +1,62 @@
+"""A fill beside a sequencer that writes as fast as it can: neither starves the other."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from gapfill import GapReader, GapReaderConfig
+from orderchain.roles import GAP_READER
+from sequencer import Order, Sequencer, open_sequencer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import MakeChain
+
+ROWS = 5_000
+BATCH_ROWS = 500
+WRITTEN_MEANWHILE = 20 * BATCH_ROWS
+READERS = 2
+
+
+def batch(number: int) -> list[Order]:
+    start = number * BATCH_ROWS
+    return [Order(f"client#{n}", bytes(100)) for n in range(start, start + BATCH_ROWS)]
+
+
+async def write_on(sequencer: Sequencer, number: int) -> None:
+    """Submit batch after batch, three under way, until cancelled."""
+    while True:
+        await asyncio.gather(*(sequencer.submit_many(batch(number + n)) for n in range(3)))
+        number += 3
+
+
+async def fill_all(config: GapReaderConfig) -> list[int]:
+    """The ids of the first rows of the chain, by one fill."""
+    reader = GapReader(config)
+    try:
+        standing = await reader.standing(0)
+        async with aclosing(reader.runs(standing.mark, ROWS)) as runs:
+            return [event.id async for run in runs for event in run.events]
+    finally:
+        await reader.close()
+
+
+async def test_fills_beside_a_writer_at_full_speed_end_and_the_writer_goes_on(
+    make_chain: MakeChain, role_dsn: Callable[[str], str]
+) -> None:
+    chain = await make_chain(batch_rows_max=BATCH_ROWS)
+    config = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain.chain_id)
+    async with open_sequencer(chain.config) as sequencer:
+        for number in range(ROWS // BATCH_ROWS):
+            await sequencer.submit_many(batch(number))
+        writing = asyncio.create_task(write_on(sequencer, ROWS // BATCH_ROWS))
+        head = sequencer.stats().head_persisted
+        # Ends once both have come on; a writer that stood still during fills would never get there.
+        while sequencer.stats().head_persisted < head + WRITTEN_MEANWHILE:
+            filled = await asyncio.gather(*(fill_all(config) for _ in range(READERS)))
+            assert filled == [list(range(1, ROWS + 1))] * READERS
+        assert not writing.done()
+        writing.cancel()
