@@ -148,7 +148,7 @@ def parse_source(text: str, dsn: str | None, servers: str | None = None) -> Sour
         return JournalSource(path=path)
     if colon and path and kind == "parquet":
         return ParquetSource(path=path)
-    raise SettingError("source", text, "database, topic, journal:FILE or parquet:PATH")
+    raise SettingError("source", text, "database, topic, topic:NAME, journal:FILE or parquet:PATH")
 
 
 def parse_kept_seal(text: str) -> KeptSeal:

@@ -12,10 +12,20 @@ from chainctl.output import data, data_json
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from chain_verifier.config import Source
     from chain_verifier.findings import Finding
+
+
+def require_alone(given: Mapping[str, bool]) -> None:
+    """Refuse the first option of `given` that is there: a verification that ends takes it.
+
+    Raises SettingError.
+    """
+    for option, is_given in given.items():
+        if is_given:
+            raise SettingError(option, "together with --follow", "a verification that ends")
 
 
 def follow(

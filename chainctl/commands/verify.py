@@ -97,10 +97,21 @@ def command(
     if follow:
         from chainctl import following
 
-        if is_local:
-            raise SettingError("--local", "together with --follow", "Spark, which follows a topic")
+        following.require_alone(
+            {
+                "--local": is_local,
+                "--seals": seals,
+                "--expect-seal": expect_seal is not None,
+                "--report": page is not None,
+                "--since-verified": since_verified,
+                "--head": head is not None,
+                "--start": start is not None,
+            }
+        )
         found = tuple(_source(text, settings) for text in sources)
         following.follow(found, chain_id, checkpoint, master, as_json=as_json)
+    if checkpoint is not None:
+        raise SettingError("--checkpoint", checkpoint, "--follow, which keeps its place there")
     beginning = Beginning(0, head)
     if since_verified and (start is not None or "database" not in sources):
         raise SettingError("--since-verified", "given", "a source database, and no --start")

@@ -112,8 +112,8 @@ def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
     ("source", "told"),
     [
         ("journal:missing.jsonl", "missing.jsonl"),
-        ("topic", "topics"),
-        ("topics:x", "database, journal:FILE or parquet:PATH"),
+        ("topic", "kafka"),
+        ("topics:x", "parquet:PATH"),
         ("database", "database"),
     ],
 )
@@ -121,6 +121,23 @@ def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
     refused: Refused, source: str, told: str
 ) -> None:
     assert told in refused("verify", "--chain", 1, "--source", source)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--follow", "--seals"), "--seals"),
+        (("--follow", "--report", "page.html"), "--report"),
+        (("--follow", "--since-verified"), "--since-verified"),
+        (("--follow", "--local"), "--local"),
+        (("--follow", "--head", 5), "--head"),
+        (("--checkpoint", "here"), "--checkpoint"),
+    ],
+)
+def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
+    refused: Refused, options: tuple[str | int, ...], told: str
+) -> None:
+    assert told in refused("verify", "--chain", 1, "--source", "database", *options)
 
 
 def test_verify_without_a_java_that_can_run_spark_says_what_to_install(
