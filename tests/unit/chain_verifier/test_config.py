@@ -30,7 +30,7 @@ def test_source_with_each_form_is_parsed() -> None:
     "text", ["", "journal", "journal:", "parquet:", "database:x", "topic:", "x:y"]
 )
 def test_source_with_another_form_is_refused_with_the_forms_there_are(text: str) -> None:
-    with pytest.raises(SettingError, match="topic, journal:FILE or parquet:PATH"):
+    with pytest.raises(SettingError, match="topic, topic:NAME, journal:FILE or parquet:PATH"):
         parse_source(text, DSN)
 
 
