@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.connection import WriteConnection
-from matcher_receiver.kit import AWAY
-from orderchain.errors import OrderchainError
+from matcher_receiver.write_behind import WriteBehind
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from matcher_receiver.config import CheckpointConfig
     from orderchain.gap import Gap
 
-_log = logging.getLogger(__name__)
 _SQL: Final = load_sql("matcher_receiver", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 GATHER_SECONDS: Final = 0.2
 """Between two writes: gaps come in swarms, and one statement takes all that have gathered."""
-
-AGAIN_SECONDS: Final = 2.0
-"""After a write that failed. What gathers meanwhile is bounded, the oldest are forgotten first."""
 
 
 class GapRecorder:
@@ -38,49 +30,35 @@ class GapRecorder:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._connection = WriteConnection(config)
-        self._waiting: dict[int, Gap] = {}  # by after_id: of one place the last word counts
-        self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
-        self._is_refused = False
+        # By after_id: of one place the last word counts. Bounded; the oldest are forgotten first.
+        self._waiting: dict[int, Gap] = {}
+        self._behind = WriteBehind(
+            f"gap ledger of chain {config.chain_id}",
+            waits=lambda: bool(self._waiting),
+            write=self._write,
+            gather_seconds=GATHER_SECONDS,
+        )
 
     def record(self, gap: Gap) -> None:
         """Store `gap` by and by; never waits, never raises."""
-        if self._is_refused:
+        if self._behind.is_refused:
             return
         self._waiting.pop(gap.after_id, None)
         self._waiting[gap.after_id] = gap
         if len(self._waiting) > self._config.gaps_kept:
             # Of more than the table keeps, the oldest would be trimmed at once.
             self._waiting.pop(next(iter(self._waiting)))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write(), name="orderchain gap ledger")
+        self._behind.wake()
 
     async def close(self) -> None:
         """Write what waits, within `close_seconds`, and close; never raises."""
-        self._closing.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=self._config.close_seconds)
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._behind.close(self._config.close_seconds)
         await self._connection.close()
 
     async def _write(self) -> None:
-        while self._waiting:
-            await self._rest(GATHER_SECONDS)
-            gaps = list(self._waiting.values())
-            try:
-                await self._store(gaps)
-            except AWAY as error:
-                _log.warning("chain %d: gap ledger, again: %s", self._config.chain_id, error)
-                if self._closing.is_set():
-                    return
-                await self._rest(AGAIN_SECONDS)
-            except OrderchainError as error:
-                self._is_refused = True
-                _log.error("chain %d: no gap ledger: %s", self._config.chain_id, error)
-                self._waiting.clear()
-            else:
-                self._drop(gaps)
+        gaps = list(self._waiting.values())
+        await self._store(gaps)
+        self._drop(gaps)
 
     async def _store(self, gaps: list[Gap]) -> None:
         config = self._config
@@ -106,9 +84,3 @@ class GapRecorder:
         for gap in stored:
             if self._waiting.get(gap.after_id) is gap:
                 del self._waiting[gap.after_id]
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait, unless it is time to end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from matcher_receiver.kit import AWAY
 from matcher_receiver.stored import StoredReceiver
-from orderchain.errors import OrderchainError, SettingError
+from matcher_receiver.write_behind import WriteBehind
+from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,14 +17,9 @@ if TYPE_CHECKING:
     from orderchain.gap import Gap
     from orderchain.mark import Mark
 
-_log = logging.getLogger(__name__)
-
 REPORT_SECONDS: Final = 1.0
 """Between two reports: what operators see is so old at most, and each receiver costs one small
 statement in so long while it moves."""
-
-AGAIN_SECONDS: Final = 2.0
-"""After a report that failed. Only the last place is kept meanwhile."""
 
 
 class PostgresHeadReports:
@@ -41,9 +33,13 @@ class PostgresHeadReports:
         self._config = config
         self._kept = StoredReceiver(config)
         self._reports_head = reports_head
-        self._waiting: Mark | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._waiting: Mark | None = None  # only the last place counts
+        self._behind = WriteBehind(
+            f"head report of chain {config.chain_id}",
+            waits=lambda: self._waiting is not None,
+            write=self._write,
+            pause_seconds=REPORT_SECONDS,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,38 +73,21 @@ class PostgresHeadReports:
 
     def report(self, done: Mark) -> None:
         """Store `done` by and by; see `orderchain.ports.HeadReports`."""
-        if not self._reports_head:
-            return
-        self._waiting = done
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write(), name="orderchain head report")
+        if self._reports_head and not self._behind.is_refused:
+            self._waiting = done
+            self._behind.wake()
 
     async def close(self) -> None:
         """Write what waits and close; never raises, waits for three times `close_seconds`."""
-        self._closing.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=self._config.close_seconds)
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._behind.close(self._config.close_seconds)
         await self._kept.close()
 
     async def _write(self) -> None:
-        while self._waiting is not None:
-            done = self._waiting
-            try:
-                await self._store(done)
-            except AWAY as error:
-                _log.warning("chain %d: head report, again: %s", self._config.chain_id, error)
-                if self._closing.is_set():
-                    return
-                await self._rest(AGAIN_SECONDS)
-            except OrderchainError as error:
-                self._reports_head, self._waiting = False, None
-                _log.error("chain %d: no head is reported: %s", self._config.chain_id, error)
-            else:
-                if self._waiting is done:
-                    self._waiting = None
-                await self._rest(REPORT_SECONDS)
+        done = self._waiting
+        if done is not None:
+            await self._store(done)
+            if self._waiting is done:
+                self._waiting = None
 
     async def _store(self, done: Mark) -> None:
         values = done.id, done.batch_last_id, done.seal, done.epoch
@@ -118,9 +97,3 @@ class PostgresHeadReports:
     def _taken(self) -> SettingError:
         expected = "one under which no receiver keeps its checkpoint in this database"
         return SettingError("receiver's name", self._config.receiver, expected)
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait, unless it is time to end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()

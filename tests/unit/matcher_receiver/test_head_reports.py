@@ -203,7 +203,7 @@ def test_report_over_the_checkpoint_of_another_receiver_is_given_up(
 
     story()
     assert len(answers.asked) == 1
-    assert "no head is reported: receiver's name was 'receiver'" in caplog.text
+    assert "no head report of chain 7: receiver's name was 'receiver'" in caplog.text
 
 
 @pytest.mark.parametrize("error", AWAY, ids=["refused", "broken"])
