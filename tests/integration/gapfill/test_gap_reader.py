@@ -301,7 +301,9 @@ async def test_runs_behind_a_place_that_the_database_has_not_are_a_fork(
     stored = await make_stored([6])
     after = stored.chain.mark(stored.chain.ids[2])
     await stored.delete_rows(stored.chain.ids[2])
-    await fill_and_fail(reader, after, stored.chain.mark().id, ForkFound)
+    given, error = await fill_and_fail(reader, after, stored.chain.mark().id, ForkFound)
+    assert given == []
+    assert error.delivered_id == after.id
 
 
 async def test_runs_behind_a_place_with_another_seal_are_refused(
@@ -381,14 +383,15 @@ async def connections(admin: asyncpg.Connection) -> list[int]:
 async def test_connection_is_let_go_after_the_last_read(
     make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
 ) -> None:
-    await make_stored([3])
+    stored = await make_stored([3])
     config = GapReaderConfig(database=gap_dsn, chain_id=7, linger_seconds=0.0)
     async with GapReader(config) as reader:
         await reader.standing(0)
         async with asyncio.timeout(10):
             while await connections(admin):  # noqa: ASYNC110 - another process's doing
                 await asyncio.sleep(0.01)
-        await reader.standing(0)
+        # The next read makes a new one.
+        assert (await reader.standing(0)).head.last_id == stored.chain.mark().id
 
 
 async def test_backend_killed_between_pages_hands_on_a_prefix_and_the_next_fill_works(
@@ -447,12 +450,16 @@ async def test_role_without_a_free_connection_is_waited_for(
         await connection.close(timeout=5)
 
 
-async def test_close_with_a_fill_under_way_ends_in_time(
-    make_stored: MakeStored, gap_dsn: str
+async def test_close_with_a_fill_under_way_ends_in_time_and_lets_the_connection_go(
+    make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
 ) -> None:
     stored = await make_stored([100])
     reader = GapReader(GapReaderConfig(database=gap_dsn, chain_id=7, page_rows=10))
     runs = reader.runs(stored.chain.mark(0), stored.chain.mark().id)
     await anext(runs)
+    assert await connections(admin)
     await runs.aclose()
     await asyncio.wait_for(reader.close(), 5)
+    async with asyncio.timeout(10):
+        while await connections(admin):  # noqa: ASYNC110 - another process's doing
+            await asyncio.sleep(0.01)

@@ -54,7 +54,21 @@ class Chain:
         return rows
 
     async def frames(self) -> list[tuple[FrameHeader, list[Event]]]:
-        """Return every record of the topic, heartbeats left out."""
+        """Return every frame of the topic, heartbeats left out."""
+        records = [(decode_header(record), record) for record in await self.records()]
+        return [
+            (header, decode_body(record, header))
+            for header, record in records
+            if not header.is_heartbeat
+        ]
+
+    async def heartbeats(self) -> list[FrameHeader]:
+        """Return every heartbeat of the topic."""
+        headers = [decode_header(record) for record in await self.records()]
+        return [header for header in headers if header.is_heartbeat]
+
+    async def records(self) -> list[bytes]:
+        """Return the value of every record of the topic."""
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self.config.kafka, enable_auto_commit=False, check_crcs=True
         )
@@ -64,14 +78,11 @@ class Chain:
             consumer.assign([partition])
             await consumer.seek_to_beginning(partition)
             end = (await consumer.end_offsets([partition]))[partition]
-            frames = []
+            values: list[bytes] = []
             while await consumer.position(partition) < end:
                 for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                    for record in records:
-                        header = decode_header(record.value)
-                        if not header.is_heartbeat:
-                            frames.append((header, decode_body(record.value, header)))
-            return frames
+                    values += [record.value for record in records]
+            return values
         finally:
             await consumer.stop()
 

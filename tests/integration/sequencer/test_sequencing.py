@@ -272,9 +272,14 @@ async def test_submit_after_close_is_refused(make_chain: MakeChain) -> None:
 async def test_idle_sequencer_publishes_heartbeats_of_its_head(make_chain: MakeChain) -> None:
     chain = await make_chain(heartbeat_seconds=0.01)
     async with open_sequencer(chain.config) as sequencer:
-        await sequencer.submit("a", b"1")
-        while sequencer.stats().heartbeats < 3:  # noqa: ASYNC110 - only the counter tells
+        ack = await sequencer.submit("a", b"1")
+        before = sequencer.stats().heartbeats
+        while sequencer.stats().heartbeats < before + 3:  # noqa: ASYNC110 - only the counter tells
             await asyncio.sleep(0.005)
+    heartbeats = await chain.heartbeats()
+    assert len(heartbeats) >= 3
+    assert {header.last_id for header in heartbeats} <= {0, ack.id}
+    assert heartbeats[-1].last_id == ack.id
 
 
 async def test_start_on_a_chain_that_was_never_created_is_refused(make_chain: MakeChain) -> None:

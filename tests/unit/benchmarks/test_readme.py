@@ -33,4 +33,5 @@ def test_table_without_marks_is_refused() -> None:
 
 
 def test_readme_has_the_marks() -> None:
-    with_table(README.read_text(encoding="utf-8"), lines())
+    readme = README.read_text(encoding="utf-8")
+    assert with_table(readme, lines()) != readme

@@ -61,11 +61,15 @@ def test_flow_goes_forward_in_time_and_numbers_each_order_once() -> None:
 
 def test_flow_cancels_each_order_at_most_once_and_never_before_it_came() -> None:
     live: set[int] = set()
+    cancels = 0
     for order in order_flow(4, 20_000):
         if order.action == NEW:
             live.add(order.order_no)
-        else:
-            live.remove(order.order_no)
+            continue
+        assert order.order_no in live
+        live.remove(order.order_no)
+        cancels += 1
+    assert cancels > 1_000
 
 
 def test_flow_of_any_length_leaves_a_bounded_number_of_orders_alive() -> None:

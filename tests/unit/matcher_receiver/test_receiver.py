@@ -305,7 +305,9 @@ async def test_useless_records_without_end_do_not_hide_a_lost_tail() -> None:
                 await asyncio.sleep(0.05)
 
         task = asyncio.ensure_future(flood())
-        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 3.0)
+        runs = await asyncio.wait_for(take(receiver, rig.chain.mark().id), 3.0)
+        assert not task.done()
+        assert ids_of(runs) == rig.chain.ids[4:]
         task.cancel()
 
 
