@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from benchmarks.load import Stored
@@ -37,21 +38,21 @@ _SILENCE_SECONDS = 60.0
 """After so long without a record, reading a topic again has failed."""
 
 
-class KafkaTransactions:
+class KafkaTransactions(ABC):
     """Transactions without a database. Its two kinds say what a record holds."""
 
     title: ClassVar[str]
     ack: ClassVar[str] = "Kafka's transaction, acks=all; no database, no fsync"
 
     @staticmethod
+    @abstractmethod
     def records(events: list[Event]) -> Iterable[bytes]:
         """Return the records of a batch."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def take(tally: Tally, value: bytes) -> None:
         """Hand what a record holds to `tally`."""
-        raise NotImplementedError
 
     def absence(self) -> str | None:
         """Return what is missing."""
