@@ -66,10 +66,10 @@ async def database_id(connection: Connection) -> UUID:
     return found
 
 
-def version_refusal(version: int | None) -> SchemaError:
+def version_refusal(version: int | None, expected: int = SCHEMA_VERSION) -> SchemaError:
     """Return what to say of a schema of another version."""
-    hint = "; use a newer chainctl" if version is not None and version > SCHEMA_VERSION else ""
-    return SchemaError("schema version", version, f"{SCHEMA_VERSION}{hint}")
+    hint = "; use a newer chainctl" if version is not None and version > expected else ""
+    return SchemaError("schema version", version, f"{expected}{hint}")
 
 
 async def _require_version(connection: Connection) -> None:

@@ -16,6 +16,7 @@ PACKAGES: Final = (
     "sequencer",
     "matcher_receiver",
     "gapfill",
+    "outbox",
     "chain_verifier",
     "chainctl",
     "local_stack",

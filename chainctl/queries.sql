@@ -3,11 +3,14 @@
 -- server_version: which PostgreSQL this is, as a number
 SELECT current_setting('server_version_num')::integer
 
--- schema_version: which schema is there
+-- schema_version: which schema is there, and the database's own id
 SELECT version, database_id FROM public.schema_version
 
--- has_schema: whether a schema of ours is there, whatever its version
-SELECT to_regclass('public.schema_version') IS NOT NULL
+-- has_table: whether a table is there
+SELECT to_regclass('public.' || quote_ident($1)) IS NOT NULL
+
+-- outbox_version: which version of the outbox's tables is there
+SELECT version FROM public.outbox_version
 
 -- lock_schema: let one schema apply after the other, until the transaction ends
 SELECT pg_advisory_xact_lock(hashtextextended('orderchain schema apply', 0))

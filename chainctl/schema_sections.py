@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orderchain.roles import LOGIN_ROLES, OWNER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _BANNER: Final = re.compile(r"^-- -{10,} (?P<title>.+)$", re.MULTILINE)
 _TABLE: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
@@ -32,10 +35,10 @@ def grants_sql(schema: str) -> str:
     return "\n".join(parts[title] for title in _GRANT_SECTIONS)
 
 
-def expected_objects(schema: str) -> list[tuple[str, str]]:
-    """Return kind and name of everything that `schema` makes."""
+def expected_objects(schema: str, roles: Sequence[str] = LOGIN_ROLES) -> list[tuple[str, str]]:
+    """Return kind and name of everything that `schema` makes, its login `roles` among it."""
     return [
-        *(("role", name) for name in (OWNER, *LOGIN_ROLES)),
+        *(("role", name) for name in (OWNER, *roles)),
         *(("table", name) for name in _TABLE.findall(schema)),
         *(("function", name) for name in _FUNCTION.findall(schema)),
     ]

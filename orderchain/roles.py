@@ -14,3 +14,10 @@ AUDITOR: Final = "auditor"
 
 LOGIN_ROLES: Final = (SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR)
 """Services log in as these. `schema.sql` makes those that do not exist, without a password."""
+
+OUTBOX_WRITER: Final = "outbox_writer"
+OUTBOX_RELAY: Final = "outbox_relay"
+OUTBOX_OPERATOR: Final = "outbox_operator"
+
+OUTBOX_ROLES: Final = (OUTBOX_WRITER, OUTBOX_RELAY, OUTBOX_OPERATOR)
+"""The same of the outbox: `outbox/schema.sql` makes these."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from chainctl.commands.schema import part_option
 from chainctl.groups import SuggestingGroup
 from chainctl.output import data
+from chainctl.schema_parts import PARTS
 from chainctl.schema_sections import grants_sql
-from orderchain.schema import schema_sql
 
 
 @click.group(cls=SuggestingGroup)
@@ -16,9 +17,10 @@ def command() -> None:
 
 
 @command.command("print")
-def print_() -> None:
-    """Print the part of schema.sql that makes roles and hands out privileges.
+@part_option
+def print_(part_name: str) -> None:
+    """Print what makes roles and hands out privileges in the SQL of a part.
 
     It may be applied again, in one transaction (psql --single-transaction).
     """
-    data(grants_sql(schema_sql()).rstrip("\n"))
+    data(grants_sql(PARTS[part_name].text()).rstrip("\n"))

@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from chainctl.database import SQL, connected, database_id, version_refusal
+from chainctl.database import SQL, connected, version_refusal
 from chainctl.exits import ExitCode
 from chainctl.groups import SuggestingGroup
 from chainctl.options import json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
+from chainctl.schema_parts import PARTS
 from chainctl.schema_sections import expected_objects
 from orderchain.errors import SchemaError
 from orderchain.refusals import sqlstate_of
-from orderchain.schema import SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
+    from chainctl.schema_parts import Part
     from chainctl.settings import Settings
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
@@ -27,42 +28,57 @@ _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
 _QUERY_OF_KIND: Final = {"role": "roles", "table": "relations", "function": "functions"}
 
 
+part_option: Final = click.option(
+    "--part",
+    "part_name",
+    type=click.Choice(list(PARTS)),
+    default="chain",
+    show_default=True,
+    help="Which tables: each part may stand in a database of its own.",
+)
+
+
 @click.group(cls=SuggestingGroup)
 def command() -> None:
     """The engine's tables, functions, roles and grants."""
 
 
 @command.command("print")
-def print_() -> None:
-    """Print schema.sql, to be applied in one transaction."""
-    data(schema_sql().rstrip("\n"))
+@part_option
+def print_(part_name: str) -> None:
+    """Print the SQL of a part, to be applied in one transaction."""
+    data(PARTS[part_name].text().rstrip("\n"))
 
 
 @command.command()
+@part_option
 @uses_settings("database", "connect_seconds")
-def apply(settings: Settings) -> None:
+def apply(settings: Settings, part_name: str) -> None:
     """Bring the schema into the database, in one transaction.
 
     Does nothing where it is already there in this version, and refuses another version.
     """
-    if run_async(apply_schema(settings)):
-        talk(f"chainctl: schema version {SCHEMA_VERSION} applied")
+    part = PARTS[part_name]
+    if run_async(apply_schema(settings, part)):
+        talk(f"chainctl: {_told(part)} applied")
     else:
-        talk(f"chainctl: schema version {SCHEMA_VERSION} is already there, nothing done")
+        talk(f"chainctl: {_told(part)} is already there, nothing done")
 
 
 @command.command()
+@part_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def check(settings: Settings, as_json: bool) -> ExitCode:
-    """Compare the database with schema.sql: version, tables, functions, roles.
+def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
+    """Compare the database with the part's SQL: version, tables, functions, roles.
 
     Exit code 1 when something is missing, 2 when the schema is not there or of another version.
     """
-    found = run_async(_check(settings))
+    part = PARTS[part_name]
+    found = run_async(_check(settings, part))
     missing = [f"{kind} {name}" for kind, name, is_there in found if not is_there]
     if as_json:
-        data_json({"version": SCHEMA_VERSION, "missing": missing, "objects": len(found)})
+        data_json({"version": part.version, "missing": missing, "objects": len(found)})
     else:
         table(("kind", "name", "there"), found)
     if missing:
@@ -71,25 +87,33 @@ def check(settings: Settings, as_json: bool) -> ExitCode:
     return ExitCode.CLEAN
 
 
-async def apply_schema(settings: Settings) -> bool:
+async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
     """Apply the schema; False when it is already there."""
     async with (
         connected(settings.database_dsn(), settings.connect_seconds) as connection,
         connection.transaction(),
     ):
         await connection.execute(SQL["lock_schema"])
-        if await connection.fetchval(SQL["has_schema"]):
-            version = await connection.fetchval(SQL["schema_version"])
-            if version != SCHEMA_VERSION:
-                raise version_refusal(version)
+        version = await _version(connection, part)
+        if version == part.version:
             return False
-        await _execute_schema(connection)
+        if version is not None:
+            raise version_refusal(version, part.version)
+        await _execute_schema(connection, part)
         return True
 
 
-async def _execute_schema(connection: Connection) -> None:
+async def _version(connection: Connection, part: Part) -> int | None:
+    """Return the version of the part that the database has; None where it has none."""
+    if not await connection.fetchval(SQL["has_table"], part.version_table):
+        return None
+    # 0 for a table without its row: of no version that we know.
+    return await connection.fetchval(SQL[part.version_table]) or 0
+
+
+async def _execute_schema(connection: Connection, part: Part) -> None:
     try:
-        await connection.execute(schema_sql())
+        await connection.execute(part.text())
     except Exception as error:
         if sqlstate_of(error) in _OBJECT_IN_THE_WAY:
             expected = "a schema public without objects of these names"
@@ -97,12 +121,24 @@ async def _execute_schema(connection: Connection) -> None:
         raise
 
 
-async def _check(settings: Settings) -> list[tuple[str, str, bool]]:
+async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
     """Return kind and name of every object that should be there, and whether it is."""
     async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
-        await database_id(connection)
+        version = await _version(connection, part)
+        if version is None:
+            expected = f"the tables of part {part.name} (chainctl schema apply)"
+            raise SchemaError("schema", "none", expected)
+        if version != part.version:
+            raise version_refusal(version, part.version)
         there = {
             kind: {row[0] for row in await connection.fetch(SQL[query])}
             for kind, query in _QUERY_OF_KIND.items()
         }
-    return [(kind, name, name in there[kind]) for kind, name in expected_objects(schema_sql())]
+    expected_there = expected_objects(part.text(), part.roles)
+    return [(kind, name, name in there[kind]) for kind, name in expected_there]
+
+
+def _told(part: Part) -> str:
+    """Return what to call the part's schema."""
+    named = "schema" if part.name == "chain" else f"schema of {part.name},"
+    return f"{named} version {part.version}"

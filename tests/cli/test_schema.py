@@ -122,3 +122,30 @@ def test_grants_printed_can_be_applied_again(
     grants = call("grants", "print").out
     postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
     assert call("schema", "check", settings=settings).code == 0
+
+
+def test_schema_of_the_outbox_stands_alone_or_beside_the_chain(
+    call: Call, refused: Refused, settings: dict[str, str]
+) -> None:
+    part = ["--part", "outbox"]
+    assert "part outbox" in refused("schema", "check", *part, settings=settings)
+    first = call("schema", "apply", *part, settings=settings)
+    again = call("schema", "apply", *part, settings=settings)
+    assert first.err == "chainctl: schema of outbox, version 1 applied\n"
+    assert again.err == "chainctl: schema of outbox, version 1 is already there, nothing done\n"
+    assert call("schema", "check", *part, settings=settings).code == 0
+    assert "schema" in refused("schema", "check", settings=settings)
+    assert call("schema", "apply", settings=settings).code == 0
+    assert call("schema", "check", settings=settings).code == 0
+
+
+def test_grants_of_the_outbox_printed_can_be_applied_again(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", "--part", "outbox", settings=settings)
+    grants = call("grants", "print", "--part", "outbox").out
+    postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
+    assert call("schema", "check", "--part", "outbox", settings=settings).code == 0

@@ -19,6 +19,7 @@ PROMISES = {
     "": ["orderchain.frame", "orderchain.seal", "orderchain.simulation.memory_store"],
     "sequencer": ["sequencer"],
     "receiver": ["matcher_receiver", "gapfill"],
+    "outbox": ["outbox"],
     "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
     "spark": ["chain_verifier.verify"],
     "local": ["chain_verifier.local.verify", "chain_verifier.local.parquet"],
@@ -30,6 +31,7 @@ FOREIGN = {
     "": ["asyncpg", "aiokafka", "pyspark", "numpy", "click"],
     "sequencer": ["pyspark", "click", "rich"],
     "receiver": ["pyspark", "click", "rich", "numpy"],
+    "outbox": ["pyspark", "click", "rich", "numpy", "starlette"],
     "cli": ["pyspark"],
     "spark": ["asyncpg", "aiokafka", "click"],
     "local": ["pyspark", "aiokafka", "click"],
@@ -118,12 +120,20 @@ def test_wheel_with_one_extra_imports_what_it_promises_and_brings_nothing_else(
 def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "orderchain/schema.sql" in names
-    for package in ("orderchain", "sequencer", "matcher_receiver", "gapfill", "chain_verifier"):
+    for package in (
+        "orderchain",
+        "sequencer",
+        "matcher_receiver",
+        "gapfill",
+        "outbox",
+        "chain_verifier",
+    ):
         assert f"{package}/py.typed" in names
     for sql in (
         "sequencer/queries.sql",
         "gapfill/queries.sql",
         "matcher_receiver/queries.sql",
+        "outbox/schema.sql",
         "chain_verifier/local/database.sql",
         "chain_verifier/local/spool.sql",
         "chain_verifier/local/picture.sql",

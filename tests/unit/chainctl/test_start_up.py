@@ -10,10 +10,13 @@ import chainctl
 from chainctl.main import COMMANDS, cli
 
 HEAVY = ("asyncpg", "aiokafka", "pyspark", "rich", "zstandard", "sequencer", "matcher_receiver",
-         "gapfill", "chain_verifier", "local_stack")  # fmt: skip
+         "gapfill", "outbox", "chain_verifier", "local_stack")  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["config", "show"], ["schema", "print"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["config", "show"], ["schema", "print"], ["schema", "print", "--part", "outbox"]],
+)
 def test_command_that_needs_no_server_imports_none_of_the_heavy_packages(
     arguments: list[str],
 ) -> None:

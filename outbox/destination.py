@@ -1,0 +1,84 @@
+"""A destination: the topic that messages go to, who consumes them, and when one is sent again."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
+
+from orderchain.errors import SettingError
+from outbox.limits import (
+    CONSUMERS_MAX,
+    NAME_CHARS_MAX,
+    PAYLOAD_BYTES_MAX,
+    TOPIC_CHARS_MAX,
+    TRIES_MAX,
+)
+
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+Topic = Annotated[str, Meta(min_length=1, max_length=TOPIC_CHARS_MAX)]
+Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
+
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+NO_CONSUMER: Final = ""
+"""The consumer of a delivery whose destination asks for no confirm: there is one a message."""
+
+
+class Destination(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where messages go. It stands in the database, where every service finds it by its name."""
+
+    name: Name
+    topic: Topic
+    confirm: Literal["required", "none"] = "required"
+    """Whether its consumers confirm what they applied. With `none` the broker's acknowledgement is
+    the end: what a consumer loses after that is not sent again."""
+    consumers: Annotated[tuple[Name, ...], Meta(max_length=CONSUMERS_MAX)] = ()
+    """Who must confirm: one delivery each. At least one with `required`, none with `none`."""
+    confirm_topic: Annotated[str, Meta(max_length=TOPIC_CHARS_MAX)] = ""
+    """Where they confirm; by default the topic's name and `.confirms`."""
+    tries_max: Annotated[int, Meta(ge=1, le=TRIES_MAX)] = 3
+    """Times that a delivery is sent before it becomes abnormal."""
+    resend_seconds: Seconds = 30.0
+    """How long the first send may stay without an end: acknowledgement, and confirm if required.
+    It doubles with each try."""
+    resend_seconds_max: Seconds = 600.0
+    """Upper bound of that time."""
+    queue_seconds_max: Seconds = 3_600.0
+    """How long an acknowledged message may wait behind what its consumer has not read yet. Beyond
+    it the message is sent again by time alone."""
+    resend_filter: bool = True
+    """Whether a message that is merely queued at its consumer is spared. Off for consumers that do
+    not tell their progress: then time alone decides."""
+    payload_bytes_max: Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)] = 256 * 1024
+
+    def __post_init__(self) -> None:
+        """Fill in the confirm topic. Raises SettingError where two settings contradict."""
+        if not self.name.isascii() or not self.name.isprintable():
+            raise SettingError("name", self.name, "printable ASCII characters")
+        if self.confirm == "required" and not self.consumers:
+            raise SettingError("consumers", self.consumers, "at least one, since confirm=required")
+        if self.confirm == "none" and (self.consumers or self.confirm_topic):
+            given = self.consumers or self.confirm_topic
+            raise SettingError("consumers", given, "none, since confirm=none")
+        if len(set(self.consumers)) != len(self.consumers):
+            raise SettingError("consumers", self.consumers, "each name once")
+        for consumer in self.consumers:
+            if not consumer.isascii() or not consumer.isprintable():
+                raise SettingError("consumers", consumer, "printable ASCII characters")
+        if self.confirm == "required" and not self.confirm_topic:
+            # Frozen for everybody else; nobody has seen this one yet.
+            force_setattr(self, "confirm_topic", f"{self.topic}.confirms")
+        for topic in filter(None, (self.topic, self.confirm_topic)):
+            if not _TOPIC.fullmatch(topic):
+                raise SettingError("topic", topic, "letters, digits, dots, underscores, hyphens")
+        if self.resend_seconds_max < self.resend_seconds:
+            expected = f"at least resend_seconds, {self.resend_seconds}"
+            raise SettingError("resend_seconds_max", self.resend_seconds_max, expected)
+
+    @property
+    def deliveries(self) -> tuple[str, ...]:
+        """The consumers that each message has a delivery for."""
+        return self.consumers or (NO_CONSUMER,)

@@ -1,0 +1,47 @@
+"""Hard bounds of the outbox. Each has a reason; a destination's settings may only be stricter."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orderchain import limits
+
+PAYLOAD_BYTES_MAX: Final = 512 * 1024
+"""With key and headers a record stays below 1 MB, the largest that brokers take by default."""
+
+KEY_BYTES_MAX: Final = limits.KEY_BYTES_MAX
+"""A key is an identifier, not a document."""
+
+HEADERS_MAX: Final = 64
+"""More than tracing and routing ever need."""
+
+HEADER_NAME_CHARS_MAX: Final = 100
+"""A name, not a document."""
+
+HEADERS_BYTES_MAX: Final = 16 * 1024
+"""All names and values together: headers travel with every copy of a message."""
+
+NAME_CHARS_MAX: Final = 100
+"""Of a destination, a consumer, a sender: what people type and read in tables."""
+
+TOPIC_CHARS_MAX: Final = 249
+"""Kafka's own limit."""
+
+CONSUMERS_MAX: Final = 64
+"""Of one destination: each costs a row a message."""
+
+MESSAGES_MAX: Final = 100_000
+"""Of one call of `add_many`: what one statement may hold in memory."""
+
+TRIES_MAX: Final = 1_000
+"""Of one round; beyond it a person should have looked long ago."""
+
+CONFIRM_RECORD_BYTES_MAX: Final = 1024 * 1024
+"""What the intake of confirms will look at. Above it a record is refused unread, since small values
+decode into objects many times their size."""
+
+CONFIRMS_MAX: Final = 20_000
+"""Confirms of one record: 50 bytes each, so this many stay below the size above."""
+
+PROGRESS_MAX: Final = 10_000
+"""Partitions that one confirm record tells the progress of."""

@@ -1,0 +1,151 @@
+"""A message as it is stored and sent, and the rules that it must keep."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from outbox.errors import MessageError
+from outbox.limits import (
+    HEADER_NAME_CHARS_MAX,
+    HEADERS_BYTES_MAX,
+    HEADERS_MAX,
+    KEY_BYTES_MAX,
+    NAME_CHARS_MAX,
+    PAYLOAD_BYTES_MAX,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESERVED_PREFIX: Final = "orderchain-"
+"""Headers of ours begin with it; a caller's may not."""
+
+_VERSION: Final = 7 << 76
+_VARIANT: Final = 2 << 62
+_RANDOM_BITS: Final = (1 << 62) - 1
+_COUNTER_BITS: Final = 12
+_TIME_MAX: Final = 1 << 48
+
+
+class Message(Struct, frozen=True, gc=False):
+    """One message for a destination. Check what came from outside by `check_message`."""
+
+    message_id: UUID
+    """UUIDv7: begins with the millisecond at which it was made, so ids are by time."""
+    destination: str
+    payload: bytes
+    """Never looked into."""
+    key: str | None = None
+    """Records of one key go to one partition; None spreads them."""
+    headers: Mapping[str, str] | None = None
+    """Names in printable ASCII, values text. None of them begins with `orderchain-`."""
+
+
+class MessageIds:
+    """Draws UUIDv7 message ids that rise within the process, whatever the wall clock does."""
+
+    def __init__(
+        self,
+        wall_ns: Callable[[], int] = time.time_ns,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._random_bytes = random_bytes
+        # Milliseconds, and a counter of 12 bits behind them. Never falls.
+        self._last = 0
+
+    def draw(self, count: int) -> list[UUID]:
+        """Return `count` ids, each above the one before. They rise across calls too."""
+        now = (self._wall_ns() // 1_000_000 % _TIME_MAX) << _COUNTER_BITS
+        first = max(now, self._last + 1)
+        self._last = first + count - 1
+        noise = self._random_bytes(8 * count)
+        return [
+            UUID(int=_layout(first + n, int.from_bytes(noise[8 * n : 8 * n + 8], "big")))
+            for n in range(count)
+        ]
+
+
+def _layout(ticks: int, noise: int) -> int:
+    """Return the 128 bits of RFC 9562, section 5.7: time, version, counter, variant, random."""
+    milliseconds, counter = ticks >> _COUNTER_BITS, ticks & ((1 << _COUNTER_BITS) - 1)
+    return milliseconds << 80 | _VERSION | counter << 64 | _VARIANT | noise & _RANDOM_BITS
+
+
+_ids: Final = MessageIds()
+
+
+def draw_message_ids(count: int) -> list[UUID]:
+    """Return new ids from the process's one sequence."""
+    return _ids.draw(count)
+
+
+def check_message(message: Message) -> None:
+    """Raise MessageError naming the field, if `message` can't be stored and sent as it is."""
+    if not isinstance(message.message_id, UUID):
+        raise MessageError("message_id", message.message_id, "a UUID")
+    check_name("destination", message.destination)
+    if type(message.payload) is not bytes:
+        raise MessageError("payload", type(message.payload).__name__, "bytes")
+    if len(message.payload) > PAYLOAD_BYTES_MAX:
+        told = f"{len(message.payload)} bytes"
+        raise MessageError("payload", told, f"at most {PAYLOAD_BYTES_MAX} bytes")
+    if message.key is not None:
+        _check_text("key", message.key, KEY_BYTES_MAX)
+    if message.headers is not None:
+        _check_headers(message.headers)
+
+
+def check_name(field: str, name: object) -> None:
+    """Raise MessageError unless `name` may name a destination, a consumer or a sender."""
+    if type(name) is not str or not 1 <= len(name) <= NAME_CHARS_MAX or not _is_plain(name):
+        shown = name[:NAME_CHARS_MAX] if isinstance(name, str) else type(name).__name__
+        raise MessageError(field, shown, f"1 to {NAME_CHARS_MAX} printable ASCII characters")
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    if not isinstance(headers, Mapping):
+        raise MessageError("headers", type(headers).__name__, "a mapping of names to text")
+    if len(headers) > HEADERS_MAX:
+        raise MessageError("headers", f"{len(headers)} headers", f"at most {HEADERS_MAX}")
+    size = 0
+    for name, value in headers.items():
+        _check_header_name(name)
+        size += len(name) + _check_text(f"header {name}", value, HEADERS_BYTES_MAX, 0)
+    if size > HEADERS_BYTES_MAX:
+        raise MessageError("headers", f"{size} bytes", f"at most {HEADERS_BYTES_MAX} bytes")
+
+
+def _check_header_name(name: object) -> None:
+    if type(name) is not str or not 1 <= len(name) <= HEADER_NAME_CHARS_MAX or not _is_plain(name):
+        shown = name[:HEADER_NAME_CHARS_MAX] if isinstance(name, str) else type(name).__name__
+        expected = f"1 to {HEADER_NAME_CHARS_MAX} printable ASCII characters"
+        raise MessageError("header name", shown, expected)
+    if name.lower().startswith(RESERVED_PREFIX):
+        raise MessageError("header name", name, f"one that does not begin with {RESERVED_PREFIX}")
+
+
+def _check_text(field: str, text: object, bytes_max: int, bytes_min: int = 1) -> int:
+    """Return the bytes of `text`. Raises MessageError."""
+    if type(text) is not str:
+        raise MessageError(field, type(text).__name__, "str")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise MessageError(field, text, "text that can be written as UTF-8") from None
+    if not bytes_min <= size <= bytes_max:
+        expected = f"{bytes_min} to {bytes_max} bytes of UTF-8"
+        raise MessageError(field, f"{size} bytes", expected)
+    if "\0" in text:
+        raise MessageError(field, text, "text without NUL")
+    return size
+
+
+def _is_plain(name: str) -> bool:
+    return name.isascii() and name.isprintable()
