@@ -1,0 +1,103 @@
+"""Which received messages may be worked on now. Decides; does no I/O.
+
+Messages of one key are worked on one after the other, in the order received, and so are several
+records of one message; all others at once. A lane is a key, or the message's own id where it has
+none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class _Laned(Protocol):
+    @property
+    def lane(self) -> bytes: ...
+
+
+Item = TypeVar("Item", bound=_Laned)
+
+
+class _Lane(Generic[Item]):
+    """A lane of which something is worked on."""
+
+    __slots__ = ("behind", "taken")
+
+    def __init__(self) -> None:
+        self.taken = 0  # items that are worked on
+        self.behind: deque[Item] = deque()  # what waits until there are none
+
+
+class Lanes(Generic[Item]):
+    """What waits to be worked on: each item is ready, or behind one of its lane, or taken."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Item] = deque()
+        self._lanes: dict[bytes, _Lane[Item]] = {}
+        self._behind = 0
+        self._taken = 0
+
+    @property
+    def held(self) -> int:
+        """How many items are in here, those that are taken among them."""
+        return len(self._ready) + self._behind + self._taken
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `take` may return something. It may yet find that all must wait."""
+        return bool(self._ready)
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Put `items` behind all others."""
+        self._ready.extend(items)
+
+    def take(self, most: int) -> list[Item]:
+        """Return up to `most` items of which no earlier one of the lane is worked on elsewhere.
+
+        Items of one lane may come together: whoever takes several works on them in this order.
+        """
+        taken: list[Item] = []
+        while self._ready and len(taken) < most:
+            item = self._ready.popleft()
+            lane = self._lanes.get(item.lane)
+            if lane is None:
+                taken.append(item)
+            else:
+                lane.behind.append(item)
+                self._behind += 1
+        for item in taken:
+            self._lanes.setdefault(item.lane, _Lane()).taken += 1
+        self._taken += len(taken)
+        return taken
+
+    def release(self, items: Iterable[Item]) -> None:
+        """Take note that taken items are dealt with; what waited for them is next."""
+        for item in items:
+            self._leave(item)
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Take items back that were taken and not dealt with; they are the next of their lanes."""
+        for item in reversed(items):
+            self._lanes[item.lane].behind.appendleft(item)
+            self._behind += 1
+        self.release(items)
+
+    def drop(self, is_dropped: Callable[[Item], bool]) -> None:
+        """Forget the items that fit and are not taken."""
+        self._ready = deque(item for item in self._ready if not is_dropped(item))
+        for lane in self._lanes.values():
+            lane.behind = deque(item for item in lane.behind if not is_dropped(item))
+        self._behind = sum(len(lane.behind) for lane in self._lanes.values())
+
+    def _leave(self, item: Item) -> None:
+        lane = self._lanes[item.lane]
+        lane.taken -= 1
+        self._taken -= 1
+        if lane.taken == 0:
+            del self._lanes[item.lane]
+            self._behind -= len(lane.behind)
+            self._ready.extendleft(reversed(lane.behind))
