@@ -1,6 +1,7 @@
 # Everything begins with `make setup`, which is quick and offline once it was done.
 
 BIN := .venv/bin
+TEST_JOBS := $(or $(JOBS),2)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test simulate faults bench check clean
@@ -15,8 +16,8 @@ demo: setup ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEM
 	@$(BIN)/chainctl demo $(if $(INPUT),--input "$(INPUT)") $(if $(ORDERS),--orders $(ORDERS)) \
 		$(if $(SEED),--seed $(SEED)) $(DEMO_ARGS)
 
-test: setup ## every test (PYTEST_ARGS="..." is passed on)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: setup ## every test, in JOBS=n processes with servers of their own (PYTEST_ARGS="..." is passed on)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on, in JOBS=n processes)
 	@$(BIN)/python -m tests.simulation.simulate $(if $(SEEDS),--seeds $(SEEDS)) \
@@ -33,7 +34,7 @@ check: setup ## format, lint, imports, types and unit tests, in under a minute
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/unit
+	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/unit
 
 clean: ## remove .venv and every cache of this checkout; fetched jars are kept
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
