@@ -2,7 +2,8 @@
 # Makes everything that the project needs on this machine; run by `make setup`.
 #
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
-#                       sudo; otherwise one line says what to install, and the exit code is 2)
+#                       sudo; otherwise one line says what to install, and the exit code is 2); redis-server too, where
+#                       it can be had: without it the tests of the filter in Redis are skipped
 #   .venv               the project itself, editable, with every extra, in the versions of constraints.txt
 #   jars                Apache Kafka and Spark's connectors, in a cache that all checkouts share
 #
@@ -64,7 +65,8 @@ can_install() {
   command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n true >/dev/null 2>&1; }
 }
 
-apt() { as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@"; }
+# RUNLEVEL=1: a package's own service is not started.
+apt() { as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 "$@"; }
 
 install_packages() {
   local missing
@@ -79,6 +81,15 @@ install_packages() {
   rm -f "$apt_log"
   missing=$(missing_packages | xargs)
   [ -z "$missing" ] || stop "still missing after the installation: $missing"
+}
+
+# Wanted, not needed: whatever fails here is told, and that is all.
+install_redis() {
+  if command -v "${REDIS_SERVER:-redis-server}" >/dev/null || ! can_install; then return 0; fi
+  say "installing redis-server ..."
+  apt install -y --no-install-recommends redis-server >/dev/null 2>&1 ||
+    { apt update && apt install -y --no-install-recommends redis-server; } >/dev/null 2>&1 ||
+    say "redis-server could not be installed: the tests that need it are skipped"
 }
 
 # --- progress --------------------------------------------------------------------------------------------------------
@@ -145,6 +156,7 @@ child=
 trap '[ -z "$child" ] || kill "$child" 2>/dev/null || true' EXIT
 python=$(find_python)
 install_packages
+install_redis
 make_venv
 install_project
 fetch_jars

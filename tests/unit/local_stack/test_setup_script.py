@@ -44,6 +44,8 @@ class Machine:
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
+        self.has_program("redis-server", "exit 1")
+        self.redis_server = "redis-server"
         self.has_venv_module()
 
     def has_program(self, name: str, script: str) -> None:
@@ -59,6 +61,7 @@ class Machine:
             "PATH": f"{self.programs}:{os.defpath}",
             "CALLS": str(self.calls_path),
             "TMPDIR": str(self.project.parent),
+            "REDIS_SERVER": self.redis_server,
         }
         return subprocess.run(
             [self.project / "tools/setup.sh"],
@@ -127,6 +130,24 @@ def test_setup_as_root_installs_what_is_missing(machine: Machine) -> None:
     installs = [call for call in machine.calls() if call.startswith("apt-get")]
     assert installs[0].endswith(" update")
     assert installs[1].endswith(" install -y --no-install-recommends default-jre-headless")
+
+
+def test_setup_as_root_installs_redis_for_the_tests(machine: Machine) -> None:
+    machine.has_program("id", "echo 0")
+    machine.redis_server = "redis-server-of-nobody"
+    done = machine.set_up()
+    assert done.returncode == 0, done.stderr
+    (install,) = [call for call in machine.calls() if call.startswith("apt-get")]
+    assert install.endswith(" install -y --no-install-recommends redis-server")
+
+
+def test_setup_that_cannot_install_redis_says_so_and_goes_on(machine: Machine) -> None:
+    machine.has_program("id", "echo 0")
+    machine.redis_server = "redis-server-of-nobody"
+    machine.has_program("apt-get", "exit 100")
+    done = machine.set_up()
+    assert done.returncode == 0, done.stderr
+    assert "tests that need it are skipped" in done.stderr
 
 
 def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:
