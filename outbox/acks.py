@@ -1,0 +1,119 @@
+"""What sends have led to, on its way into the database: many at once, a moment later.
+
+An acknowledgement may wait `ack_linger_seconds`. If the consumer's confirm overtakes it, it need
+not be written at all. A crash meanwhile costs a resend, as in the moment before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from orderchain.errors import OrderchainError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from outbox.relay_config import RelayConfig
+    from outbox.relay_stats import RelayStats
+    from outbox.store import Ack, RelayStore
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.5
+"""Between two tries to write while the database is away."""
+
+
+class AckWriter:
+    """Collects results, and writes each kind in one statement."""
+
+    def __init__(self, config: RelayConfig, store: RelayStore, stats: RelayStats) -> None:
+        self._config = config
+        self._store = store
+        self._stats = stats
+        self._acks: dict[UUID, Ack] = {}
+        self._shared: list[Ack] = []
+        self._finals: list[Ack] = []
+        self._failures: list[tuple[UUID, UUID, str]] = []
+        self._releases: list[tuple[UUID, UUID]] = []
+        self._waiting = asyncio.Event()
+        self._written = asyncio.Lock()
+
+    def acknowledged(self, acks: Iterable[Ack], *, is_final: bool, consumers: int) -> None:
+        """Keep acknowledgements of messages that have so many consumers each."""
+        if is_final:
+            self._finals += acks
+        elif consumers == 1:
+            self._acks.update((ack.message_id, ack) for ack in acks)
+        else:
+            # The confirm of one consumer says nothing about the others: always written.
+            self._shared += acks
+        self._waiting.set()
+
+    def failed(self, failures: Iterable[tuple[UUID, UUID, str]]) -> None:
+        """Keep failures that count as a try: message, token, reason."""
+        self._failures += failures
+        self._waiting.set()
+
+    def released(self, claims: Iterable[tuple[UUID, UUID]]) -> None:
+        """Keep claims to be given back: message, token."""
+        self._releases += claims
+        self._waiting.set()
+
+    def overtaken(self, message_ids: Iterable[UUID]) -> None:
+        """Forget acknowledgements of messages whose only consumer has confirmed."""
+        before = len(self._acks)
+        for message_id in message_ids:
+            self._acks.pop(message_id, None)
+        self._stats.acks_overtaken += before - len(self._acks)
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled."""
+        while True:
+            await self._waiting.wait()
+            if self._config.ack_linger_seconds:
+                await asyncio.sleep(self._config.ack_linger_seconds)
+            try:
+                await self.write()
+            except OrderchainError as error:
+                _log.warning("acknowledgements wait for the database: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def write(self) -> None:
+        """Write everything that waits. What could not be written waits on; raises RetryError."""
+        async with self._written:
+            self._waiting.clear()
+            try:
+                await self._write_all()
+            except BaseException:
+                self._waiting.set()
+                raise
+
+    async def _write_all(self) -> None:
+        # Each list is emptied only once it is written. A repeat finds no token, and writes nothing.
+        if self._releases:
+            releases = list(self._releases)
+            await self._store.release(releases)
+            del self._releases[: len(releases)]
+            self._stats.released += len(releases)
+        if self._failures:
+            failures = list(self._failures)
+            await self._store.write_failures(failures)
+            del self._failures[: len(failures)]
+            self._stats.failed += len(failures)
+        if self._finals:
+            finals = list(self._finals)
+            self._stats.done_by_broker += await self._store.finish_by_broker(finals)
+            del self._finals[: len(finals)]
+        if self._acks or self._shared:
+            acks, shared = self._acks, list(self._shared)
+            self._acks = {}
+            try:
+                written = await self._store.write_acks([*acks.values(), *shared])
+            except BaseException:
+                self._acks = acks | self._acks
+                raise
+            del self._shared[: len(shared)]
+            self._stats.acks_written += written

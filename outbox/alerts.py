@@ -1,0 +1,118 @@
+"""Alerts: a delivery that becomes abnormal waits for a person, so a person must hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.request
+from collections import deque
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox.relay_config import RelayConfig
+    from outbox.relay_stats import RelayStats
+    from outbox.store import Abnormal
+
+_log = logging.getLogger(__name__)
+
+HOOK_SECONDS: Final = 10.0
+"""Deadline of one call of a hook."""
+
+WAITING_MAX: Final = 1_000
+"""Alerts that wait for a slow hook. Beyond it the oldest are dropped; their log lines stand."""
+
+LINES_MAX: Final = 20
+"""Deliveries told one by one in the log, of one alert; and the most that one hook call tells is
+`HOOK_DELIVERIES_MAX`."""
+
+HOOK_DELIVERIES_MAX: Final = 1_000
+
+
+class Alerts:
+    """Tells of abnormal deliveries: a line each at error level, and the hooks that were set."""
+
+    def __init__(self, config: RelayConfig, stats: RelayStats) -> None:
+        if config.alert_webhook and urlsplit(config.alert_webhook).scheme not in {"http", "https"}:
+            raise SettingError("alert_webhook", config.alert_webhook[:100], "an http or https URL")
+        self._config = config
+        self._stats = stats
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)
+        self._some = asyncio.Event()
+        self._told = asyncio.Event()
+        self._told.set()
+
+    def tell(self, abnormal: Sequence[Abnormal]) -> None:
+        """Tell of deliveries; never waits and never raises."""
+        for each in abnormal[:LINES_MAX]:
+            _log.error(
+                "message %s for %s (consumer %r) is abnormal after %d tries: %s",
+                each.message_id, each.destination, each.consumer, each.send_count, each.reason,
+            )  # fmt: skip
+        if len(abnormal) > LINES_MAX:
+            _log.error("%d more deliveries are abnormal", len(abnormal) - LINES_MAX)
+        if self._config.alert_webhook or self._config.alert_command:
+            told = {
+                "event": "abnormal",
+                "count": len(abnormal),
+                "deliveries": abnormal[:HOOK_DELIVERIES_MAX],
+            }
+            self._waiting.append(msgspec.json.encode(told))
+            self._told.clear()
+            self._some.set()
+
+    async def run(self) -> None:
+        """Call the hooks, one alert after the other, until cancelled."""
+        while True:
+            await self._some.wait()
+            while self._waiting:
+                await self._call(self._waiting.popleft())
+            self._some.clear()
+            self._told.set()
+
+    async def finish(self) -> None:
+        """Return once every alert was told."""
+        await self._told.wait()
+
+    async def _call(self, body: bytes) -> None:
+        if self._config.alert_webhook:
+            await self._guarded("webhook", self._post(body))
+        if self._config.alert_command:
+            await self._guarded("command", self._run(body))
+
+    async def _guarded(self, hook: str, call: object) -> None:
+        try:
+            async with asyncio.timeout(HOOK_SECONDS):
+                await call  # type: ignore[misc] # a coroutine of either kind
+        except (OSError, TimeoutError, ValueError) as error:
+            self._stats.alerts_failed += 1
+            _log.error("alert %s failed: %s", hook, error or type(error).__name__)
+
+    async def _post(self, body: bytes) -> None:
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            self._config.alert_webhook, data=body, headers={"Content-Type": "application/json"}
+        )
+
+        def call() -> None:
+            with urllib.request.urlopen(request, timeout=HOOK_SECONDS):  # noqa: S310 - as above
+                pass
+
+        await asyncio.to_thread(call)
+
+    async def _run(self, body: bytes) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *self._config.alert_command, stdin=asyncio.subprocess.PIPE
+        )
+        try:
+            await process.communicate(body)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            raise OSError(f"it ended with {process.returncode}")

@@ -1,0 +1,177 @@
+"""The intake of confirms: what consumers say they have applied moves deliveries to `consumed`.
+
+A confirm is a message of its own, and at least once like every other: it may be lost, late,
+repeated, or about something that nobody knows. Offsets are committed behind the database, so a crash
+repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+from asyncpg.pgproto import pgproto
+
+from orderchain.errors import OrderchainError
+from outbox.confirm_record import APPLIED, decode_confirms
+from outbox.errors import BadRecord
+from outbox.store import progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from aiokafka import ConsumerRecord
+
+    from outbox.acks import AckWriter
+    from outbox.destination import Destination
+    from outbox.dispatch import Dispatch
+    from outbox.relay_config import RelayConfig
+    from outbox.relay_stats import RelayStats
+    from outbox.resend import Place
+    from outbox.store import RelayStore
+
+_log = logging.getLogger(__name__)
+
+_FETCH_MS: Final = 200
+"""How long a fetch may wait for the first record."""
+
+_RECORDS_MAX: Final = 500
+"""Records of one round; each may hold thousands of confirms."""
+
+_PAUSE_SECONDS: Final = 1.0
+"""Between two tries while the broker or the database is away."""
+
+_COMMIT_EVERY_SECONDS: Final = 1.0
+"""How often offsets are committed: a restart repeats as much, which is harmless."""
+
+
+class ConfirmIntake:
+    """Reads the confirm topics of all destinations, as a member of the relays' group."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        store: RelayStore,
+        dispatch: Dispatch,
+        acks: AckWriter,
+        stats: RelayStats,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._dispatch = dispatch
+        self._acks = acks
+        self._stats = stats
+        self._changed = asyncio.Event()
+
+    def refresh(self) -> None:
+        """Look at the destinations again: some may have a new confirm topic."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Take confirms in, until cancelled."""
+        while True:
+            topics = _confirm_topics(self._dispatch.destinations.values())
+            self._changed.clear()
+            if not topics:
+                await self._changed.wait()
+                continue
+            try:
+                await self._follow(topics)
+            except (KafkaError, OSError, TimeoutError, OrderchainError) as error:
+                _log.warning("confirms can't be taken in: %s", error or type(error).__name__)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _follow(self, topics: list[str]) -> None:
+        """Take in the confirms of `topics` until others are wanted."""
+        consumer = AIOKafkaConsumer(
+            *topics,
+            bootstrap_servers=self._config.kafka,
+            group_id=self._config.group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=_FETCH_MS,
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await consumer.start()
+            await self._take_all(consumer, topics)
+        finally:
+            with suppress(KafkaError, OSError, TimeoutError):
+                async with asyncio.timeout(self._config.stop_seconds):
+                    await consumer.stop()
+
+    async def _take_all(self, consumer: AIOKafkaConsumer, topics: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        committed_at = loop.time()
+        is_ahead = False
+        while True:
+            if self._changed.is_set():
+                self._changed.clear()
+                if _confirm_topics(self._dispatch.destinations.values()) != topics:
+                    return
+            fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+            if fetched:
+                await self.take(record for records in fetched.values() for record in records)
+                is_ahead = True
+            if is_ahead and loop.time() - committed_at >= _COMMIT_EVERY_SECONDS:
+                # Behind the database: what is committed here is done there.
+                await consumer.commit()
+                committed_at, is_ahead = loop.time(), False
+
+    async def take(self, records: Iterable[ConsumerRecord]) -> None:
+        """Write what records of a confirm topic say. Raises RetryError: then give them again."""
+        applied: list[tuple[UUID, str]] = []
+        retries: list[tuple[UUID, str, int]] = []
+        progress: dict[Place, int] = {}
+        for record in records:
+            try:
+                told = decode_confirms(record.value)
+            except BadRecord as error:
+                self._stats.bad_confirms[error.reason] += 1
+                _log.warning("a record of %s was dropped: %s", record.topic, error)
+                continue
+            consumer = told.consumer
+            for confirm in told.confirms:
+                message_id = pgproto.UUID(confirm.message_id)
+                if confirm.kind == APPLIED:
+                    applied.append((message_id, consumer))
+                else:
+                    retries.append((message_id, consumer, confirm.until_unix_ns))
+            progress |= progress_of(consumer, told.progress)
+        # Progress last: a sweep that knew it before the confirms would take what is about to be
+        # applied for lost, and send it again.
+        if retries:
+            self._stats.retrying += len(retries)
+            await self._store.postpone(retries)
+        if applied:
+            await self._apply(applied)
+        if known := self._known(progress):
+            await self._store.save_progress(known)
+
+    async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
+        self._acks.overtaken(message_id for message_id, _ in applied)
+        done = await self._store.apply(applied)
+        stats = self._stats
+        stats.consumed += done.consumed
+        stats.early += done.early
+        stats.late += done.late
+        stats.repeated += done.repeated
+        stats.unknown += done.unknown
+
+    def _known(self, progress: dict[Place, int]) -> dict[Place, int]:
+        """Leave out what no destination of ours asks for: strangers must not fill a table."""
+        wanted = {
+            (consumer, destination.topic)
+            for destination in self._dispatch.destinations.values()
+            for consumer in destination.consumers
+        }
+        return {place: offset for place, offset in progress.items() if place[:2] in wanted}
+
+
+def _confirm_topics(destinations: Iterable[Destination]) -> list[str]:
+    return sorted({each.confirm_topic for each in destinations if each.confirm_topic})

@@ -1,0 +1,134 @@
+"""Fire after commit: no table, a message is sent once the business transaction has committed.
+
+The fastest way, and one that may lose. **What is lost**: whatever was committed when the process
+died before the send (or had not been acknowledged); whatever the broker refused; whatever waited
+beyond `WAITING_MAX` while the broker was away. Nothing sends it again, and nothing knows of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from outbox.errors import DestinationMissing
+from outbox.message import Message, check_message, draw_message_ids
+from outbox.message_sender import MessageSender
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from uuid import UUID
+
+    import asyncpg
+
+    from outbox.destination import Destination
+
+_log = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 20_000
+"""Messages that wait in memory for the broker; beyond it they are lost, and counted."""
+
+_ROUND_MAX: Final = 2_000
+
+
+class Firing:
+    """Messages of one business transaction that are sent if it commits."""
+
+    def __init__(self, destinations: Mapping[str, Destination]) -> None:
+        self._destinations = destinations
+        self.messages: list[Message] = []
+
+    def send(
+        self,
+        destination: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> UUID:
+        """Keep a message for after the commit. Raises MessageError, DestinationMissing."""
+        (message_id,) = draw_message_ids(1)
+        message = Message(message_id, destination, payload, key, headers)
+        check_message(message)
+        if destination not in self._destinations:
+            raise DestinationMissing(destination)
+        self.messages.append(message)
+        return message_id
+
+
+class FireAfterCommit:
+    """Sends messages of committed transactions, once, and forgets them."""
+
+    def __init__(
+        self, kafka: str, destinations: Iterable[Destination], *, send_seconds: float = 10.0
+    ) -> None:
+        self._destinations = {destination.name: destination for destination in destinations}
+        self._sender = MessageSender(kafka, send_seconds)
+        self._waiting: deque[Message] = deque()
+        self._some = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self.sent = 0
+        self.lost = 0
+        """Known to be lost: refused by the broker, or too many at once."""
+
+    async def __aenter__(self) -> FireAfterCommit:
+        self._task = asyncio.create_task(self._run(), name="orderchain outbox fire")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Send what waits, within the deadline of one send, and stop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10.0):
+                await self.finish()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._sender.close()
+
+    @asynccontextmanager
+    async def transaction(
+        self, connection: asyncpg.Connection[asyncpg.Record]
+    ) -> AsyncIterator[Firing]:
+        """Hold a transaction on the caller's `connection`; what it fires is sent after its commit.
+
+        A send error never comes back here.
+        """
+        firing = Firing(self._destinations)
+        async with connection.transaction():
+            yield firing
+        self._fire(firing.messages)
+
+    async def finish(self) -> None:
+        """Return once nothing waits to be sent."""
+        await self._idle.wait()
+
+    def _fire(self, messages: list[Message]) -> None:
+        room = max(WAITING_MAX - len(self._waiting), 0)
+        if len(messages) > room:
+            self.lost += len(messages) - room
+            _log.warning("%d messages are lost: too many wait", len(messages) - room)
+        if messages[:room]:
+            self._waiting += messages[:room]
+            self._idle.clear()
+            self._some.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._some.wait()
+            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _ROUND_MAX))]
+            results = await self._sender.send(taken, self._destinations, None)
+            for result in results:
+                if result.error is None:
+                    self.sent += len(result.messages)
+                else:
+                    self.lost += len(result.messages)
+                    _log.warning("%d messages are lost: %s", len(result.messages), result.error)
+            if any(result.error is not None for result in results):
+                await self._sender.renew()
+            if not self._waiting:
+                self._some.clear()
+                self._idle.set()

@@ -1,0 +1,228 @@
+"""Sends messages to Kafka: many in one batch of a partition, one await a batch.
+
+It is not idempotent on purpose: repeats are harmless here, and an idempotent producer of this
+library refuses every later send on the partition after one failure (aiokafka issue 1017).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from msgspec import Struct
+
+from orderchain.errors import ConnectError
+from outbox.headers import Headers, common_headers, record_headers
+from outbox.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from aiokafka.producer.message_accumulator import BatchBuilder
+
+    from outbox.destination import Destination
+
+_BATCH_BYTES_MAX: Final = 900_000
+"""Below the largest batch that brokers take by default, with room for the largest message."""
+
+_CLOSE_SECONDS: Final = 2.0
+"""How long the client's own stop is awaited. With the broker away it waits until its records have
+expired; then it is left to end by itself."""
+
+SEND_ERRORS: Final = (KafkaError, OSError, TimeoutError)
+
+# Stops that go on behind our back. Each ends by itself, so only a few are ever under way.
+_leaving: set[asyncio.Task[None]] = set()
+
+
+class Sent(Struct, gc=False):
+    """Messages of one batch, and what became of them."""
+
+    topic: str
+    partition: int
+    messages: list[Message]
+    first_offset: int = -1
+    """Offset of the first one; the others follow without a gap."""
+    error: Exception | None = None
+
+
+class MessageSender:
+    """A producer, thrown away after an error and made anew at the next send."""
+
+    def __init__(self, bootstrap_servers: str, send_seconds: float) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._send_seconds = send_seconds
+        self._producer: AIOKafkaProducer | None = None
+        self._opening = asyncio.Lock()
+        self._turn = 0
+
+    async def send(
+        self,
+        messages: Sequence[Message],
+        destinations: dict[str, Destination],
+        oldest_unfinished: UUID | None,
+    ) -> list[Sent]:
+        """Send messages, and return what became of them; raises nothing of the broker's.
+
+        Each destination must be in `destinations`. An error in one batch does not touch others,
+        but whoever gets one should `renew` the producer.
+        """
+        groups: dict[str, list[Message]] = {}
+        for message in messages:
+            groups.setdefault(message.destination, []).append(message)
+        done: list[Sent] = []
+        for name, group in groups.items():
+            done += await self._send_group(destinations[name], group, oldest_unfinished)
+        return done
+
+    async def is_broker_there(self, seconds: float) -> bool:
+        """Say whether a new client gets an answer from the broker."""
+        producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap_servers)
+        try:
+            async with asyncio.timeout(seconds):
+                await producer.start()
+        except SEND_ERRORS:
+            return False
+        finally:
+            await _leave(producer)
+        return True
+
+    async def renew(self) -> None:
+        """Throw the producer away; the next send makes a new one."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await _leave(producer)
+
+    close = renew
+
+    async def start(self) -> None:
+        """Connect now, not at the first send. Raises ConnectError."""
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await self._open()
+        except SEND_ERRORS as error:
+            expected = f"a broker that answers ({type(error).__name__})"
+            raise ConnectError("kafka", self._bootstrap_servers, expected) from error
+
+    async def _send_group(
+        self, destination: Destination, messages: list[Message], oldest: UUID | None
+    ) -> list[Sent]:
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                producer = self._producer or await self._open()
+                partitions = sorted(await producer.partitions_for(destination.topic))
+        except SEND_ERRORS as error:
+            return [Sent(destination.topic, -1, messages, error=error)]
+        headers = common_headers(destination, oldest)
+        batches: list[tuple[Sent, BatchBuilder]] = []
+        for partition, share in self._shares(messages, partitions):
+            batches += _build(producer, destination.topic, partition, share, headers)
+        await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
+        done = [sent for sent, _ in batches]
+        return await self._split_too_large(destination, done, oldest)
+
+    async def _send_batch(
+        self, producer: AIOKafkaProducer, sent: Sent, built: BatchBuilder
+    ) -> None:
+        try:
+            # The client's own deadline counts from its next try; ours holds whatever it does.
+            async with asyncio.timeout(self._send_seconds + 1.0):
+                ack = await producer.send_batch(built, sent.topic, partition=sent.partition)
+                sent.first_offset = (await ack).offset
+        except SEND_ERRORS as error:
+            sent.error = error
+
+    async def _split_too_large(
+        self, destination: Destination, done: list[Sent], oldest: UUID | None
+    ) -> list[Sent]:
+        """Send the halves of batches that were too large for the topic: most of them will fit."""
+        kept: list[Sent] = []
+        for sent in done:
+            count = len(sent.messages)
+            if isinstance(sent.error, MessageSizeTooLargeError) and count > 1:
+                for half in (sent.messages[: count // 2], sent.messages[count // 2 :]):
+                    kept += await self._send_group(destination, half, oldest)
+            else:
+                kept.append(sent)
+        return kept
+
+    def _shares(
+        self, messages: list[Message], partitions: list[int]
+    ) -> list[tuple[int, list[Message]]]:
+        """Return messages by partition: one key, one partition; those without go to one in turn."""
+        self._turn += 1
+        keyless = partitions[self._turn % len(partitions)]
+        if len(partitions) == 1:
+            return [(keyless, messages)]
+        shares: dict[int, list[Message]] = {}
+        for message in messages:
+            key = message.key
+            if key is None:
+                chosen = keyless
+            else:
+                chosen = partitions[zlib.crc32(key.encode()) % len(partitions)]
+            shares.setdefault(chosen, []).append(message)
+        return list(shares.items())
+
+    async def _open(self) -> AIOKafkaProducer:
+        async with self._opening:
+            if self._producer is not None:
+                return self._producer
+            producer = AIOKafkaProducer(
+                bootstrap_servers=self._bootstrap_servers,
+                acks="all",
+                max_batch_size=_BATCH_BYTES_MAX,
+                max_request_size=_BATCH_BYTES_MAX + 4_096,
+                request_timeout_ms=int(self._send_seconds * 1_000),
+            )
+            try:
+                await producer.start()
+            except BaseException:
+                await _leave(producer)
+                raise
+            self._producer = producer
+            return producer
+
+
+def _build(
+    producer: AIOKafkaProducer,
+    topic: str,
+    partition: int,
+    messages: list[Message],
+    common: Headers,
+) -> list[tuple[Sent, BatchBuilder]]:
+    """Return the messages as batches, each as large as may be."""
+    built: list[tuple[Sent, BatchBuilder]] = []
+    timestamp_ms = time.time_ns() // 1_000_000
+    batch, sent = producer.create_batch(), Sent(topic, partition, [])
+    for message in messages:
+        key = None if message.key is None else message.key.encode()
+        headers = record_headers(message.message_id, message.headers, common)
+        if (
+            batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
+            is None
+        ):  # full
+            built.append((sent, batch))
+            batch, sent = producer.create_batch(), Sent(topic, partition, [])
+            batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
+        sent.messages.append(message)
+    built.append((sent, batch))
+    return built
+
+
+async def _leave(producer: AIOKafkaProducer) -> None:
+    stop = asyncio.create_task(_stop(producer), name="orderchain producer stop")
+    _leaving.add(stop)
+    stop.add_done_callback(_leaving.discard)
+    await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
+
+
+async def _stop(producer: AIOKafkaProducer) -> None:
+    with suppress(*SEND_ERRORS):
+        await producer.stop()

@@ -1,0 +1,74 @@
+"""Settings of a relay."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from outbox.destination import Name, Seconds
+
+_ADDRESS_CHARS_MAX: Final = 4096
+
+_Address = Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
+
+
+class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a relay must know. Several may run side by side on the same tables."""
+
+    database: _Address
+    """libpq URL of the database with the outbox's tables, for the role `outbox_relay`."""
+    kafka: _Address
+    """Bootstrap servers, `host:port[,host:port]`."""
+    group: Name = "orderchain-outbox-relay"
+    """The Kafka group in which the relays of this database share the confirm topics. Another one
+    for every other database, or one would take the other's confirms."""
+
+    sweep_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    """How often the sweep looks for what is due. What is stored by others is sent at once all the
+    same: they wake the relay when they commit."""
+    sweep_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
+    """Deliveries of one round of the sweep; while rounds are full they follow each other."""
+    sweep_bytes_max: Annotated[int, Meta(ge=2**20, le=2**30)] = 32 * 2**20
+    """Payload bytes of one round."""
+    late_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    """How far behind its last look the sweep begins, and how often it looks at everything. A
+    transaction that took longer than this to commit is found by the latter."""
+
+    send_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
+    """Messages of one send. Rounds form by themselves: what comes while one is under way."""
+    send_seconds: Seconds = 10.0
+    """Deadline of one send. Past it the producer is thrown away."""
+    waiting_rows_max: Annotated[int, Meta(ge=1, le=10**6)] = 20_000
+    """Messages that may wait in memory to be sent. Those beyond it are found by the sweep."""
+    ack_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.02
+    """How long an acknowledgement may wait to be written with others. Where the consumer confirms
+    within that time, it need not be written at all: the delivery goes from init to consumed."""
+    probe_seconds: Seconds = 1.0
+    """How often a broker that is away is tried. Nothing is claimed meanwhile."""
+
+    retention_hours: Annotated[float, Meta(gt=0, le=24 * 366)] = 72.0
+    """How long finished messages are kept, by the time at which they were stored."""
+    partition_hours: Annotated[int, Meta(ge=1, le=24 * 366)] = 6
+    """What one partition spans: the unit in which finished messages are dropped."""
+    history_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    """Watermark: above so many bytes the oldest partitions are dropped earlier. 0: never."""
+    survivors_max: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
+    """Unfinished messages that are moved out of a partition to be dropped. One with more stays."""
+    keep_seconds: Seconds = 60.0
+    """How often partitions are made and dropped, and the destinations read again."""
+
+    connect_seconds: Seconds = 10.0
+    statement_seconds: Seconds = 30.0
+    stop_seconds: Seconds = 10.0
+    """Deadline of a stop. What is not sent by then is sent by the next sweep."""
+
+    alert_webhook: Annotated[str, Meta(max_length=_ADDRESS_CHARS_MAX)] = ""
+    """URL that gets a POST with JSON when deliveries become abnormal."""
+    alert_command: tuple[str, ...] = ()
+    """Program and arguments that are run then, with the same JSON on stdin."""
+
+    def __repr__(self) -> str:
+        """Show the settings without the password."""
+        return f"RelayConfig(database={mask_dsn(self.database)!r}, kafka={self.kafka!r})"

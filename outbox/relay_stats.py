@@ -1,0 +1,52 @@
+"""What a relay has done since its start, as numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RelayStats:
+    """Counters; they only rise. Of this process: others may run beside it."""
+
+    sent: int = 0
+    """Messages that the broker has acknowledged."""
+    swept: int = 0
+    """Deliveries that were claimed by the sweep, woken or due; none when the fast path did all."""
+    resent: int = 0
+    """Of those: not for the first time."""
+    queued: int = 0
+    """Times that a due delivery was left alone, since its consumer had not come to it yet."""
+    found_applied: int = 0
+    """Deliveries that were due, and found in the consumer's own log."""
+    released: int = 0
+    """Messages whose claim was given back, since the broker was away or nobody could send."""
+    failed: int = 0
+    """Messages whose send failed though the broker was there: that counted as a try."""
+    abnormal: int = 0
+    """Deliveries that became abnormal."""
+    acks_written: int = 0
+    """Deliveries for which status 1 was written."""
+    acks_overtaken: int = 0
+    """Those for which it was not, since their consumer had confirmed by then."""
+    done_by_broker: int = 0
+    consumed: int = 0
+    early: int = 0
+    """Confirms that came before it was written that the broker had the message."""
+    late: int = 0
+    """Confirms of what had become abnormal."""
+    repeated: int = 0
+    """Confirms of what was done already."""
+    unknown: int = 0
+    """Confirms for deliveries that are not known, or no longer remembered."""
+    retrying: int = 0
+    """Confirms that said that a consumer will try again itself."""
+    bad_confirms: Counter[str] = field(default_factory=Counter)
+    """Records on confirm topics that were dropped, by reason."""
+    broker_away: int = 0
+    """Times that the broker was found to be away."""
+    survivors: int = 0
+    """Unfinished messages that were moved out of partitions that were dropped."""
+    partitions_dropped: int = 0
+    alerts_failed: int = 0

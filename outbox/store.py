@@ -1,0 +1,306 @@
+"""The outbox in PostgreSQL, as a relay reads and writes it: one statement for many rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from orderchain.sql import load_sql
+from outbox.destination import Destination
+from outbox.message import Message
+from outbox.resend import Due, Place
+from outbox.session import Session
+from outbox.statuses import SENDABLE, Change, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import asyncpg
+
+    from outbox.confirm_record import Progress
+    from outbox.relay_config import RelayConfig
+
+SQL: Final = load_sql("outbox", "store.sql")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
+
+RETRY_SLACK_SECONDS: Final = 60.0
+"""How long after its retry fell due a parked message may stay unconfirmed before it is sent again:
+the consumer first has to work on it, and its confirm to travel."""
+
+
+class Ack(Struct, frozen=True, gc=False):
+    """A message that the broker has acknowledged."""
+
+    message_id: UUID
+    token: UUID
+    topic: str
+    partition: int
+    offset: int
+
+
+class Abnormal(Struct, frozen=True):
+    """A delivery that has become abnormal, and why."""
+
+    message_id: UUID
+    consumer: str
+    destination: str
+    send_count: int
+    reason: str
+
+
+class Applied(Struct, frozen=True):
+    """What became of the confirms of one intake."""
+
+    consumed: int
+    early: int
+    """Of those: confirmed before it was written that the broker had them."""
+    late: int
+    """Of those: abnormal until then."""
+    repeated: int
+    """They were done before."""
+    unknown: int
+    """There is no such delivery, nor was there one that is still remembered."""
+
+
+class PartitionSize(Struct, frozen=True):
+    """A partition of both histories."""
+
+    lower_id: UUID
+    ends_at: datetime
+    bytes: int
+
+
+class RelayStore:
+    """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
+
+    def __init__(self, config: RelayConfig, woken: Callable[[], None]) -> None:
+        self._sweep = Session(config, "sweep", woken)
+        self._write = Session(config, "write")
+        self._confirm = Session(config, "confirm")
+
+    async def destinations(self) -> dict[str, Destination]:
+        """Return every destination, by its name."""
+        return _destinations(await self._sweep.fetch(SQL["destinations"]))
+
+    async def oldest_unfinished(self) -> UUID | None:
+        """Return the smallest id of a message that is not finished; None when all are."""
+        rows = await self._sweep.fetch(SQL["oldest_unfinished"])
+        return rows[0][0] if rows else None
+
+    def sweep(self) -> Any:  # noqa: ANN401 - contextlib's own
+        """Hold a transaction in which what is due is locked and claimed; see `Claiming`."""
+        return self._sweep.transaction()
+
+    # ------------------------------------------------------------------ what sends have led to
+
+    async def write_acks(self, acks: Sequence[Ack]) -> int:
+        """Write status 1; return how many deliveries had kept their claim."""
+        ordered = sorted(acks, key=_by_id)
+        return await self._write.execute(
+            SQL["acknowledged"],
+            [ack.message_id for ack in ordered],
+            [ack.token for ack in ordered],
+            [ack.topic for ack in ordered],
+            [ack.partition for ack in ordered],
+            [ack.offset for ack in ordered],
+            sources(Change.ACKNOWLEDGED),
+        )
+
+    async def finish_by_broker(self, acks: Sequence[Ack]) -> int:
+        """Move deliveries to outbox_done whose destination asks for no confirm."""
+        ordered = sorted(acks, key=_by_id)
+        return await self._write.execute(
+            SQL["done_by_broker"],
+            [ack.message_id for ack in ordered],
+            [ack.token for ack in ordered],
+            sources(Change.ACKNOWLEDGED),
+        )
+
+    async def write_failures(self, failures: Iterable[tuple[UUID, UUID, str]]) -> None:
+        """Write why sends failed, by message, token and reason."""
+        ordered = sorted(failures)
+        if ordered:
+            ids, tokens, reasons = zip(*ordered, strict=True)
+            await self._write.execute(SQL["failed"], ids, tokens, reasons, _SENDABLE)
+
+    async def release(self, claims: Iterable[tuple[UUID, UUID]]) -> None:
+        """Give claims back: nothing was sent, so it was no try."""
+        ordered = sorted(claims)
+        if ordered:
+            ids, tokens = zip(*ordered, strict=True)
+            await self._write.execute(SQL["released"], ids, tokens, _SENDABLE)
+
+    # ---------------------------------------------------------------------------------- confirms
+
+    async def apply(self, confirms: Sequence[tuple[UUID, str]]) -> Applied:
+        """Move deliveries, by message and consumer, to `consumed`; each of them once."""
+        ordered = sorted(set(confirms))
+        ids = [message_id for message_id, _ in ordered]
+        consumers = [consumer for _, consumer in ordered]
+        expected = sources(Change.APPLIED)
+        ((consumed, early, late),) = await self._confirm.fetch(
+            SQL["applied"], ids, consumers, expected
+        )
+        repeated = len(confirms) - len(ordered)
+        missing = len(ordered) - consumed
+        if missing:
+            rows = await self._confirm.fetch(SQL["known"], ids, consumers, ids[0], ids[-1])
+            # Those of this very statement are done by now, too.
+            before = max(rows[0]["repeated"] - consumed, 0)
+            repeated, missing = repeated + before, max(missing - before, 0)
+        return Applied(consumed, early, late, repeated, missing)
+
+    async def postpone(self, retries: Sequence[tuple[UUID, str, int]]) -> None:
+        """Send nothing again before the retry of the consumer, which is in unix nanoseconds."""
+        ordered = sorted(retries)
+        await self._confirm.execute(
+            SQL["retrying"],
+            [message_id for message_id, _, _ in ordered],
+            [consumer for _, consumer, _ in ordered],
+            [_EPOCH + timedelta(microseconds=until // 1_000) for _, _, until in ordered],
+            RETRY_SLACK_SECONDS,
+            _SENDABLE,
+        )
+
+    async def save_progress(self, told: dict[Place, int]) -> None:
+        """Keep how far consumers have come."""
+        places = sorted(told)
+        await self._confirm.execute(
+            SQL["save_progress"],
+            [place[0] for place in places],
+            [place[1] for place in places],
+            [place[2] for place in places],
+            [told[place] for place in places],
+        )
+
+    # --------------------------------------------------------------------------------- retention
+
+    async def extend(self, now: datetime, span_hours: int) -> None:
+        """Make the partitions that are needed now and next."""
+        await self._write.fetch(SQL["extend"], now, span_hours)
+
+    async def partitions(self) -> list[PartitionSize]:
+        """Return the partitions, the oldest first."""
+        return [PartitionSize(*row) for row in await self._write.fetch(SQL["partitions"])]
+
+    async def drop(self, lower_id: UUID, survivors_max: int) -> int | None:
+        """Drop a partition; return how many messages survived, None where it had to stay."""
+        ((survivors,),) = await self._write.fetch(SQL["drop"], lower_id, survivors_max)
+        return None if survivors is None else int(survivors)
+
+    async def trim(self, before: datetime) -> int:
+        """Remove what is finished and older from the default partitions."""
+        ((trimmed,),) = await self._write.fetch(SQL["trim"], before)
+        return int(trimmed)
+
+    async def close(self) -> None:
+        """Close the connections; never raises."""
+        for session in (self._sweep, self._write, self._confirm):
+            await session.close()
+
+
+class Claiming:
+    """One round of the sweep, in one transaction: what it locks, nobody else claims meanwhile."""
+
+    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self._connection = connection
+
+    async def due(self, floor: datetime, rows_max: int) -> list[Due]:
+        """Lock and return deliveries that are due, from `floor` on."""
+        rows = await self._connection.fetch(SQL["due"], floor, rows_max, _SENDABLE)
+        return [Due(*row) for row in rows]
+
+    async def now(self) -> datetime:
+        """Return the time by which rows were found due."""
+        found: datetime = await self._connection.fetchval(SQL["now"])
+        return found
+
+    async def destinations(self) -> dict[str, Destination]:
+        """Return every destination, by its name."""
+        return _destinations(await self._connection.fetch(SQL["destinations"]))
+
+    async def progress(self) -> dict[Place, int]:
+        """Return the smallest unfinished offset of each consumer, by place."""
+        rows = await self._connection.fetch(SQL["progress"])
+        return {(row[0], row[1], row[2]): row[3] for row in rows}
+
+    async def apply(self, applied: Sequence[tuple[UUID, str]]) -> int:
+        """Move deliveries, by message and consumer, to `consumed`; return how many."""
+        ids, consumers = zip(*applied, strict=True)
+        row = await self._connection.fetchrow(
+            SQL["applied"], ids, consumers, sources(Change.APPLIED)
+        )
+        return int(row["consumed"])
+
+    async def claim(self, due: Sequence[tuple[Due, float]], token: UUID) -> list[Message]:
+        """Count a try of each, to be looked at again after its seconds; return the messages."""
+        await self._connection.execute(
+            SQL["claim"],
+            [row.message_id for row, _ in due],
+            [row.consumer for row, _ in due],
+            [seconds for _, seconds in due],
+            token,
+        )
+        ids = sorted({row.message_id for row, _ in due})
+        rows = await self._connection.fetch(SQL["messages"], ids, ids[0], ids[-1])
+        return [_message(row) for row in rows]
+
+    async def wait(self, due: Sequence[tuple[Due, float]]) -> None:
+        """Look again at deliveries after their seconds; that is no try."""
+        await self._connection.execute(
+            SQL["wait"],
+            [row.message_id for row, _ in due],
+            [row.consumer for row, _ in due],
+            [seconds for _, seconds in due],
+        )
+
+    async def give_up(self, due: Sequence[tuple[Due, str]]) -> list[Abnormal]:
+        """Make deliveries abnormal, each with its reason unless a send has left one."""
+        rows = await self._connection.fetch(
+            SQL["give_up"],
+            [row.message_id for row, _ in due],
+            [row.consumer for row, _ in due],
+            [reason for _, reason in due],
+            sources(Change.TRIES_USED_UP),
+        )
+        return [Abnormal(*row) for row in rows]
+
+
+async def save_destinations(
+    connection: asyncpg.Connection[asyncpg.Record], destinations: Iterable[Destination]
+) -> None:
+    """Set destinations up, or change them. Needs the role `outbox_operator` or the owner."""
+    await connection.executemany(
+        SQL["save_destination"], [msgspec.structs.astuple(each) for each in destinations]
+    )
+
+
+def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
+    """Return what one confirm record tells of its consumer's progress."""
+    return {(consumer, line.topic, line.partition): line.offset for line in lines}
+
+
+def _destinations(rows: Iterable[asyncpg.Record]) -> dict[str, Destination]:
+    found = [msgspec.convert(dict(row), Destination) for row in rows]
+    return {destination.name: destination for destination in found}
+
+
+def _message(row: asyncpg.Record) -> Message:
+    headers = row["headers"]
+    return Message(
+        row["message_id"],
+        row["destination"],
+        row["payload"],
+        row["key"],
+        None if headers is None else msgspec.json.decode(headers, type=dict[str, str]),
+    )
+
+
+def _by_id(ack: Ack) -> UUID:
+    return ack.message_id

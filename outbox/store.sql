@@ -1,0 +1,164 @@
+-- The statements of the relay. A claim is a token: what a send has led to is written back only where
+-- the row still has the token and one of the expected statuses, so a stale owner finishes nothing.
+-- Arrays come sorted by message_id, so that two statements lock common rows in the same order.
+
+-- version: which schema is there
+SELECT version FROM outbox_version
+
+-- destinations: everything that messages may go to
+SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,
+       resend_seconds_max, queue_seconds_max, resend_filter, payload_bytes_max
+  FROM outbox_destination
+
+-- save_destination: set a destination up, or change it
+INSERT INTO outbox_destination
+       (destination, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,
+        resend_seconds_max, queue_seconds_max, resend_filter, payload_bytes_max)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+ON CONFLICT (destination) DO UPDATE SET
+       topic = EXCLUDED.topic, confirm = EXCLUDED.confirm, consumers = EXCLUDED.consumers,
+       confirm_topic = EXCLUDED.confirm_topic, tries_max = EXCLUDED.tries_max,
+       resend_seconds = EXCLUDED.resend_seconds, resend_seconds_max = EXCLUDED.resend_seconds_max,
+       queue_seconds_max = EXCLUDED.queue_seconds_max, resend_filter = EXCLUDED.resend_filter,
+       payload_bytes_max = EXCLUDED.payload_bytes_max, changed_at = now()
+
+-- due: the deliveries from $1 on whose time has come, locked; $2 rows at most, of statuses $3
+SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
+       pending.send_count, pending.topic, pending."partition", pending."offset",
+       extract(epoch FROM now() - pending.sent_at)::float8 AS sent_seconds,
+       length(message.payload) AS size
+  FROM (SELECT * FROM outbox_pending
+         WHERE next_send_at >= $1 AND next_send_at <= now() AND status = ANY($3::smallint[])
+         ORDER BY next_send_at LIMIT $2
+           FOR UPDATE SKIP LOCKED) AS pending
+  LEFT JOIN outbox_message AS message USING (message_id)
+
+-- now: the time of this transaction
+SELECT now()
+
+-- claim: count a try of each delivery, and look again after its seconds
+UPDATE outbox_pending AS pending
+   SET send_count = pending.send_count + 1, claim_token = $4, "offset" = NULL,
+       next_send_at = now() + claimed.seconds * interval '1 second'
+  FROM unnest($1::uuid[], $2::text[], $3::float8[]) AS claimed (message_id, consumer, seconds)
+ WHERE pending.message_id = claimed.message_id AND pending.consumer = claimed.consumer
+
+-- wait: look again at deliveries after their seconds; no try
+UPDATE outbox_pending AS pending
+   SET next_send_at = now() + queued.seconds * interval '1 second'
+  FROM unnest($1::uuid[], $2::text[], $3::float8[]) AS queued (message_id, consumer, seconds)
+ WHERE pending.message_id = queued.message_id AND pending.consumer = queued.consumer
+
+-- give_up: deliveries become abnormal, if they are still in one of the statuses $4
+UPDATE outbox_pending AS pending
+   SET status = 3, next_send_at = 'infinity', claim_token = NULL,
+       last_error = coalesce(pending.last_error, given_up.reason)
+  FROM unnest($1::uuid[], $2::text[], $3::text[]) AS given_up (message_id, consumer, reason)
+ WHERE pending.message_id = given_up.message_id AND pending.consumer = given_up.consumer
+   AND pending.status = ANY($4::smallint[])
+RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
+       pending.last_error
+
+-- messages: what is to be sent; the bounds $2 and $3 spare a look into other partitions
+SELECT message_id, destination, payload, key, headers
+  FROM outbox_message
+ WHERE message_id = ANY($1::uuid[]) AND message_id BETWEEN $2 AND $3
+
+-- acknowledged: the broker has them: status 1, by token, from one of the statuses $6
+UPDATE outbox_pending AS pending
+   SET status = 1, claim_token = NULL, topic = acked.topic, "partition" = acked."partition",
+       "offset" = acked."offset", sent_at = now(), last_error = NULL
+  FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[])
+    AS acked (message_id, token, topic, "partition", "offset")
+ WHERE pending.message_id = acked.message_id AND pending.claim_token = acked.token
+   AND pending.status = ANY($6::smallint[])
+
+-- done_by_broker: the same where that is the end, since no confirm is asked for
+WITH gone AS (
+    DELETE FROM outbox_pending AS pending
+     USING unnest($1::uuid[], $2::uuid[]) AS acked (message_id, token)
+     WHERE pending.message_id = acked.message_id AND pending.claim_token = acked.token
+       AND pending.status = ANY($3::smallint[])
+    RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count
+)
+INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
+SELECT message_id, consumer, destination, 1, send_count FROM gone
+
+-- failed: a send failed that counts as a try; the token goes, the time to look again stays
+UPDATE outbox_pending AS pending
+   SET claim_token = NULL, last_error = failed.reason
+  FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS failed (message_id, token, reason)
+ WHERE pending.message_id = failed.message_id AND pending.claim_token = failed.token
+   AND pending.status = ANY($4::smallint[])
+
+-- released: nothing was sent: the try is not counted, and they are due at once
+UPDATE outbox_pending AS pending
+   SET claim_token = NULL, send_count = pending.send_count - 1, next_send_at = now()
+  FROM unnest($1::uuid[], $2::uuid[]) AS released (message_id, token)
+ WHERE pending.message_id = released.message_id AND pending.claim_token = released.token
+   AND pending.status = ANY($3::smallint[])
+
+-- applied: consumers have applied them: they are done, from one of the statuses $3
+WITH gone AS (
+    DELETE FROM outbox_pending AS pending
+     USING unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
+     WHERE pending.message_id = applied.message_id AND pending.consumer = applied.consumer
+       AND pending.status = ANY($3::smallint[]) AND pending.is_decided
+    RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
+              pending.status
+), done AS (
+    INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
+    SELECT message_id, consumer, destination, 2, send_count FROM gone
+)
+SELECT count(*) AS consumed, count(*) FILTER (WHERE status = 0) AS early,
+       count(*) FILTER (WHERE status = 3) AS late
+  FROM gone
+
+-- known: how many of these deliveries are done already
+SELECT count(*) AS repeated
+  FROM unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
+  JOIN outbox_done AS done
+    ON done.message_id = applied.message_id AND done.consumer = applied.consumer
+   AND done.message_id BETWEEN $3 AND $4
+
+-- retrying: their consumers have parked them until then: not sent meanwhile
+UPDATE outbox_pending AS pending
+   SET next_send_at = greatest(
+           pending.next_send_at,
+           least(retrying.until, now() + interval '7 days') + $4 * interval '1 second'
+       )
+  FROM unnest($1::uuid[], $2::text[], $3::timestamptz[])
+    AS retrying (message_id, consumer, until)
+ WHERE pending.message_id = retrying.message_id AND pending.consumer = retrying.consumer
+   AND pending.status = ANY($5::smallint[])
+
+-- save_progress: how far consumers have come; what they told last counts, also if it is less
+INSERT INTO outbox_progress AS progress (consumer, topic, "partition", "offset")
+SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::bigint[])
+ON CONFLICT (consumer, topic, "partition")
+DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
+ WHERE progress."offset" <> EXCLUDED."offset"
+
+-- progress: how far each consumer has come
+SELECT consumer, topic, "partition", "offset" FROM outbox_progress
+
+-- oldest_unfinished: the smallest id that is not finished for every consumer
+SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1
+
+-- extend: make the partitions that are needed now and next
+SELECT outbox_extend($1, $2, 2)
+
+-- partitions: the oldest first, with the time at which each ends, and what it takes on disk
+SELECT lower_id,
+       to_timestamp(('x' || substr(replace(upper_id::text, '-', ''), 1, 12))::bit(48)::bigint
+                    / 1000.0) AS ends_at,
+       pg_total_relation_size(('public.outbox_message_' || suffix)::regclass)
+     + pg_total_relation_size(('public.outbox_done_' || suffix)::regclass) AS bytes
+  FROM outbox_partition
+ ORDER BY lower_id
+
+-- drop: drop a partition; NULL when it had to stay
+SELECT outbox_drop($1, $2)
+
+-- trim: remove strays that are finished and old
+SELECT outbox_trim($1, 10000)

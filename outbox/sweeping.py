@@ -1,0 +1,181 @@
+"""The sweep: claims what is due, and gives up what has used up its tries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID, uuid4
+
+from orderchain.errors import RetryError
+from outbox.dispatch import Parcel
+from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds
+from outbox.statuses import Status
+from outbox.store import Claiming
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outbox.alerts import Alerts
+    from outbox.destination import Destination
+    from outbox.dispatch import Dispatch
+    from outbox.relay_config import RelayConfig
+    from outbox.relay_stats import RelayStats
+    from outbox.store import Abnormal, RelayStore
+
+_log = logging.getLogger(__name__)
+
+_ALL: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""Before everything that can be due."""
+
+_ORPHAN_SECONDS: Final = 60.0
+"""How long a delivery is left alone whose destination nobody knows any more."""
+
+
+class ConsumerLog(Protocol):
+    """A look into a consumer's own log of messages, where the relay may have one."""
+
+    async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Return those that the consumer has applied."""
+        ...
+
+
+class Sweep:
+    """Rounds of claiming. Any number of them may run side by side, in any number of processes."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        store: RelayStore,
+        dispatch: Dispatch,
+        stats: RelayStats,
+        alerts: Alerts,
+        consumer_logs: Mapping[str, ConsumerLog],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._dispatch = dispatch
+        self._stats = stats
+        self._alerts = alerts
+        self._consumer_logs = consumer_logs
+        # The database's time at some instant of our monotonic clock. None: look at everything.
+        self._base: tuple[datetime, float] | None = None
+        self._everything_at = 0.0
+
+    async def sweep(self, *, everything: bool = False) -> int:
+        """Claim all that is due, and return how many deliveries were looked at.
+
+        Begins at a floor of next_send_at that is kept `late_seconds` behind: under a long snapshot
+        of somebody else the index is full of dead entries below it, and to pass them all again at
+        every look takes many times as long as the look. `everything` begins before all of them.
+        """
+        looked_at = 0
+        floor = _ALL if everything else self._floor()
+        while True:
+            await self._dispatch.wait_for_room()
+            if self._dispatch.is_broker_away:
+                return looked_at
+            rows, is_full = await self._round(floor)
+            looked_at += rows
+            if not is_full:
+                return looked_at
+
+    def _floor(self) -> datetime:
+        late = self._config.late_seconds
+        now = time.monotonic()
+        if self._base is None or now - self._everything_at >= late:
+            self._everything_at = now
+            return _ALL
+        at, monotonic = self._base
+        return at + timedelta(seconds=now - monotonic - late)
+
+    async def _round(self, floor: datetime) -> tuple[int, bool]:
+        """Claim one round; return the rows looked at, and whether there may be more."""
+        token = uuid4()
+        abnormal: list[Abnormal] = []
+        async with self._store.sweep() as connection:
+            claiming = Claiming(connection)
+            if floor == _ALL:
+                self._base = (await claiming.now(), time.monotonic())
+            due = await claiming.due(floor, self._config.sweep_rows_max)
+            if not due:
+                return 0, False
+            send, wait, give_up, is_cut = await self._sorted(claiming, due)
+            if wait:
+                await claiming.wait(wait)
+            if give_up:
+                abnormal = await claiming.give_up(give_up)
+            messages = await claiming.claim(send, token) if send else []
+        # Committed: the claims are ours.
+        self._stats.queued += len(wait)
+        self._stats.swept += len(send)
+        self._stats.resent += sum(row.send_count > 0 for row, _ in send)
+        if messages:
+            self._dispatch.hand_over(Parcel(token, messages))
+        if abnormal:
+            self._stats.abnormal += len(abnormal)
+            self._alerts.tell(abnormal)
+        return len(due), is_cut or len(due) >= self._config.sweep_rows_max
+
+    async def _sorted(
+        self, claiming: Claiming, due: list[Due]
+    ) -> tuple[list[tuple[Due, float]], list[tuple[Due, float]], list[tuple[Due, str]], bool]:
+        """Return what to send and what to leave, each with its seconds, and what to give up."""
+        destinations = await self._known(claiming, due)
+        is_acked = any(row.status == Status.CONFIRMED for row in due)
+        progress = await claiming.progress() if is_acked else {}
+        send: list[tuple[Due, float]] = []
+        wait: list[tuple[Due, float]] = []
+        give_up: list[tuple[Due, str]] = []
+        room = self._config.sweep_bytes_max
+        for row in await self._unapplied(claiming, due):
+            rules = destinations.get(row.destination)
+            if rules is None:
+                _log.error("destination %r is not set up any more", row.destination)
+                wait.append((row, _ORPHAN_SECONDS))
+                continue
+            verdict = judge(row, rules, progress)
+            if verdict is Verdict.WAIT:
+                wait.append((row, queue_wait_seconds(row, rules)))
+            elif verdict is Verdict.GIVE_UP:
+                give_up.append((row, f"no end after {row.send_count} tries"))
+            elif row.size is None:
+                give_up.append((row, "its message is gone"))
+            elif row.size > room and send:
+                # Locked by us until the commit, and then free for the next round.
+                return send, wait, give_up, True
+            else:
+                room -= row.size
+                send.append((row, wait_seconds(rules, row.send_count)))
+        return send, wait, give_up, False
+
+    async def _known(self, claiming: Claiming, due: list[Due]) -> dict[str, Destination]:
+        """Return the destinations, read again where one of `due` is new."""
+        known = self._dispatch.destinations
+        if any(row.destination not in known for row in due):
+            known = self._dispatch.destinations = await claiming.destinations()
+        return known
+
+    async def _unapplied(self, claiming: Claiming, due: list[Due]) -> list[Due]:
+        """Leave out what consumers have applied by their own logs: that counts as their confirm."""
+        found: set[tuple[str, UUID]] = set()
+        for consumer, log in self._consumer_logs.items():
+            sent = [
+                row.message_id for row in due if row.consumer == consumer and row.send_count > 0
+            ]
+            if sent:
+                found |= {(consumer, each) for each in await _asked(consumer, log, sent)}
+        if not found:
+            return due
+        applied = await claiming.apply(sorted((each, consumer) for consumer, each in found))
+        self._stats.found_applied += applied
+        return [row for row in due if (row.consumer, row.message_id) not in found]
+
+
+async def _asked(consumer: str, log: ConsumerLog, message_ids: Sequence[UUID]) -> set[UUID]:
+    """Ask a consumer's log. Raises RetryError: what can't be looked up is not sent either."""
+    try:
+        return await log.applied(message_ids)
+    except Exception as error:
+        raise RetryError(f"the log of consumer {consumer!r}: {error!r}") from error
