@@ -18,7 +18,7 @@ from chain_verifier.java import EXPECTED, require_java
 from orderchain.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 LOCAL_MASTER: Final = "local[*]"
 
@@ -62,10 +62,21 @@ def open_session(
     What Java and Spark have to say goes to a file in a temporary folder, which is removed at the
     end. Raises SettingError when there is no Java or Spark does not start, ConnectError when its
     connectors were never fetched and cannot be now.
+
+    Started by `spark-submit`, everything that was said there holds, the master above all; only a
+    `master` given here comes before it.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
+        return
+    if is_submitted(os.environ):
+        session = _submitted(master)
+        try:
+            yield session
+        finally:
+            with suppress(Py4JError, OSError):
+                session.stop()
         return
     require_java(os.environ)
     packages = ",".join(packages_for(kafka=kafka))
@@ -77,6 +88,34 @@ def open_session(
             # A Java process that died must not hide the error that told of it.
             with suppress(Py4JError, OSError):
                 session.stop()
+
+
+def is_submitted(environ: Mapping[str, str]) -> bool:
+    """Say whether `spark-submit` runs this process, whose Java is at work already."""
+    return "PYSPARK_GATEWAY_PORT" in environ
+
+
+def _submitted(master: str | None) -> SparkSession:
+    """Return the session of `spark-submit`: jars, memory and master are as it was told."""
+    builder: Any = SparkSession.builder
+    for name, value in _COMMON.items():
+        builder = builder.config(name, value)
+    if master:
+        builder = builder.master(master)
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except (PySparkRuntimeError, Py4JError, OSError) as error:
+        text = str(error).strip() or type(error).__name__
+        raise SettingError("spark-submit", text.splitlines()[0], "a Spark that starts") from error
+    _prepare(session)
+    return session
+
+
+def _prepare(session: SparkSession) -> None:
+    session.sparkContext.setLogLevel("ERROR")
+    if "PYSPARK_PYTHON" not in os.environ:
+        # Frames and seals are taken apart by our own code: the workers need this very environment.
+        session.sparkContext.pythonExec = sys.executable
 
 
 def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: str) -> SparkSession:
@@ -97,10 +136,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise start_error(_text_of(log), str(error), packages) from error
-    session.sparkContext.setLogLevel("ERROR")
-    if "PYSPARK_PYTHON" not in os.environ:
-        # Frames and seals are taken apart by our own code: the workers need this very environment.
-        session.sparkContext.pythonExec = sys.executable
+    _prepare(session)
     return session
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from chain_verifier.session import start_error
+from chain_verifier.session import is_submitted, start_error
 from orderchain.errors import ConnectError, SettingError
 
 
@@ -21,3 +21,8 @@ def test_start_error_with_a_java_that_fails_tells_its_last_words(log: str, told:
     error = start_error(log, "exited", "")
     assert isinstance(error, SettingError)
     assert error.value == told
+
+
+def test_a_process_that_spark_submit_runs_is_told_by_its_gateway() -> None:
+    assert is_submitted({"PYSPARK_GATEWAY_PORT": "40001"})
+    assert not is_submitted({"PYSPARK_PYTHON": "python3", "SPARK_HOME": "/opt/spark"})

@@ -1,0 +1,147 @@
+"""A real standalone Spark cluster on loopback: one master and two workers, from PySpark's wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+
+from local_stack.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+
+START_SECONDS = 90.0
+STOP_SECONDS = 20.0
+WORKERS = 2
+
+
+def spark_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every process of the cluster, the driver's too: all on loopback.
+
+    Nothing leads to this checkout: the package must be where the interpreter looks for it anyway.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith("SPARK_")}
+    kept.pop("PYTHONPATH", None)
+    return kept | {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        # Six Java processes for a few seconds each: the quick compiler is all that pays.
+        "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+
+
+class _Daemon:
+    """One process of the cluster, whose log goes to a file."""
+
+    def __init__(self, name: str, log: Path, ready: str, *arguments: object) -> None:
+        self.name = name
+        self.log = log
+        self._ready = ready
+        self._is_ready = threading.Event()
+        self._process = subprocess.Popen(
+            [str(_CLASS), *map(str, arguments)],
+            env=spark_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, name=name)
+        self._reader.start()
+
+    def _read(self) -> None:
+        lines: Any = self._process.stdout
+        with self.log.open("w") as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                if self._ready in line:
+                    self._is_ready.set()
+        self._is_ready.set()  # it has ended: nobody need wait any longer
+
+    def wait(self) -> None:
+        """Wait until it is ready. Raises RuntimeError with its log when it is not."""
+        self._is_ready.wait(START_SECONDS)
+        if self._process.poll() is not None or self._ready not in self.log.read_text():
+            raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text()[-2_000:]}")
+
+    def stop(self) -> None:
+        """End this process, and no other: a worker ends the executors that it has started."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class SparkCluster:
+    """Started with `with`; `master` is its URL."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._daemons: list[_Daemon] = []
+        port = free_port()
+        self._ports = (port, free_port([port]))
+        self.master = f"spark://127.0.0.1:{port}"
+
+    def __enter__(self) -> SparkCluster:
+        try:
+            self._start_master()
+            self._start_workers()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _start_master(self) -> None:
+        port, ui_port = self._ports
+        self._start(
+            *("master", "I have been elected leader", "org.apache.spark.deploy.master.Master"),
+            *("--host", "127.0.0.1", "--port", port, "--webui-port", ui_port),
+        )
+        self._daemons[0].wait()
+
+    def _start_workers(self) -> None:
+        """Start both at once; each offers one core and the memory of one executor."""
+        for number in range(WORKERS):
+            self._start(
+                f"worker-{number}",
+                *("Successfully registered with master", "org.apache.spark.deploy.worker.Worker"),
+                *("--host", "127.0.0.1", "--webui-port", 0, "--cores", 1, "--memory", "1g"),
+                *("--work-dir", self._work(number), self.master),
+            )
+        for worker in self._daemons[1:]:
+            worker.wait()
+
+    def _start(self, name: str, ready: str, *arguments: object) -> None:
+        log = self._folder / f"{name}.log"
+        self._daemons.append(_Daemon(name, log, ready, *arguments))
+
+    def _work(self, number: int) -> Path:
+        return self._folder / f"work-{number}"
+
+    def executors(self, number: int) -> list[Path]:
+        """The logs of the executors that worker `number` has started, the oldest first."""
+        return sorted(self._work(number).glob("app-*/*/stderr"))
+
+    def stop(self) -> None:
+        """Stop the workers, then the master."""
+        for daemon in reversed(self._daemons):
+            daemon.stop()
+        self._daemons = []
