@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from chainctl.settings import Settings
     from gapfill import PreferredSources
@@ -56,6 +57,15 @@ def gap_source(settings: Settings, chain_id: int) -> PreferredSources:
         database=primary, chain_id=chain_id, connect_seconds=settings.connect_seconds
     )
     return PreferredSources.of_databases(config, standbys)
+
+
+def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSource:
+    """Return what reads from the archive what the `databases` have let go."""
+    # Only here: an archive needs pyarrow, which nothing else of a receiver does.
+    from chain_verifier.archive.archived_rows import ArchivedRows
+    from gapfill import WithArchive
+
+    return WithArchive(databases, ArchivedRows(archive, chain_id))
 
 
 def head_reports(

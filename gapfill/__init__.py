@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gapfill.archived import WithArchive
 from gapfill.config import GapReaderConfig
 from gapfill.preferred import PreferenceConfig, PreferredSources
 from gapfill.reader import GapReader
 
-__all__ = ["GapReader", "GapReaderConfig", "PreferenceConfig", "PreferredSources"]
+__all__ = ["GapReader", "GapReaderConfig", "PreferenceConfig", "PreferredSources", "WithArchive"]

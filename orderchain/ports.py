@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from datetime import datetime
     from uuid import UUID
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
@@ -283,6 +284,37 @@ class GapSource(Protocol):
 
     async def close(self) -> None:
         """Close the connections; never raises, never waits beyond its deadline."""
+        ...
+
+
+class ArchivedSource(Protocol):
+    """Rows of one chain that the database has let go, from behind some id up to its boundary.
+
+    `boundary` is the database's standing at the last row that it let go: what is handed out was
+    proven to lead to the seal there.
+    """
+
+    async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
+        """Return the mark behind the row `at_id`; None when there is no such row.
+
+        Raises RowsArchived for rows that it does not hold, InputError where it does not verify or
+        is of another database, RetryError.
+        """
+        ...
+
+    def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
+        """Yield linked runs from behind `after` up to `until_id`, which the boundary reaches.
+
+        Raises as `mark_at`; ForkFound and SealMismatch when it contradicts `after`.
+        """
+        ...
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return the last row that is not above `until_id`; 0 for none. Raises as `mark_at`."""
+        ...
+
+    async def row_before_time(self, moment: datetime) -> int:
+        """Return the last row committed before `moment`; 0 for none. Raises as `mark_at`."""
         ...
 
 

@@ -36,6 +36,13 @@ SELECT receiver, at_id FROM (
 -- remembered: rows behind this id are still asked for, to find a key that comes again
 SELECT min(after_id) FROM public.chain_key_page WHERE chain_id = $1
 
+-- behind_window: the last batch that has at least $2 rows behind it; 0 where none has
+SELECT coalesce(max(last_id), 0)
+  FROM (SELECT last_id,
+               sum(row_count) OVER (ORDER BY last_id DESC) - row_count AS rows_behind
+          FROM public.chain_batch WHERE chain_id = $1) batches
+ WHERE rows_behind >= $2::bigint
+
 -- partitions: the partitions of a chain with their bounds
 SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bounds, i.inhdetachpending AS is_pending
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -105,58 +105,93 @@ class PartWriter:
         return StoredFile(name=name, bytes=path.stat().st_size, sha256=_sha256(path))
 
 
+class BrokenPart(ValueError):
+    """A part is not what the manifest, its links or its seals say; the text is what is wrong."""
+
+
 def part_fault(folder: Path, part: Part, run: SealRun, seals: dict[int, bytes]) -> str | None:
     """Read a part back, row by row; return what is wrong with it, None where nothing is.
 
     `run` stands where the part begins, and then where it ends. Of each id in `seals` that ends a
     batch the seal is filled in.
     """
-    if (part.after_id, part.seal_before) != (run.at_id, run.seal.hex()):
-        return f"the part behind {part.after_id} does not follow {run.at_id} with its seal"
     try:
-        return _file_fault(folder, part) or _content_fault(folder, part, run, seals)
+        for batch, _ in proven_batches(folder, part, run):
+            if batch.last_id in seals:
+                seals[batch.last_id] = batch.seal
+    except BrokenPart as error:
+        return str(error)
+    return None
+
+
+def proven_batches(
+    folder: Path, part: Part, run: SealRun
+) -> Iterator[tuple[Batch, list[ArchivedRow]]]:
+    """Yield the batches of a part with their rows, each held against links, count and seal.
+
+    The files as a whole come first: what is yielded stands in the very files that the manifest
+    names. `run` stands where the part begins, and goes along. Raises BrokenPart.
+    """
+    name = f"the part behind {part.after_id}"
+    if (part.after_id, part.seal_before) != (run.at_id, run.seal.hex()):
+        raise BrokenPart(f"{name} does not follow {run.at_id} with its seal")
+    try:
+        _require_files(folder, part)
+        yield from _proven_content(folder, part, run)
+    except BrokenPart:
+        raise
     except (OSError, pa.ArrowException, ValueError) as error:
-        return f"the part behind {part.after_id} cannot be read: {' '.join(str(error).split())}"
+        raise BrokenPart(f"{name} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _file_fault(folder: Path, part: Part) -> str | None:
+def _require_files(folder: Path, part: Part) -> None:
     for stored in (part.rows, part.batches):
         path = folder / stored.name
         if not path.is_file():
-            return f"{stored.name} is missing"
+            raise BrokenPart(f"{stored.name} is missing")
         if path.stat().st_size != stored.bytes or _sha256(path) != stored.sha256:
-            return f"{stored.name} is not the file that was written"
-    return None
+            raise BrokenPart(f"{stored.name} is not the file that was written")
 
 
-def _content_fault(folder: Path, part: Part, run: SealRun, seals: dict[int, bytes]) -> str | None:
+def _proven_content(
+    folder: Path, part: Part, run: SealRun
+) -> Iterator[tuple[Batch, list[ArchivedRow]]]:
     rows = _rows_of(folder / part.rows.name)
     batches = row_count = 0
-    for batch in _batches_of(folder / part.batches.name):
+    for batch in batches_of(folder, part):
         taken = list(islice(rows, batch.row_count))
         fault = run.fault(batch, taken)
         if fault is not None:
-            return fault
+            raise BrokenPart(fault)
         batches, row_count = batches + 1, row_count + len(taken)
-        if batch.last_id in seals:
-            seals[batch.last_id] = batch.seal
+        yield batch, taken
     if next(rows, None) is not None:
-        return f"{part.rows.name} holds rows of no batch"
+        raise BrokenPart(f"{part.rows.name} holds rows of no batch")
     found = (run.at_id, run.seal.hex(), row_count, batches)
     if found != (part.last_id, part.seal_after, part.row_count, part.batch_count):
-        return f"the part behind {part.after_id} is not what the manifest says"
-    return None
+        raise BrokenPart(f"the part behind {part.after_id} is not what the manifest says")
+
+
+def batches_of(folder: Path, part: Part) -> Iterator[Batch]:
+    """Yield the batches of a part without their rows, unproven."""
+    for page in _records(folder / part.batches.name, _BATCHES.names):
+        for record in page:
+            yield Batch(**dict(zip(_BATCHES.names, record, strict=True)))
+
+
+def last_row_up_to(folder: Path, part: Part, until_id: int) -> int | None:
+    """Return the last row of a part that is not above `until_id`; None for none.
+
+    Raises OSError or ArrowException.
+    """
+    path = folder / part.rows.name
+    ids = pq.read_table(path, columns=["id"], filters=[("id", "<=", until_id)])["id"]
+    return int(ids[-1].as_py()) if len(ids) else None
 
 
 def _rows_of(path: Path) -> Iterator[ArchivedRow]:
     names = _ROWS.names[1:]
     return chain.from_iterable(_records(path, names))
-
-
-def _batches_of(path: Path) -> Iterator[Batch]:
-    for page in _records(path, _BATCHES.names):
-        for record in page:
-            yield Batch(**dict(zip(_BATCHES.names, record, strict=True)))
 
 
 def _records(path: Path, names: Sequence[str]) -> Iterator[Any]:

@@ -40,9 +40,21 @@ class _Partition(Struct, frozen=True):
     is_pending: bool
 
 
-def retain(
-    dsn: str, archive: Path, chain_id: int, until_id: int, *, actor: str, is_dry_run: bool = False
-) -> Retained:
+class RetentionRequest(Struct, frozen=True, kw_only=True):
+    """What may go, by whose word, and what somebody must keep."""
+
+    chain_id: int
+    until_id: int
+    """The last row that may go."""
+    actor: str
+    """Who does this."""
+    key_window_rows: int
+    """The last rows in which the sequencer looks for a key that comes again, its setting of that
+    name. Only it knows: a chain whose window is not full yet keeps no pages of keys to tell."""
+    is_dry_run: bool = False
+
+
+def retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
     """Detach the partitions whose rows all lie at or below `until_id`.
 
     The batch before the first row that stays becomes the boundary, in one transaction with the note
@@ -50,24 +62,23 @@ def retain(
     that was interrupted between the two is ended by the next one.
 
     Raises SettingError when `until_id` lies above the verified mark, the lowest receiver, what is
-    published, or rows in which keys are still looked up; InputError when the archive does not
+    published, or within the window of keys; InputError when the archive does not
     verify, is of another database, or does not hold what would go.
     """
-    return asyncio.run(_retain(dsn, archive, chain_id, until_id, actor, is_dry_run=is_dry_run))
+    return asyncio.run(_retain(dsn, archive, request))
 
 
-async def _retain(
-    dsn: str, archive: Path, chain_id: int, until_id: int, actor: str, *, is_dry_run: bool
-) -> Retained:
+async def _retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
+    chain_id, is_dry_run = request.chain_id, request.is_dry_run
     async with connected(dsn, _ROLE_THAT) as connection:
         place = await read_place(connection, chain_id)
-        await _require_unwanted(connection, chain_id, place, until_id)
+        await _require_unwanted(connection, place, request)
         partitions = await _partitions(connection, chain_id)
-        old, boundary_id = await _old(connection, chain_id, partitions, place, until_id)
+        old, boundary_id = await _old(connection, chain_id, partitions, place, request.until_id)
         if boundary_id > place.boundary_id:
             await _require_archived(connection, archive, place, chain_id, boundary_id)
             if not is_dry_run:
-                await _set_boundary(connection, chain_id, boundary_id, actor, archive)
+                await _set_boundary(connection, chain_id, boundary_id, request.actor, archive)
         if not is_dry_run:
             for partition in old:
                 await connection.execute(
@@ -85,21 +96,37 @@ async def _retain(
 
 async def _require_unwanted(
     connection: Any,  # noqa: ANN401 - asyncpg's own
-    chain_id: int,
     place: Place,
-    until_id: int,
+    request: RetentionRequest,
 ) -> None:
     """Refuse to go above anything that still needs rows."""
+    chain_id, until_id = request.chain_id, request.until_id
     limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
     lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
     if lowest is not None:
         limits.append((lowest["at_id"], f"where receiver {lowest['receiver']!r} stands"))
-    remembered = await connection.fetchval(SQL["remembered"], chain_id)
-    if remembered is not None:
-        limits.append((remembered, "behind which keys are looked up"))
-    limit, what = min(limits)
+    limits += await _key_limits(connection, request)
+    limit, what = min(limits, key=lambda found: found[0])
     if until_id > limit:
         raise SettingError("--until", until_id, f"at most {limit}, {what}")
+
+
+async def _key_limits(
+    connection: Any,  # noqa: ANN401 - asyncpg's own
+    request: RetentionRequest,
+) -> list[tuple[int, str]]:
+    """Return behind which rows keys are looked up: by the window, and by the pages there are.
+
+    A new leader reads the pages, and the rows behind the last one; without any, all rows that are
+    left. A key within the window that it cannot see any more would be taken for a new one.
+    """
+    rows = request.key_window_rows
+    behind = await connection.fetchval(SQL["behind_window"], request.chain_id, rows)
+    limits = [(behind, f"behind which lies the window of keys of {rows} rows")]
+    remembered = await connection.fetchval(SQL["remembered"], request.chain_id)
+    if remembered is not None:
+        limits.append((remembered, "behind which keys are looked up"))
+    return limits
 
 
 async def _partitions(connection: Any, chain_id: int) -> list[_Partition]:  # noqa: ANN401

@@ -13,8 +13,8 @@ from chainctl.exits import Terminated
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from chainctl.wiring import gap_source, head_reports, kafka_source_config, runs_of
-from orderchain.errors import NotYetReadable, PrimaryBehind, SettingError
+from chainctl.wiring import gap_source, head_reports, kafka_source_config, runs_of, with_archive
+from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 
 if TYPE_CHECKING:
     from chainctl.journal import Journal, PayloadForm
@@ -53,6 +53,7 @@ class _Task(NamedTuple):
     """Whether somebody gave it the name: then it is meant to last."""
     until: Until
     kafka_at_start: KafkaAtStart
+    archive: Path | None
 
     def config(self, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings."""
@@ -144,6 +145,13 @@ class Received(Struct, frozen=True, kw_only=True):
     help="optional: start without Kafka, too, from the database; a wrong address is then a "
     "warning.  [default: required]",
 )
+@click.option(
+    "--archive",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where `chainctl archive` put rows that the database has let go: they are read there, and "
+    "proven by their seals.",
+)
 @json_option
 @uses_settings("database", "gap_database", "kafka", "connect_seconds")
 def command(
@@ -156,13 +164,15 @@ def command(
     follow: bool,
     form: PayloadForm,
     kafka_at_start: KafkaAtStart,
+    archive: Path | None,
     as_json: bool,
 ) -> None:
     """Write a chain to a journal, in order and without gaps.
 
     Goes on behind the last row of the journal. Without --until-id, --until-idle or --follow it ends
     at the head that the database has at the start. Missing rows are read from the --gap-database,
-    several of them in the order given: standbys first, the primary last.
+    several of them in the order given: standbys first, the primary last. What was archived and is
+    in the database no more is read from --archive.
     """
     from chainctl.journal import Journal
 
@@ -174,6 +184,7 @@ def command(
         is_named=name is not None,
         until=Until(id=until_id, idle_seconds=until_idle, follow=follow),
         kafka_at_start=kafka_at_start,
+        archive=archive,
     )
     count = Count()
     with Journal(path, chain_id, form) as journal, progress(path.name, None) as bar:
@@ -183,6 +194,8 @@ def command(
             _tell(path, count)
             raise
         except Exception as error:
+            if isinstance(error, RowsArchived) and archive is None:
+                error.add_note("--archive DIR reads them from an archive")
             if count.rows:
                 error.add_note(f"rows written before that: {count.rows}")
             raise
@@ -214,7 +227,9 @@ def _name_of(name: str | None, path: Path) -> str:
 async def _receive(
     settings: Settings, task: _Task, journal: Journal, count: Count, bar: ProgressBar
 ) -> ReceiverStats:
-    source = gap_source(settings, task.chain_id)
+    source: GapSource = gap_source(settings, task.chain_id)
+    if task.archive is not None:
+        source = with_archive(source, task.archive, task.chain_id)
     settings.kafka_servers()
     reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
     async with await _receiver(settings, task, journal, source, reports) as receiver:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     "--until", "until_id", type=ROW_ID, required=True, metavar="ID",
     help="The last row that may go; partitions that hold later ones stay.",
 )  # fmt: skip
+@click.option(
+    "--key-window", "key_window_rows", type=click.IntRange(min=0), metavar="ROWS",
+    help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
+    "again; 0 where keys are not compared.  [default: the sequencer's]",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only tell what would be detached.")
 @click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
 @json_option
@@ -33,29 +38,41 @@ def command(
     chain_id: int,
     folder: str,
     until_id: int,
+    key_window_rows: int | None,
     dry_run: bool,
     actor: str | None,
     as_json: bool,
 ) -> None:
     """Detach the partitions of old rows.
 
-    Refused above the verified mark, above the receiver that is furthest behind, where keys are
-    still looked up, and unless the archive holds the rows and verifies now. The tables that were
-    detached stay until somebody drops them. Needs the owner's rights.
+    Refused above the verified mark, above the receiver that is furthest behind, within the window
+    in which keys are looked up, and unless the archive holds the rows and verifies now. The tables
+    that were detached stay until somebody drops them. Needs the owner's rights.
     """
-    from chain_verifier.archive.retention import retain
+    from chain_verifier.archive.retention import RetentionRequest, retain
 
-    done = retain(
-        settings.database_dsn(),
-        Path(folder).absolute(),
-        chain_id,
-        until_id,
+    request = RetentionRequest(
+        chain_id=chain_id,
+        until_id=until_id,
         actor=who(actor),
+        key_window_rows=_usual_window() if key_window_rows is None else key_window_rows,
         is_dry_run=dry_run,
     )
+    done = retain(settings.database_dsn(), Path(folder).absolute(), request)
     if as_json:
         data_json(done)
         return
     did = "detached" if done.is_done else "to be detached"
     tables = ", ".join(done.partitions) or "none"
     data(f"chain {chain_id}: partitions {did}: {tables}; boundary {done.boundary_id}")
+
+
+def _usual_window() -> int:
+    """Return the window of keys of a sequencer that was told nothing else."""
+    from msgspec.structs import fields
+
+    from sequencer import SequencerConfig
+
+    return next(
+        int(field.default) for field in fields(SequencerConfig) if field.name == "key_window_rows"
+    )

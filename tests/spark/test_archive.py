@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from chain_verifier.archive.manifest import chain_folder, load_manifest
-from chain_verifier.archive.retention import Retained, retain
+from chain_verifier.archive.retention import Retained, RetentionRequest, retain
 from chain_verifier.archive.verify_archive import verify_archive
 from chain_verifier.archive.write_archive import Archived, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
@@ -50,7 +50,9 @@ class Chain:
         return write_archive(self.audit, self.folder, CHAIN_ID, until_id)
 
     def retain(self, until_id: int, **options: Any) -> Retained:
-        return retain(self.owner, self.folder, CHAIN_ID, until_id, actor="eve", **options)
+        known = {"actor": "eve", "key_window_rows": 0} | options
+        request = RetentionRequest(chain_id=CHAIN_ID, until_id=until_id, **known)
+        return retain(self.owner, self.folder, request)
 
     def execute(self, *statements: str) -> None:
         asyncio.run(execute(self.owner, *statements))
@@ -249,6 +251,21 @@ def test_retention_of_rows_in_which_keys_are_looked_up_is_refused(chain: Chain) 
     chain.execute(f"INSERT INTO chain_key_page VALUES ({CHAIN_ID}, {ENDS[8]}, {ENDS[30]}, '', '')")
     with pytest.raises(SettingError, match=f"at most {ENDS[8]}, behind which keys are looked up"):
         chain.retain(ENDS[10])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 95, 10**6])
+def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys(
+    chain: Chain, rows: int
+) -> None:
+    chain.archive()
+    counts = list(map(len, BATCHES))
+    behind = [sum(counts[at + 1 :]) for at in range(len(BATCHES))]
+    limit = max((end for end, left in zip(ENDS, behind, strict=True) if left >= rows), default=0)
+    limit = min(limit, MARK)
+    told = "the verified mark" if limit == MARK else f"the window of keys of {rows} rows"
+    with pytest.raises(SettingError, match=f"at most {limit}, .*{told}"):
+        chain.retain(limit + 1, key_window_rows=rows)
+    assert chain.retain(limit, key_window_rows=rows, is_dry_run=True).boundary_id <= limit
 
 
 def test_retention_without_an_archive_of_all_that_would_go_is_refused(chain: Chain) -> None:

@@ -41,6 +41,7 @@ def test_public_names_are_these() -> None:
         "GapReaderConfig",
         "PreferenceConfig",
         "PreferredSources",
+        "WithArchive",
     ]
 
 

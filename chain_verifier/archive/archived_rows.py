@@ -1,0 +1,195 @@
+"""The rows of an archive for a receiver that is older than the database: proven, then read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pyarrow as pa
+
+from chain_verifier.archive.archived_places import (
+    archived_mark,
+    archived_row_before,
+    archived_row_up_to,
+    mark_behind,
+)
+from chain_verifier.archive.manifest import chain_folder, load_manifest
+from chain_verifier.archive.part_files import BrokenPart, proven_batches
+from chain_verifier.archive.seal_run import SealRun
+from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
+from orderchain.event import Event
+from orderchain.mark import Mark
+from orderchain.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from chain_verifier.archive.manifest import Manifest, Part
+    from chain_verifier.archive.seal_run import ArchivedRow, Batch
+    from orderchain.mark import Standing
+
+    Group = list[tuple[Batch, list[ArchivedRow]]]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+RUN_ROWS: Final = 5_000
+"""Rows of a run, unless one batch holds more: as many as a page of a fill."""
+
+STEP_SECONDS: Final = 60.0
+"""Deadline of one step, the rows of a run or the hash of a file: a disk that hangs must not hang a
+receiver, and 60 s suffice for a file of 10 GB."""
+
+SOURCE: Final = "archive"
+"""Where such a run was read, as gap ledgers and counters name it."""
+
+
+class ArchivedRows:
+    """Implements ArchivedSource of `orderchain.ports` over the Parquet archive of one chain.
+
+    Nothing is handed out before everything from there up to the database's boundary was read back
+    once, and came out at the seal that the database holds there: from then on the archive's word
+    is the primary's. What is read for the caller then stands in the same files, by their hashes,
+    and is held against the same links and seals. Files are read in threads, a run at a time.
+    """
+
+    def __init__(self, archive: Path, chain_id: int) -> None:
+        self._archive = archive
+        self._chain_id = chain_id
+        self._folder = chain_folder(archive, chain_id)
+        self._lock = asyncio.Lock()
+        self._manifest: Manifest | None = None
+        self._proven: tuple[int, Mark] | None = None
+        """Behind which id, and up to which boundary, the manifest was found to hold."""
+
+    async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
+        """Return a mark; see `orderchain.ports.ArchivedSource`."""
+        manifest = await self._proven_manifest(at_id, boundary)
+        return await self._step(lambda: archived_mark(self._folder, manifest, at_id))
+
+    async def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
+        """Yield runs; see `orderchain.ports.ArchivedSource`."""
+        manifest = await self._proven_manifest(after.id, boundary)
+        found = await self._step(lambda: archived_mark(self._folder, manifest, after.id))
+        if found is None:
+            raise ForkFound(self._chain_id, after.batch_last_id, after.id, None)
+        if (found.batch_last_id, found.seal) != (after.batch_last_id, after.seal):
+            raise SealMismatch(self._chain_id, after.id, after.seal, found.seal)
+        parts = self._parts(manifest, after.id, boundary)
+        runs = self._runs(parts, found, until_id)
+        while (run := await self._step(lambda: next(runs, None))) is not None:
+            yield run
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return a row's id, or 0; nothing is proven by that. Raises as `mark_at`."""
+        manifest = await self._load()
+        return await self._step(lambda: archived_row_up_to(self._folder, manifest, until_id))
+
+    async def row_before_time(self, moment: datetime) -> int:
+        """Return a row's id, or 0; nothing is proven by that. Raises as `mark_at`."""
+        manifest = await self._load()
+        return await self._step(lambda: archived_row_before(self._folder, manifest, moment))
+
+    # -- proof ---------------------------------------------------------------------------------
+
+    async def _proven_manifest(self, after_id: int, boundary: Standing) -> Manifest:
+        """Return the manifest, once everything behind `after_id` up to the boundary holds."""
+        edge = boundary.mark
+        if edge is None:
+            raise RetryError(f"chain {self._chain_id}: the archive's boundary has just moved")
+        async with self._lock:
+            known, proven = self._manifest, self._proven
+            if known and proven and proven[0] <= after_id and proven[1] == edge:
+                return known
+            manifest = await self._load()
+            parts = self._parts(manifest, after_id, boundary)
+            await self._prove(parts, edge)
+            self._manifest, self._proven = manifest, (parts[0].after_id, edge)
+            return manifest
+
+    async def _load(self) -> Manifest:
+        manifest = await self._step(lambda: load_manifest(self._archive, self._chain_id))
+        if manifest is None or not manifest.parts:
+            expected = f"an archive that holds chain {self._chain_id}"
+            raise InputError("archive", str(self._archive), expected)
+        return manifest
+
+    def _parts(self, manifest: Manifest, after_id: int, boundary: Standing) -> list[Part]:
+        """Return the parts from the one that `after_id` stands in up to that of the boundary."""
+        database_id = str(boundary.head.database_id)
+        if manifest.database_id != database_id:
+            raise InputError("archive of database", manifest.database_id, database_id)
+        edge_id = boundary.mark.id if boundary.mark else after_id
+        parts = [p for p in manifest.parts if p.last_id > after_id and p.after_id < edge_id]
+        if not parts or parts[0].after_id > after_id or parts[-1].last_id < edge_id:
+            error = RowsArchived(self._chain_id, after_id, edge_id)
+            held = f"behind {manifest.parts[0].after_id} up to {manifest.last_id}"
+            error.add_note(f"the archive {self._archive} holds the rows {held}")
+            raise error
+        return parts
+
+    async def _prove(self, parts: Sequence[Part], edge: Mark) -> None:
+        told = f"behind {parts[0].after_id} up to {edge.id}"
+        _log.info("chain %d: proving the archive %s", self._chain_id, told)
+        seals: dict[int, bytes] = {}
+        groups = self._groups(parts)
+        while (group := await self._step(lambda: next(groups, None))) is not None:
+            seals |= {batch.last_id: batch.seal for batch, _ in group if batch.last_id == edge.id}
+        if seals.get(edge.id) != edge.seal:
+            found = seals[edge.id].hex() if seals else "none there"
+            raise InputError(f"seal of the archive after {edge.id}", found, edge.seal.hex())
+
+    def _groups(self, parts: Sequence[Part]) -> Iterator[Group]:
+        """Yield neighbouring batches with their rows, proven, so many rows at once."""
+        run = SealRun(self._chain_id, parts[0].after_id, bytes.fromhex(parts[0].seal_before))
+        group: Group = []
+        rows = 0
+        for part in parts:
+            try:
+                for batch, taken in proven_batches(self._folder, part, run):
+                    group.append((batch, taken))
+                    rows += len(taken)
+                    if rows >= RUN_ROWS:
+                        yield group
+                        group, rows = [], 0
+            except BrokenPart as error:
+                raise InputError("archive", str(error), "an archive that verifies") from error
+        if group:
+            yield group
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def _runs(self, parts: Sequence[Part], after: Mark, until_id: int) -> Iterator[Run]:
+        end = after
+        for group in self._groups(parts):
+            events: list[Event] = []
+            for batch, rows in group:
+                events += [Event(*row) for row in rows if after.id < row[0] <= until_id]
+                if after.id < batch.last_id <= until_id:
+                    end = mark_behind(batch)
+            if events:
+                end = Mark(
+                    id=events[-1].id,
+                    batch_last_id=end.batch_last_id,
+                    seal=end.seal,
+                    epoch=end.epoch,
+                )
+                yield Run(chain_id=self._chain_id, events=events, end=end, source=SOURCE)
+            if end.id >= until_id:
+                return
+
+    async def _step(self, work: Callable[[], _T]) -> _T:
+        """Do something with files in a thread. Raises InputError, RetryError."""
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                return await asyncio.to_thread(work)
+        except TimeoutError:
+            raise RetryError(
+                f"the archive {self._archive} has not answered for {STEP_SECONDS:.0f} s"
+            ) from None
+        except (OSError, pa.ArrowException) as error:
+            text = " ".join(str(error).split())
+            raise InputError("archive", str(self._archive), f"readable files ({text})") from error

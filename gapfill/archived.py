@@ -1,0 +1,121 @@
+"""A database with the archive behind it: for receivers that are older than what it still holds."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Self, cast
+
+from msgspec.structs import replace
+
+from orderchain.errors import RetryError, RowsArchived, SettingError
+from orderchain.ports import PlaceFinder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from types import TracebackType
+
+    from orderchain.mark import Mark, Standing
+    from orderchain.ports import ArchivedSource, GapSource
+    from orderchain.run import Run
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class WithArchive:
+    """Implements GapSource and PlaceFinder of `orderchain.ports` over a database and its archive.
+
+    The database is asked first, always, and it alone says where the chain stands. Only what it
+    answers with RowsArchived is read from the archive, up to the boundary behind which the database
+    has the rows; then the database goes on. Closes the database; an archive holds nothing open.
+    """
+
+    def __init__(self, database: GapSource, archive: ArchivedSource) -> None:
+        self._database = database
+        self._archive = archive
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the database; see `orderchain.ports.GapSource`."""
+        await self._database.close()
+
+    async def standing(self, at_id: int) -> Standing:
+        """Return head and mark, of an archived row too; see `orderchain.ports.GapSource`.
+
+        Raises as the database and as `orderchain.ports.ArchivedSource.mark_at`.
+        """
+        try:
+            return await self._database.standing(at_id)
+        except RowsArchived as error:
+            boundary = await self._boundary(error)
+        return replace(boundary, mark=await self._archive.mark_at(at_id, boundary))
+
+    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        """Yield linked runs; see `orderchain.ports.GapSource`.
+
+        Raises as the database and as `orderchain.ports.ArchivedSource.runs`.
+        """
+        while after.id < until_id:
+            try:
+                async with aclosing(_generator(self._database.runs(after, until_id))) as runs:
+                    async for run in runs:
+                        yield run
+                        after = run.end
+                return
+            except RowsArchived as error:
+                boundary = await self._boundary(error)
+            # The boundary may rise meanwhile: then the database says so again, further on.
+            end_id = min(until_id, _boundary_id(boundary))
+            async with aclosing(_generator(self._archive.runs(after, end_id, boundary))) as runs:
+                async for run in runs:
+                    yield run
+                    after = run.end
+
+    async def _boundary(self, error: RowsArchived) -> Standing:
+        """Return where the database begins, by its own word. Raises RetryError."""
+        try:
+            return await self._database.standing(error.until_id)
+        except RowsArchived as again:
+            text = f"chain {error.chain_id}: rows are being detached, up to {again.until_id} by now"
+            raise RetryError(text) from again
+
+    # -- places --------------------------------------------------------------------------------
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        found = await self._finder().row_at_or_before(until_id)
+        if found or not until_id:
+            return found
+        return await self._archive.row_at_or_before(until_id)
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return the last id of a batch; see `orderchain.ports.PlaceFinder`."""
+        found = await self._finder().row_before_time(time_us)
+        if found:
+            return found
+        return await self._archive.row_before_time(_EPOCH + timedelta(microseconds=time_us))
+
+    def _finder(self) -> PlaceFinder:
+        if not isinstance(self._database, PlaceFinder):
+            found = type(self._database).__name__
+            raise SettingError("start_at", found, "a source that finds places")
+        return self._database
+
+
+def _boundary_id(boundary: Standing) -> int:
+    return boundary.mark.id if boundary.mark else 0
+
+
+def _generator(runs: AsyncIterator[Run]) -> AsyncGenerator[Run, None]:
+    """Return the runs as the generator that they are, so that it can be closed."""
+    return cast("AsyncGenerator[Run, None]", runs)
