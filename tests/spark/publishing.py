@@ -43,9 +43,9 @@ def frame_of(rows: Sequence[Row], **fields: Any) -> bytes:
     return encode_frame(header, events)
 
 
-def heartbeat_of(head: int, seal: bytes) -> bytes:
+def heartbeat_of(head: int, seal: bytes, chain_id: int = CHAIN_ID) -> bytes:
     header = FrameHeader(
-        chain_id=CHAIN_ID, epoch=9, publisher_epoch=9, publisher_nonce=NONCE,
+        chain_id=chain_id, epoch=9, publisher_epoch=9, publisher_nonce=NONCE,
         first_pid=head, first_id=head, last_id=head, count=0, seal_before=seal,
     )  # fmt: skip
     return encode_frame(header, [])

@@ -1,0 +1,176 @@
+"""Seeded topics on a real Kafka and seeded tables in a real PostgreSQL, all in one of each.
+
+One set in ten is a topic, half of these beside the database; one in ten a database with its seals.
+Every fifth is verified whole, too. How many there are, and from which seed on: `test_seeded.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.local.verify import verify_locally
+from chain_verifier.report import Report, Verdict
+from chain_verifier.verify import verify
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import AUDITOR
+from orderchain.schema import schema_sql
+from tests.spark.seeded import SEEDS, is_sealed, is_topic
+from tests.spark.seeded_batches import LINK_KINDS, Chain, Harmed, commit, harm, sealed_chain
+from tests.spark.seeded_frames import Topic, publish_plan
+from tests.spark.seeded_rows import Told, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from local_stack import KafkaServer, PostgresServer
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test of each kind also fills the servers for all of them."""
+
+CLEAN_EVERY = 5
+TOPIC_SEEDS = [seed for seed in SEEDS if is_topic(seed)]
+SEALED_SEEDS = [seed for seed in SEEDS if is_sealed(seed)]
+LOCAL_KINDS = LINK_KINDS | {"row_count"}
+"""What the local mode looks for in a database: it recomputes no seals."""
+
+
+class Seeded:
+    """A server of each kind with every set in it, damaged and clean."""
+
+    def __init__(self, audit: str, servers: str) -> None:
+        self.audit, self.servers = audit, servers
+        self.harmed: dict[int, Harmed] = {}
+        self.topics: dict[int, tuple[Chain, Topic, str]] = {}
+        self.clean: dict[int, tuple[Chain, str]] = {}
+
+    async def fill(self, dsn: str) -> None:
+        connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+        try:
+            database_id = await connection.fetchval("SELECT database_id FROM schema_version")
+            for seed in SEALED_SEEDS:
+                rng = random.Random(f"tables {seed}")
+                chain = sealed_chain(rng, 2 * seed, database_id)
+                await self._commit_clean(connection, seed, chain, None)
+                self.harmed[seed] = harmed = harm(rng, chain)
+                await commit(connection, chain, f"none.{seed}")
+                for statement, values in harmed.acts:
+                    await connection.execute(statement, *values)
+            for seed in TOPIC_SEEDS:
+                rng = random.Random(f"topic {seed}")
+                chain = sealed_chain(rng, 2 * seed, database_id)
+                name = f"seeded.{seed}.{secrets.token_hex(4)}"
+                plan = publish_plan(rng, chain, is_damaged=True)
+                await commit(connection, chain, name)
+                self.topics[seed] = (chain, plan, name)
+                await self._commit_clean(connection, seed, chain, f"{name}.clean")
+        finally:
+            await connection.close(timeout=5)
+        await self._publish()
+
+    async def _commit_clean(
+        self, connection: Any, seed: int, chain: Chain, topic: str | None
+    ) -> None:
+        if seed // 10 % CLEAN_EVERY:
+            return
+        rng = random.Random(f"clean {seed}")
+        whole = sealed_chain(rng, chain.chain_id + 1, chain.database_id)
+        await commit(connection, whole, topic or f"none.{seed}.clean")
+        self.clean[seed] = (whole, topic or "")
+
+    async def _publish(self) -> None:
+        records = {name: plan.encoded() for _, plan, name in self.topics.values()}
+        for seed in TOPIC_SEEDS:
+            if seed in self.clean:
+                chain, name = self.clean[seed]
+                rng = random.Random(f"clean topic {seed}")
+                records[name] = publish_plan(rng, chain, is_damaged=False).encoded()
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
+        await admin.start()
+        try:
+            await admin.create_topics([NewTopic(name, 1, 1) for name in records])
+        finally:
+            await admin.close()
+        producer = AIOKafkaProducer(bootstrap_servers=self.servers, enable_idempotence=True)
+        await producer.start()
+        try:
+            sent = [
+                await producer.send(name, record, partition=0)
+                for name, of_topic in records.items()
+                for record in of_topic
+            ]
+            await asyncio.gather(*sent)
+        finally:
+            await producer.stop()
+
+
+@pytest.fixture(scope="module")
+def seeded(postgres_server: PostgresServer, kafka_server: KafkaServer) -> Iterator[Seeded]:
+    name = f"test_{secrets.token_hex(8)}"
+    postgres_server.create_database(name)
+    try:
+        postgres_server.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
+        found = Seeded(postgres_server.dsn(AUDITOR, name), kafka_server.bootstrap)
+        asyncio.run(found.fill(postgres_server.dsn(SUPERUSER, name)))
+        yield found
+    finally:
+        postgres_server.drop_database(name)
+
+
+def assert_found(report: Report, expected: list[Told], seed: int) -> None:
+    assert Counter(map(told, report.findings)) == Counter(expected), f"seed {seed}"
+    verdict = Verdict.BROKEN if expected else Verdict.COMPLETE
+    assert report.verdict is verdict, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", TOPIC_SEEDS)
+def test_seeded_topics_give_every_planted_fault_and_nothing_else(
+    spark: SparkSession, seeded: Seeded, seed: int
+) -> None:
+    is_beside_database = seed // 10 % 2 == 1
+
+    def verified(chain: Chain, topic: str) -> Report:
+        sources: tuple[Any, ...] = (TopicSource(servers=seeded.servers, topic=topic),)
+        if is_beside_database:
+            sources = (DatabaseSource(dsn=seeded.audit), TopicSource(servers=seeded.servers))
+        request = VerifyRequest(
+            chain_id=chain.chain_id, sources=sources, head=chain.head, bucket_bits=5, leaf_bits=4
+        )
+        return verify(request, session=spark)
+
+    chain, plan, name = seeded.topics[seed]
+    against = plan.against_database if is_beside_database else []
+    assert_found(verified(chain, name), [*plan.expected, *against], seed)
+    if seed in seeded.clean:
+        assert_found(verified(*seeded.clean[seed]), [], seed)
+
+
+@pytest.mark.parametrize("seed", SEALED_SEEDS)
+def test_seeded_tables_and_seals_give_every_planted_fault_and_nothing_else(
+    spark: SparkSession, seeded: Seeded, seed: int
+) -> None:
+    def request(chain: Chain, *, seals: bool) -> VerifyRequest:
+        sources = (DatabaseSource(dsn=seeded.audit),)
+        return VerifyRequest(
+            chain_id=chain.chain_id, sources=sources, seals=seals, bucket_bits=5, leaf_bits=3
+        )
+
+    harmed = seeded.harmed[seed]
+    report = verify(request(harmed.chain, seals=True), session=spark)
+    assert_found(report, harmed.expected, seed)
+    linked = [found for found in harmed.expected if found[0] in LOCAL_KINDS]
+    assert_found(verify_locally(request(harmed.chain, seals=False)), linked, seed)
+    if seed in seeded.clean:
+        chain, _ = seeded.clean[seed]
+        assert_found(verify(request(chain, seals=True), session=spark), [], seed)
