@@ -12,6 +12,9 @@ SELECT to_regclass('public.' || quote_ident($1)) IS NOT NULL
 -- outbox_version: which version of the outbox's tables is there
 SELECT version FROM public.outbox_version
 
+-- inbox_version: which version of the inbox's tables is there
+SELECT version FROM public.inbox_version
+
 -- lock_schema: let one schema apply after the other, until the transaction ends
 SELECT pg_advisory_xact_lock(hashtextextended('orderchain schema apply', 0))
 

@@ -21,3 +21,8 @@ OUTBOX_OPERATOR: Final = "outbox_operator"
 
 OUTBOX_ROLES: Final = (OUTBOX_WRITER, OUTBOX_RELAY, OUTBOX_OPERATOR)
 """The same of the outbox: `outbox/schema.sql` makes these."""
+
+OUTBOX_CONSUMER: Final = "outbox_consumer"
+
+INBOX_ROLES: Final = (OUTBOX_CONSUMER, OUTBOX_OPERATOR)
+"""The same of the inbox: `outbox/inbox.sql` makes these."""

@@ -2,12 +2,21 @@
 
 from outbox.adding import add, add_many
 from outbox.confirm_record import Confirm, Progress
+from outbox.consumer import Consumer
+from outbox.consumer_config import ConsumerConfig
+from outbox.consumer_kit import ConsumerStats, Refused
+from outbox.delivery import Delivery
 from outbox.destination import Destination
 from outbox.errors import BadRecord, DestinationMissing, MessageError, TransitionRefused
+from outbox.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
 from outbox.firing import FireAfterCommit
+from outbox.inbox_log import InboxLog
 from outbox.message import Message, draw_message_ids
+from outbox.record_source import move_start
 from outbox.relay import BusinessTransaction, Relay
 from outbox.relay_config import RelayConfig
+from outbox.retries import RetryLevels
+from outbox.starts import StartAt, StartFrom
 from outbox.statuses import Change, Status
 from outbox.store import save_destinations
 
@@ -16,18 +25,32 @@ __all__ = [
     "BusinessTransaction",
     "Change",
     "Confirm",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerStats",
+    "Delivery",
     "Destination",
     "DestinationMissing",
     "FireAfterCommit",
+    "InboxLog",
+    "MemoryFilter",
     "Message",
     "MessageError",
+    "NoFilter",
     "Progress",
+    "RedisFilter",
+    "RedisFilterConfig",
+    "Refused",
     "Relay",
     "RelayConfig",
+    "RetryLevels",
+    "StartAt",
+    "StartFrom",
     "Status",
     "TransitionRefused",
     "add",
     "add_many",
     "draw_message_ids",
+    "move_start",
     "save_destinations",
 ]

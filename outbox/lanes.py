@@ -84,7 +84,7 @@ class Lanes(Generic[Item]):
         for item in reversed(items):
             self._lanes[item.lane].behind.appendleft(item)
             self._behind += 1
-        self.release(items)
+        self.release(reversed(items))  # the last ones first, so that the first ones come first
 
     def drop(self, is_dropped: Callable[[Item], bool]) -> None:
         """Forget the items that fit and are not taken."""

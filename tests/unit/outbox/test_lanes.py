@@ -59,6 +59,14 @@ def test_put_back_makes_items_the_next_of_their_keys_in_their_order() -> None:
     assert lanes.held == 5
 
 
+def test_put_back_keeps_the_order_between_keys() -> None:
+    given_items = items("a", "b", "c", "b")
+    lanes: Lanes[Item] = Lanes()
+    lanes.add(given_items)
+    lanes.put_back(lanes.take(3))
+    assert lanes.take(9) == given_items
+
+
 def test_drop_forgets_what_is_not_taken() -> None:
     a0, a1, b2 = items("a", "a", "b")
     lanes: Lanes[Item] = Lanes()

@@ -1,0 +1,270 @@
+"""Attempts: messages in a handler's hands, with the transaction that their effect joins.
+
+An attempt ends by `succeed` or by `fail`, and both leave nothing undone: the messages are applied,
+parked, dead letters, or back where they were taken from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orderchain.errors import ConnectError, RetryError
+from orderchain.refusals import sqlstate_of
+from outbox.connections import DRIVER_ERRORS, is_interruption
+from outbox.consumer_kit import Refused
+from outbox.inbox import REFUSED, TRIES_USED_UP
+from outbox.retries import GiveUp, after_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox.connections import Connection
+    from outbox.consumer_kit import ConsumerKit
+    from outbox.delivery import Delivery
+
+_log = logging.getLogger(__name__)
+
+_CONSTRAINT_CLASS = "23"
+"""Violations of constraints, which may be checked at the commit: a message's own fault."""
+
+AWAY = (RetryError, ConnectError, OSError, *DRIVER_ERRORS)
+"""What a database that is away, or in trouble, raises. TimeoutError is an OSError."""
+
+
+class Attempt(Protocol):
+    """Messages that a handler works on now."""
+
+    @property
+    def deliveries(self) -> Sequence[Delivery]:
+        """What the handler is given."""
+        ...
+
+    @property
+    def connection(self) -> Connection | None:
+        """In the transaction that the effect joins; None for an idempotent handler."""
+        ...
+
+    async def succeed(self) -> None:
+        """Commit, and take note. Raises nothing for a database that is away."""
+        ...
+
+    async def fail(self, error: BaseException) -> None:
+        """Roll back, and ask for a retry. Raises nothing for a database that is away.
+
+        Where there are several messages one of them has failed, and which one is not known: they
+        come again, each alone.
+        """
+        ...
+
+
+class FreshAttempt:
+    """Messages as they were received, claimed in an open transaction."""
+
+    def __init__(
+        self,
+        kit: ConsumerKit,
+        deliveries: Sequence[Delivery],
+        connection: Connection | None,
+        transaction: Any,  # noqa: ANN401 - a transaction of asyncpg, which is untyped
+    ) -> None:
+        self.deliveries = deliveries
+        self.connection = connection
+        self._kit = kit
+        self._transaction = transaction
+
+    async def succeed(self) -> None:
+        """See `Attempt.succeed`. A commit whose answer is lost is settled by the next claim."""
+        kit = self._kit
+        if self.connection is not None:
+            try:
+                await asyncio.wait_for(self._transaction.commit(), kit.config.statement_seconds)
+            except AWAY as error:
+                await self._end_unless_committed(error)
+                return
+            kit.connections.give_back(self.connection)
+        kit.worked()
+        kit.stats.applied += len(self.deliveries)
+        await kit.filter.done([delivery.message_id for delivery in self.deliveries])
+        kit.applied(self.deliveries)
+        kit.release(self.deliveries)
+
+    async def fail(self, error: BaseException) -> None:
+        """See `Attempt.fail`."""
+        kit = self._kit
+        is_broken_off = isinstance(error, asyncio.CancelledError) or is_interruption(
+            error, self.connection
+        )
+        await self._roll_back()
+        await kit.filter.clear([delivery.message_id for delivery in self.deliveries])
+        if is_broken_off:
+            kit.interrupted(error)
+            kit.put_back(self.deliveries)
+        elif len(self.deliveries) > 1:
+            self._part()
+        else:
+            await give_up_or_park(kit, self.deliveries[0], error)
+
+    async def _end_unless_committed(self, error: BaseException) -> None:
+        if sqlstate_of(error).startswith(_CONSTRAINT_CLASS):
+            await self.fail(error)
+            return
+        # It may have committed: each message is claimed again, and is in the inbox if it has.
+        await self._roll_back()
+        await self._kit.filter.clear([delivery.message_id for delivery in self.deliveries])
+        self._kit.interrupted(error)
+        self._kit.put_back(self.deliveries)
+
+    def _part(self) -> None:
+        for delivery in self.deliveries:
+            delivery.is_alone = True
+        self._kit.put_back(self.deliveries)
+
+    async def _roll_back(self) -> None:
+        if self.connection is not None:
+            with suppress(*AWAY):
+                await asyncio.wait_for(
+                    self._transaction.rollback(), self._kit.config.statement_seconds
+                )
+            self._kit.connections.give_back(self.connection)
+
+
+class ParkedAttempt:
+    """A parked message whose time has come; its row is locked, so nobody else tries it."""
+
+    def __init__(
+        self,
+        kit: ConsumerKit,
+        delivery: Delivery,
+        locking: Connection,
+        outer: Any,  # noqa: ANN401 - transactions of asyncpg, which is untyped
+        inner: Any,  # noqa: ANN401
+    ) -> None:
+        self.deliveries = [delivery]
+        self.connection = None if kit.config.idempotent else locking
+        self._kit = kit
+        self._locking = locking
+        self._outer = outer
+        self._inner = inner  # a savepoint: what the handler does is undone, the row stays locked
+
+    async def succeed(self) -> None:
+        """See `Attempt.succeed`."""
+        kit, (delivery,) = self._kit, self.deliveries
+        try:
+            async with asyncio.timeout(kit.config.statement_seconds):
+                # What is checked at the commit alone is checked here, where it can be undone.
+                await self._locking.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                await self._inner.commit()
+                await kit.inbox.unpark(self._locking, delivery, kit.clock.wall_ns())
+                await self._outer.commit()
+        except AWAY as error:
+            if sqlstate_of(error).startswith(_CONSTRAINT_CLASS):
+                await self.fail(error)
+            else:
+                self._break_off(error)
+            return
+        kit.connections.give_back(self._locking)
+        kit.worked()
+        kit.stats.applied += 1
+        await kit.filter.done([delivery.message_id])
+        kit.applied([delivery])
+
+    async def fail(self, error: BaseException) -> None:
+        """See `Attempt.fail`."""
+        kit, (delivery,) = self._kit, self.deliveries
+        if isinstance(error, asyncio.CancelledError) or is_interruption(error, self._locking):
+            self._break_off(error)
+            return
+        try:
+            async with asyncio.timeout(kit.config.statement_seconds):
+                await self._inner.rollback()
+                until_ns = await settle_failure(kit, self._locking, delivery, error)
+                await self._outer.commit()
+        except AWAY as broken:
+            self._break_off(broken)
+            return
+        kit.connections.give_back(self._locking)
+        kit.stats.failures += 1
+        if until_ns is not None:
+            kit.parked(delivery, until_ns)
+        else:
+            kit.stats.dead += 1
+
+    def _break_off(self, error: BaseException) -> None:
+        """Leave all as it was: the row is free again, and nothing is counted."""
+        self._locking.terminate()
+        self._kit.interrupted(error)
+
+
+async def settle_failure(
+    kit: ConsumerKit, connection: Connection, delivery: Delivery, error: BaseException
+) -> int | None:
+    """Write down that a parked message has failed once more.
+
+    Returns until when (ns) it is parked; None when it is a dead letter now.
+    """
+    now_ns = kit.clock.wall_ns()
+    told = error_text(error)
+    decision = after_failure(kit.config.retries, delivery.failures, now_ns)
+    if isinstance(error, Refused) or isinstance(decision, GiveUp):
+        reason = REFUSED if isinstance(error, Refused) else TRIES_USED_UP
+        failures = delivery.failures + 1
+        await kit.inbox.bury(connection, delivery, failures=failures, reason=reason, error=told)
+        await kit.inbox.unpark(connection, delivery, now_ns)
+        tell_dead(delivery, reason, told)
+        return None
+    await kit.inbox.park_again(
+        connection, delivery, failures=decision.failures, due_ns=decision.due_ns, error=told
+    )
+    return decision.due_ns
+
+
+async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseException) -> None:
+    """Park a received message that has failed, or bury it; its lane opens."""
+    told = error_text(error)
+    now_ns = kit.clock.wall_ns()
+    decision = after_failure(kit.config.retries, delivery.failures, now_ns)
+    is_dead = isinstance(error, Refused) or isinstance(decision, GiveUp)
+    reason = REFUSED if isinstance(error, Refused) else TRIES_USED_UP
+    until_ns: int | None = None
+    try:
+        async with kit.connections.transaction() as connection:
+            if isinstance(decision, GiveUp) or is_dead:
+                failures = delivery.failures + 1
+                await kit.inbox.bury(
+                    connection, delivery, failures=failures, reason=reason, error=told
+                )
+            else:
+                await kit.inbox.park(
+                    connection, delivery,
+                    failures=decision.failures, due_ns=decision.due_ns, error=told,
+                )  # fmt: skip
+                until_ns = await kit.inbox.parked_until(connection, delivery.message_id)
+    except AWAY as broken:
+        # It will fail once more and be counted then: a failure that is not stored is none.
+        kit.interrupted(broken)
+        kit.put_back([delivery])
+        return
+    kit.worked()
+    kit.stats.failures += 1
+    if is_dead:
+        kit.stats.dead += 1
+        tell_dead(delivery, reason, told)
+        kit.finished(delivery)
+    else:
+        kit.stats.parked += 1
+        _log.warning("message %s has failed, and is parked: %s", delivery.message_id, told)
+        kit.parked(delivery, now_ns if until_ns is None else until_ns)
+    kit.release([delivery])
+
+
+def error_text(error: BaseException) -> str:
+    """Return what is kept of an error."""
+    return f"{type(error).__name__}: {error}"
+
+
+def tell_dead(delivery: Delivery, reason: str, told: str) -> None:
+    """Log that a person must look at a message."""
+    _log.error("message %s is a dead letter, %s: %s", delivery.message_id, reason, told)

@@ -1,0 +1,123 @@
+"""Sends a consumer's confirms: new messages on the destination's confirm topic, many in one record.
+
+A confirm is sent after the consumer's own commit, at least once. One that is lost is no harm: the
+message is sent again, found in the inbox, and confirmed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from orderchain.errors import ConnectError
+from outbox.confirm_record import Confirm, Progress, encode_confirms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outbox.consumer_config import ConsumerConfig
+    from outbox.progress import Partition
+
+_log = logging.getLogger(__name__)
+
+RECORD_CONFIRMS_MAX: Final = 5_000
+"""Confirms in one record: about 200 kB, far below what a broker takes."""
+
+RECORD_PARTITIONS_MAX: Final = 1_000
+"""Partitions whose progress one record tells; of the rest a later record tells."""
+
+WAITING_MAX: Final = 200_000
+"""Confirms that wait for a broker that is away, about 20 MB. Those beyond it are forgotten, and
+their messages sent again."""
+
+
+class ConfirmSender:
+    """Collects confirms and sends them."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._producer: AIOKafkaProducer | None = None
+        self._waiting: dict[str, list[Confirm]] = {}
+        self.count = 0  # confirms that wait
+        self.sent = 0
+        self.forgotten = 0
+
+    async def start(self) -> None:
+        """Connect. Raises ConnectError."""
+        try:
+            await self._connect()
+        except (KafkaError, OSError) as error:
+            expected = f"a broker that can be reached ({type(error).__name__})"
+            raise ConnectError("kafka", self._config.bootstrap_servers, expected) from error
+
+    def add(self, topic: str, confirm: Confirm) -> None:
+        """Let a confirm wait for the next `flush`."""
+        if self.count >= WAITING_MAX:
+            self.forgotten += 1
+            return
+        self._waiting.setdefault(topic, []).append(confirm)
+        self.count += 1
+
+    async def flush(self, progress: Mapping[Partition, int]) -> None:
+        """Send what waits; what could not be sent waits on. Never raises for a broker.
+
+        `progress` holds the smallest unfinished offsets as of now: every confirm of what lies below
+        them is in this flush, or was in an earlier one.
+        """
+        told = [Progress(*place, offset) for place, offset in sorted(progress.items())]
+        # What is cut off by a cancellation stays in the list, and is sent again by the next flush.
+        for topic, confirms in list(self._waiting.items()):
+            most = len(confirms)  # others may come meanwhile: of those the progress says nothing
+            while most > 0:
+                part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
+                is_last = len(part) == most
+                if not await self._send(topic, part, told if is_last else []):
+                    break
+                del confirms[: len(part)]
+                self.count -= len(part)
+                most -= len(part)
+            if not confirms:
+                self._waiting.pop(topic, None)
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond `close_seconds`."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(KafkaError, OSError):
+                async with asyncio.timeout(self._config.close_seconds):
+                    await producer.stop()
+
+    async def _send(self, topic: str, confirms: list[Confirm], told: list[Progress]) -> bool:
+        name = self._config.name
+        value = encode_confirms(name, confirms, told[:RECORD_PARTITIONS_MAX])
+        try:
+            producer = self._producer or await self._connect()
+            async with asyncio.timeout(self._config.request_seconds):
+                # One key, so one partition: confirms and the progress behind them keep their order.
+                await producer.send_and_wait(topic, value, key=name.encode())
+        except (KafkaError, OSError) as error:
+            _log.warning("confirms to %s could not be sent, and wait: %r", topic, error)
+            await self.close()  # what a producer does after an error is not to be relied on
+            return False
+        self.sent += len(confirms)
+        return True
+
+    async def _connect(self) -> AIOKafkaProducer:
+        self._producer = producer = AIOKafkaProducer(
+            bootstrap_servers=self._config.bootstrap_servers,
+            client_id=f"orderchain-confirms-{self._config.name}",
+            acks="all",
+            request_timeout_ms=int(self._config.request_seconds * 1000),
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await producer.start()
+        except BaseException:
+            await self.close()
+            raise
+        return producer

@@ -1,0 +1,93 @@
+"""A consumer's database connections: one for each message or batch that is worked on."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import asyncpg
+
+from orderchain.refusals import connect_refusal, sqlstate_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from outbox.consumer_config import ConsumerConfig
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    Record: TypeAlias = asyncpg.Record
+
+DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
+
+_TRANSIENT_SQLSTATES: Final = frozenset({
+    "40001",  # could not serialize: nobody's fault, the next try may pass
+    "40P01",  # deadlock: another transaction went on
+    "55P03",  # a lock was not to be had in time
+    "57P01", "57P02", "57P03",  # the server is stopping or starting
+    "53300",  # no connection left
+})  # fmt: skip
+
+
+class Connections:
+    """Connections that are used in turn; a broken one is thrown away.
+
+    Not asyncpg's own pool: that one resets a connection at each return, which is a round trip a
+    message.
+    """
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._free: list[Connection] = []
+
+    async def take(self) -> Connection:
+        """Return a connection. Raises ConnectError, RetryError."""
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed():
+                return connection
+        try:
+            return await asyncpg.connect(
+                self._config.database, timeout=self._config.connect_seconds
+            )
+        except (OSError, ValueError, *DRIVER_ERRORS) as error:
+            raise connect_refusal(error, self._config.database) from error
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next one. What still has a transaction open is ended."""
+        if connection.is_closed() or connection.is_in_transaction():
+            connection.terminate()
+        else:
+            self._free.append(connection)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """A connection with a transaction that commits at the end of the block."""
+        connection = await self.take()
+        try:
+            async with connection.transaction(isolation="read_committed"):
+                yield connection
+        except BaseException:
+            # A cancelled or failed statement leaves on the wire what is not worth knowing.
+            connection.terminate()
+            raise
+        self.give_back(connection)
+
+    async def close(self) -> None:
+        """Close those that are not in use; never raises."""
+        free, self._free = self._free, []
+        for connection in free:
+            with suppress(OSError, *DRIVER_ERRORS):
+                await connection.close(timeout=self._config.close_seconds)
+
+
+def is_interruption(error: BaseException, connection: Connection | None) -> bool:
+    """Say whether work was broken off from outside, so that the message is not to blame."""
+    if sqlstate_of(error) in _TRANSIENT_SQLSTATES:
+        return True
+    is_driver = isinstance(error, (OSError, *DRIVER_ERRORS))
+    return is_driver and connection is not None and connection.is_closed()

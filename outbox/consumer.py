@@ -1,0 +1,299 @@
+"""The idempotent consumer: each message of its topics takes effect once, and is confirmed.
+
+    async with Consumer(config) as consumer:
+        async for delivery in consumer:
+            async with delivery.transaction() as connection:
+                await connection.execute(...)  # the effect
+
+The id of the message is recorded in the same transaction, so effect and record stand or fall
+together. Messages come in no particular order; those of one key come one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from orderchain.clock import Clock, SystemClock
+from orderchain.errors import SettingError
+from orderchain.refusals import schema_refusal
+from outbox.attempts import AWAY
+from outbox.confirm_sender import ConfirmSender
+from outbox.connections import Connections
+from outbox.consumer_kit import ConsumerKit, ConsumerStats
+from outbox.filters import Filter, MemoryFilter
+from outbox.handling import Handling
+from outbox.inbox import Inbox
+from outbox.inbox_retention import InboxRetention
+from outbox.lanes import Lanes
+from outbox.opening import open_fresh, open_parked
+from outbox.receiving import Receiving
+from outbox.record_source import RecordSource
+from outbox.settling import Settling
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from types import TracebackType
+
+    from outbox.attempts import Attempt
+    from outbox.consumer_config import ConsumerConfig
+    from outbox.delivery import Delivery
+    from outbox.progress import Partition
+
+    Handler = Callable[[Delivery, Any], Awaitable[None]]
+    """Gets the connection whose transaction the effect joins; None in an idempotent consumer."""
+    ManyHandler = Callable[[Sequence[Delivery], Any], Awaitable[None]]
+
+TURN_SECONDS: Final = 0.2
+"""How often a loop looks whether one of its deliveries has ended, should it not be told."""
+
+
+class Consumer:
+    """One process of a consumer. Use it in one of three forms, and no two of them at once:
+
+    `async for delivery in consumer`, `await consumer.run(handler)`, `await consumer.run_many(...)`.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        *,
+        filter: Filter | None = None,  # noqa: A002 - what everybody calls it
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._filter = filter or MemoryFilter()
+        self._connections = Connections(config)
+        self._lanes: Lanes[Delivery] = Lanes()
+        self._source = RecordSource(config, self._drop)
+        self._confirms = ConfirmSender(config)
+        self._started: ConsumerKit | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settling: Settling | None = None
+        self._settling_task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._is_stopping = False
+        self._handed: set[Handling[Any]] = set()
+        self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
+        self._is_fresh_next = False
+        self.stats = ConsumerStats()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect, and join the group. Raises ConnectError, SchemaError, RetryError."""
+        try:
+            inbox = await self._open_inbox()
+            self._started = kit = ConsumerKit(
+                config=self._config, inbox=inbox, connections=self._connections,
+                filter=self._filter, clock=self._clock, lanes=self._lanes, source=self._source,
+                confirms=self._confirms, stats=self.stats,
+            )  # fmt: skip
+            receiving, self._settling = Receiving(kit), Settling(kit)
+            retention = InboxRetention(kit, receiving)
+            await retention.try_to_keep()  # today's partition, before the first message
+            await self._confirms.start()
+            await self._source.start()
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [self._begin(receiving.run()), self._begin(retention.run())]
+        self._settling_task = self._begin(self._settling.run())
+
+    def stop(self) -> None:
+        """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""
+        self._is_stopping = True
+        if self._started is not None:
+            self._started.changed.set()
+
+    async def close(self) -> None:
+        """Stop, confirm and commit what is finished, and close; never raises.
+
+        What was handed out and is not finished is rolled back, and comes again at the next start.
+        """
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for handling in list(self._handed):
+            await handling.abandon(asyncio.CancelledError())
+        await self._end_settling()
+        await self._source.close()
+        await self._confirms.close()
+        await self._filter.close()
+        await self._connections.close()
+
+    # -- three forms -----------------------------------------------------------------------------
+
+    async def run(self, handler: Handler) -> None:
+        """Give each message to `handler` until `stop`, `at_once` of them at a time.
+
+        The handler returns: the message is applied. It raises: the message is parked for a retry,
+        or, with `Refused`, becomes a dead letter at once.
+        """
+
+        async def each(attempt: Attempt) -> None:
+            await handler(attempt.deliveries[0], attempt.connection)
+
+        await self._run(1, each)
+
+    async def run_many(self, handler: ManyHandler) -> None:
+        """Give messages to `handler` many at a time, in one transaction, until `stop`.
+
+        When it raises, nothing of them is applied; they are given to it again one by one, so that
+        only what fails alone is parked.
+        """
+
+        async def all_of(attempt: Attempt) -> None:
+            await handler(attempt.deliveries, attempt.connection)
+
+        await self._run(self._config.batch_max, all_of)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        await self._await_turn()
+        attempt = await self._next(1)
+        if attempt is None:
+            raise StopAsyncIteration
+        (delivery,) = attempt.deliveries
+        handling: Handling[Any] = Handling(attempt, self._ended)
+        self._handed.add(handling)
+        delivery.handling = handling
+        return delivery
+
+    # -- work ------------------------------------------------------------------------------------
+
+    async def _run(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._config.at_once):
+                workers.create_task(self._work(most, call))
+
+    async def _work(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
+        while (attempt := await self._next(most)) is not None:
+            try:
+                async with asyncio.timeout(self._config.handler_seconds):
+                    await call(attempt)
+            except BaseException as error:
+                await attempt.fail(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                await attempt.succeed()
+
+    async def _next(self, most: int) -> Attempt | None:
+        """Return the next attempt, once there is one; None at the end."""
+        kit, loop = self._kit(), asyncio.get_running_loop()
+        while not self._is_stopping:
+            if self._failure is not None:
+                raise self._failure
+            pause = kit.paused_until - loop.time()
+            if pause > 0:
+                await kit.change(pause)
+                continue
+            attempt = await self._parked(kit) or await self._fresh(kit, most)
+            if attempt is not None:
+                return attempt
+            if not self._lanes.has_ready:
+                await kit.change(self._look_at - loop.time())
+        return None
+
+    async def _parked(self, kit: ConsumerKit) -> Attempt | None:
+        """Return a parked message whose time has come. A backlog of them leaves others a turn."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at or (self._is_fresh_next and self._lanes.has_ready):
+            self._is_fresh_next = False
+            return None
+        self._look_at = now + self._config.retry_poll_seconds
+        attempt = await open_parked(kit)
+        if attempt is not None:
+            self._look_at = 0.0
+            self._is_fresh_next = True
+        return attempt
+
+    async def _fresh(self, kit: ConsumerKit, most: int) -> Attempt | None:
+        taken = self._lanes.take(most)
+        if not taken:
+            return None
+        end = 1 if taken[0].is_alone else len(taken)
+        for at, delivery in enumerate(taken[1:end], start=1):
+            if delivery.is_alone:
+                end = at
+                break
+        if end < len(taken):
+            kit.put_back(taken[end:])
+        return await open_fresh(kit, taken[:end])
+
+    async def _await_turn(self) -> None:
+        """Wait until fewer than `at_once` deliveries are handed out and not finished."""
+        if self._config.at_once == 1:
+            for handling in list(self._handed):
+                if not handling.was_entered:
+                    expected = "`async with delivery.transaction()`, or `.attempt()`"
+                    refusal = SettingError("delivery", "not worked on", expected)
+                    await handling.abandon(asyncio.CancelledError())
+                    raise refusal
+        while len(self._handed) >= self._config.at_once and not self._is_stopping:
+            await self._kit().change(TURN_SECONDS)
+
+    def _ended(self, handling: Handling[Any]) -> None:
+        self._handed.discard(handling)
+        self._kit().changed.set()
+
+    # -- partitions that go ----------------------------------------------------------------------
+
+    def _drop(self, gone: frozenset[Partition]) -> None:
+        self._lanes.drop(lambda delivery: delivery.place in gone)
+
+    # -- start -----------------------------------------------------------------------------------
+
+    async def _open_inbox(self) -> Inbox:
+        config = self._config
+        connection = await self._connections.take()
+        try:
+            inbox = await Inbox.open(connection, config.name, config.statement_seconds)
+            await inbox.know_topics(connection, config.topics)
+        except AWAY as error:
+            connection.terminate()
+            if refusal := schema_refusal(error):
+                raise refusal from error
+            raise
+        self._connections.give_back(connection)
+        return inbox
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._background_ended)
+        return task
+
+    async def _end_settling(self) -> None:
+        if self._settling is None or self._settling_task is None:
+            return
+        self._settling.end()
+        await asyncio.wait([self._settling_task], timeout=self._config.close_seconds)
+        self._settling_task.cancel()
+        await asyncio.gather(self._settling_task, return_exceptions=True)
+        await self._settling.confirm()
+        await self._settling.commit()
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._kit().changed.set()
+
+    def _kit(self) -> ConsumerKit:
+        if self._started is None:
+            raise SettingError("consumer", "not started", "start() first")
+        return self._started

@@ -1,0 +1,68 @@
+"""The settings of a consumer, as values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from outbox.destination import Name, Topic
+from outbox.retries import RetryLevels
+from outbox.starts import StartAt
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one consumer works. Processes of one name share the partitions and the inbox."""
+
+    name: Name
+    """Under which it confirms: one of the destination's `consumers`. It is also the Kafka group."""
+    topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
+    bootstrap_servers: Annotated[str, Meta(min_length=1)]
+    """`host:port`, several separated by commas."""
+    database: Annotated[str, Meta(min_length=1)]
+    """A libpq URL of the consumer's own database: a role with the rights of `outbox_consumer`, and
+    those that the handler needs."""
+    idempotent: bool = False
+    """Say so only of a handler whose effect is the same however often it runs. It gets no
+    transaction and no inbox row is written; parked messages and dead letters stand in the database
+    all the same."""
+    start: StartAt = StartAt()
+    """Where it begins in a partition in which it has no committed offset."""
+    at_once: Annotated[int, Meta(ge=1, le=1_000)] = 1
+    """Messages, or batches, that are worked on at once; each holds one database connection."""
+    batch_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    """Messages handed at once to a handler of many."""
+    held_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Received messages held in memory. When so many are held, no more are fetched."""
+    retries: RetryLevels = RetryLevels()
+    retry_poll_seconds: Seconds = 1.0
+    """How often the database is asked for parked messages whose time has come."""
+    handler_seconds: Seconds = 300.0
+    """Deadline of a handler; one that takes longer has failed. It binds the handler forms alone:
+    a loop of yours keeps its own."""
+    busy_seconds: Seconds = 1.0
+    """How long a message on which another worker is at work is left alone before the next look."""
+    commit_seconds: Seconds = 1.0
+    """How often the smallest unfinished offsets are committed. After a crash, what was finished in
+    this time is received again, and found in the inbox."""
+    confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.01
+    """How long the first confirm waits for others, to travel in one record."""
+    inbox_keep_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
+    """How long ids stay in the inbox at least. They stay longer where a sender has an older message
+    unfinished, and for ever where a sender does not tell."""
+    retention_seconds: Seconds = 600.0
+    """How often the inbox is given its new partitions, and old ones are dropped."""
+    connect_seconds: Seconds = 10.0
+    """Deadline of a connect, to the database and to the broker."""
+    statement_seconds: Seconds = 10.0
+    """Deadline of our own statements, the wait for another worker's transaction included."""
+    request_seconds: Seconds = 5.0
+    """Deadline of a request to the broker."""
+    close_seconds: Seconds = 5.0
+    """Deadline of each step of the stop."""
+
+    def __repr__(self) -> str:
+        return f"ConsumerConfig({self.name!r}, {self.topics}, {mask_dsn(self.database)})"

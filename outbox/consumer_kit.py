@@ -1,0 +1,151 @@
+"""What the parts of one consumer share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from outbox.confirm_record import APPLIED, RETRYING, Confirm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from orderchain.clock import Clock
+    from outbox.confirm_sender import ConfirmSender
+    from outbox.connections import Connections
+    from outbox.consumer_config import ConsumerConfig
+    from outbox.delivery import Delivery
+    from outbox.filters import Filter
+    from outbox.inbox import Inbox
+    from outbox.lanes import Lanes
+    from outbox.record_source import RecordSource
+
+_log = logging.getLogger(__name__)
+
+PAUSE_SECONDS_MIN: Final = 0.05
+"""After the first interruption: a connection that broke is most often back at once."""
+
+PAUSE_SECONDS_MAX: Final = 2.0
+"""While a database stays away: how late its return may be noticed."""
+
+
+class Refused(Exception):
+    """Raised by a handler where no retry can help: the message is a dead letter at once."""
+
+
+@dataclass
+class ConsumerStats:
+    """Counts since the start; none of them falls."""
+
+    received: int = 0
+    """Records, repeats among them."""
+    bad_records: int = 0
+    """Records that are no messages of ours. They are passed over."""
+    applied: int = 0
+    """Messages whose effect has committed."""
+    repeated: int = 0
+    """Messages that came again after that: no work was done, but the confirm was sent again."""
+    failures: int = 0
+    """Calls of a handler that failed."""
+    parked: int = 0
+    """Messages parked, for a retry or behind another one of their key."""
+    dead: int = 0
+    """Messages that became dead letters."""
+    waits: int = 0
+    """Messages found in another worker's hands, and left alone for a while."""
+    interruptions: int = 0
+    """Times that work was broken off, mostly since the database was away; it was done again."""
+
+
+@dataclass(kw_only=True)
+class ConsumerKit:
+    """The ports of a consumer, and what its parts tell each other."""
+
+    config: ConsumerConfig
+    inbox: Inbox
+    connections: Connections
+    filter: Filter
+    clock: Clock
+    lanes: Lanes[Delivery]
+    source: RecordSource
+    confirms: ConfirmSender
+    stats: ConsumerStats
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there may be work, or room, or the end."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there are confirms to send."""
+    paused_until: float = 0.0
+    """By the loop's clock. Nothing is begun before it."""
+    interruptions_in_a_row: int = 0
+
+    async def change(self, seconds: float) -> None:
+        """Wait until there may be something to do, or so long."""
+        self.changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0)):
+                await self.changed.wait()
+
+    # -- a delivery is dealt with: what it came to is durable ------------------------------------
+
+    def applied(self, deliveries: Iterable[Delivery]) -> None:
+        """Take note of messages that are applied, now or before: finish, and confirm."""
+        for delivery in deliveries:
+            self._confirm(delivery, APPLIED, 0)
+            self.finished(delivery)
+
+    def parked(self, delivery: Delivery, until_ns: int) -> None:
+        """Take note of a message that is parked: finish, and tell the sender until when."""
+        self._confirm(delivery, RETRYING, until_ns)
+        self.finished(delivery)
+
+    def finished(self, delivery: Delivery) -> None:
+        """Let the committed offset move past a message."""
+        held = self.source.progress.of(delivery.place)
+        if held is not None:
+            held.finish(delivery.offset)
+
+    def _confirm(self, delivery: Delivery, kind: int, until_ns: int) -> None:
+        if delivery.confirm_topic is not None:
+            confirm = Confirm(
+                delivery.message_id.bytes, kind, until_ns, delivery.partition, delivery.offset
+            )
+            self.confirms.add(delivery.confirm_topic, confirm)
+            self.settled.set()
+
+    # -- a delivery leaves a worker's hands ------------------------------------------------------
+
+    def release(self, deliveries: Iterable[Delivery]) -> None:
+        """Open the lanes of messages that are dealt with."""
+        self.lanes.release(deliveries)
+        self.changed.set()
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Take back messages that were not dealt with; their turn comes again."""
+        self.lanes.put_back(deliveries)
+        self.changed.set()
+
+    def set_aside(self, delivery: Delivery) -> None:
+        """Leave a message alone for a while: another worker is on it."""
+        self.stats.waits += 1
+        delivery.looked_before = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.config.busy_seconds, self.put_back, [delivery])
+
+    # -- interruptions ---------------------------------------------------------------------------
+
+    def interrupted(self, error: BaseException) -> None:
+        """Begin nothing for a while: the database is away, or in trouble. Longer each time."""
+        _log.warning("work was broken off, and is done again: %s: %s", type(error).__name__, error)
+        self.stats.interruptions += 1
+        step = min(
+            PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2.0 ** min(self.interruptions_in_a_row, 20)
+        )
+        self.interruptions_in_a_row += 1
+        self.paused_until = asyncio.get_running_loop().time() + step
+
+    def worked(self) -> None:
+        """Take note that the database is there."""
+        self.interruptions_in_a_row = 0

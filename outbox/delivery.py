@@ -1,0 +1,101 @@
+"""One message for one consumer, as its handler gets it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from orderchain.errors import SettingError
+from outbox.headers import read_headers
+
+if TYPE_CHECKING:
+    from aiokafka import ConsumerRecord
+
+    from outbox.connections import Connection
+    from outbox.handling import Handling
+
+
+class Delivery(Struct, eq=False):
+    """A received message. Which one it is says `message_id` alone: it may come several times."""
+
+    message_id: UUID
+    destination: str
+    payload: bytes
+    """As it was sent. A record without a value has none: empty bytes."""
+    key_bytes: bytes | None
+    headers: dict[str, bytes]
+    """The sender's own headers; ours are taken out."""
+    topic: str
+    partition: int
+    offset: int
+    received_at: datetime
+    confirm_topic: str | None = None
+    """Where to confirm; None where no confirm is asked for."""
+    oldest_unfinished: UUID | None = None
+    """The oldest message that its sender had not finished when this one was sent."""
+    failures: int = 0
+    """How often its handler has failed so far."""
+    is_alone: bool = False
+    """Whether it is tried without others: one of the batch that it was in has failed."""
+    looked_before: bool = False
+    """Whether another worker was found at work on it, and was given time."""
+    handling: Any = None
+    """The block of `transaction` or `attempt`, where a loop got this delivery."""
+
+    def transaction(self) -> Handling[Connection]:
+        """`async with delivery.transaction() as connection`: the effect, and its record, as one.
+
+        For deliveries of `async for` alone. What the block raises is this message's failure, and
+        does not reach the loop.
+        """
+        handling: Handling[Connection] = self._handling(is_idempotent=False)
+        return handling
+
+    def attempt(self) -> Handling[None]:
+        """`async with delivery.attempt()`: the same for a consumer that says it is idempotent."""
+        handling: Handling[None] = self._handling(is_idempotent=True)
+        return handling
+
+    @property
+    def key(self) -> str | None:
+        """The key as text; bytes that are no UTF-8 are shown with backslashes."""
+        return None if self.key_bytes is None else self.key_bytes.decode(errors="backslashreplace")
+
+    @property
+    def lane(self) -> bytes:
+        """What it is worked on in turn with: its key, or itself where it has none."""
+        return self.message_id.bytes if self.key_bytes is None else b"k" + self.key_bytes
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The topic and partition that it came from."""
+        return self.topic, self.partition
+
+    def _handling(self, *, is_idempotent: bool) -> Any:  # noqa: ANN401
+        if self.handling is None:
+            raise SettingError("delivery", "a handler's", "one that `async for` has given")
+        if self.handling.is_idempotent != is_idempotent:
+            expected = "`attempt` if the consumer is idempotent, else `transaction`"
+            raise SettingError("block", "the other one", expected)
+        return self.handling
+
+
+def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
+    """Return what a record holds. Raises BadRecord for one that is no message of ours."""
+    told = read_headers(record.headers)
+    return Delivery(
+        message_id=told.message_id,
+        destination=told.destination,
+        payload=record.value if record.value is not None else b"",
+        key_bytes=record.key,
+        headers=told.own,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        received_at=received_at,
+        confirm_topic=told.confirm_topic,
+        oldest_unfinished=told.oldest_unfinished,
+    )

@@ -1,0 +1,186 @@
+"""Opens attempts: which of the messages at hand are new is settled here, before a handler runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.attempts import AWAY, FreshAttempt, ParkedAttempt, tell_dead
+from outbox.delivery import Delivery
+from outbox.inbox import TOO_OLD
+from outbox.inbox_decision import Stored, Verdict, by_database, by_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from outbox.attempts import Attempt
+    from outbox.connections import Connection
+    from outbox.consumer_kit import ConsumerKit
+
+
+async def open_fresh(kit: ConsumerKit, taken: Sequence[Delivery]) -> Attempt | None:
+    """Claim what is new of messages that were taken from the lanes; None when nothing is.
+
+    All others are dealt with, or back in their lanes.
+    """
+    first, copies = _apart(taken)
+    if copies:
+        kit.put_back(copies)
+    asked = await _ask_filter(kit, first)
+    if not asked:
+        return None
+    try:
+        return await _ask_database(kit, asked)
+    except AWAY as error:
+        await kit.filter.clear([delivery.message_id for delivery in asked])
+        kit.interrupted(error)
+        kit.put_back(asked)
+        return None
+
+
+async def open_parked(kit: ConsumerKit) -> Attempt | None:
+    """Take a parked message whose time has come; None when there is none, or no database."""
+    try:
+        connection = await kit.connections.take()
+    except AWAY as error:
+        kit.interrupted(error)
+        return None
+    try:
+        return await _open_parked(kit, connection)
+    except BaseException as error:
+        connection.terminate()
+        if not isinstance(error, AWAY):
+            raise
+        kit.interrupted(error)
+        return None
+
+
+def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
+    """Part the first record of each message from further ones of the same."""
+    first: dict[UUID, Delivery] = {}
+    copies = [
+        delivery
+        for delivery in taken
+        if first.setdefault(delivery.message_id, delivery) is not delivery
+    ]
+    return list(first.values()), copies
+
+
+async def _ask_filter(kit: ConsumerKit, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Deal with what the filter settles; return the others."""
+    seen = await kit.filter.see([delivery.message_id for delivery in deliveries])
+    asked = []
+    for delivery, word in zip(deliveries, seen, strict=True):
+        match by_filter(word, looked_before=delivery.looked_before):
+            case Verdict.DONE:
+                _repeated(kit, delivery)
+            case Verdict.WAIT:
+                kit.set_aside(delivery)
+            case _:
+                asked.append(delivery)
+    return asked
+
+
+async def _ask_database(kit: ConsumerKit, asked: list[Delivery]) -> Attempt | None:
+    connection = await kit.connections.take()
+    transaction = None
+    claimed, others = asked, list[Delivery]()
+    stored: Mapping[UUID, Stored] = {}
+    try:
+        if kit.config.idempotent:
+            ours = await kit.inbox.admit(connection, asked)
+        else:
+            transaction = connection.transaction(isolation="read_committed")
+            await transaction.start()
+            ours = await kit.inbox.claim(connection, asked)
+        if len(ours) < len(asked):
+            claimed = [delivery for delivery in asked if delivery.message_id in ours]
+            others = [delivery for delivery in asked if delivery.message_id not in ours]
+            stored = await kit.inbox.judge(connection, others)
+        if transaction is not None and not claimed:
+            await transaction.rollback()
+    except BaseException:
+        # What a cancelled or failed statement leaves on the wire is not worth knowing.
+        connection.terminate()
+        raise
+    if others:
+        await _settle_others(kit, others, stored)
+    if transaction is None or not claimed:
+        kit.connections.give_back(connection)
+    if not claimed:
+        return None
+    return FreshAttempt(kit, claimed, None if transaction is None else connection, transaction)
+
+
+async def _settle_others(
+    kit: ConsumerKit, others: Sequence[Delivery], stored: Mapping[UUID, Stored]
+) -> None:
+    """Deal with messages that were not claimed. Never raises for a database."""
+    for delivery in others:
+        known = stored.get(delivery.message_id, Stored())
+        verdict = by_database(is_claimed=False, stored=known)
+        if verdict is Verdict.DONE:
+            await kit.filter.done([delivery.message_id])
+            _repeated(kit, delivery)
+            continue
+        await kit.filter.clear([delivery.message_id])
+        if verdict is Verdict.WAIT:
+            kit.set_aside(delivery)
+            continue
+        try:
+            await _settle_held(kit, delivery, verdict)
+        except AWAY as error:
+            kit.interrupted(error)
+            kit.put_back([delivery])
+
+
+async def _settle_held(kit: ConsumerKit, delivery: Delivery, verdict: Verdict) -> None:
+    """Deal with a message that is not to be worked on now."""
+    now_ns = kit.clock.wall_ns()
+    until_ns: int | None = None
+    async with kit.connections.transaction() as connection:
+        if verdict is Verdict.BEHIND:
+            told = "waits behind an earlier message of its key"
+            await kit.inbox.park(connection, delivery, failures=0, due_ns=now_ns, error=told)
+        if verdict is Verdict.TOO_OLD:
+            told = "whether it was applied is no longer known"
+            await kit.inbox.bury(connection, delivery, failures=0, reason=TOO_OLD, error=told)
+        if verdict in (Verdict.BEHIND, Verdict.PARKED):
+            until_ns = await kit.inbox.parked_until(connection, delivery.message_id)
+    if verdict is Verdict.BEHIND:
+        kit.stats.parked += 1
+    if verdict is Verdict.TOO_OLD:
+        kit.stats.dead += 1
+        tell_dead(delivery, TOO_OLD, told)
+    if verdict in (Verdict.BEHIND, Verdict.PARKED):
+        kit.parked(delivery, now_ns if until_ns is None else until_ns)
+    else:
+        kit.finished(delivery)
+    kit.release([delivery])
+
+
+async def _open_parked(kit: ConsumerKit, connection: Connection) -> Attempt | None:
+    outer = connection.transaction(isolation="read_committed")
+    await outer.start()
+    delivery = await kit.inbox.take_due(connection, kit.clock.wall_ns())
+    if delivery is None:
+        await outer.rollback()
+        kit.connections.give_back(connection)
+        return None
+    inner = connection.transaction()
+    await inner.start()
+    if not kit.config.idempotent and not await kit.inbox.record(connection, delivery):
+        # Applied before: by another worker that had it while this one parked it.
+        await inner.rollback()
+        await kit.inbox.unpark(connection, delivery, kit.clock.wall_ns())
+        await outer.commit()
+        kit.connections.give_back(connection)
+        kit.applied([delivery])
+        return None
+    return ParkedAttempt(kit, delivery, connection, outer, inner)
+
+
+def _repeated(kit: ConsumerKit, delivery: Delivery) -> None:
+    kit.stats.repeated += 1
+    kit.applied([delivery])
+    kit.release([delivery])

@@ -1,0 +1,286 @@
+"""Records of the topics of one consumer, as a member of its Kafka group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
+
+from orderchain.errors import ConnectError, RetryError, SettingError
+from outbox.progress import ConsumeProgress
+from outbox.starts import PartitionEnds, StartAt, begin_offset, chosen_offset, is_held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from aiokafka import ConsumerRecord
+
+    from outbox.consumer_config import ConsumerConfig
+    from outbox.progress import Partition
+
+_log = logging.getLogger(__name__)
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Of one partition at once: what waits in memory besides the records that are held."""
+
+POLL_INTERVAL_MS: Final = 86_400_000
+"""A consumer whose database is away fetches nothing for as long as that lasts. It must keep its
+partitions: giving them up would help nobody, since the others wait for the same database."""
+
+
+class RecordSource:
+    """Where records come from, and how far they are worked off.
+
+    The group says which partitions are ours; where to begin in them we decide ourselves (see
+    `outbox.starts`), and the offsets that we commit are the smallest unfinished ones.
+    """
+
+    def __init__(
+        self, config: ConsumerConfig, dropped: Callable[[frozenset[Partition]], None]
+    ) -> None:
+        self.progress = ConsumeProgress()
+        self._config = config
+        self._dropped = dropped  # told of partitions that are no longer ours
+        self._consumer: AIOKafkaConsumer | None = None
+
+    async def start(self) -> None:
+        """Join the group. Raises ConnectError."""
+        self._consumer = consumer = _kafka_consumer(self._config)
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await consumer.start()
+        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+            await self.close()
+            raise _connect_refusal(self._config, error) from error
+        consumer.subscribe(self._config.topics, listener=_Listener(self))
+
+    async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
+        """Return the next records, of which each is new; empty when none came in time.
+
+        Raises RetryError when the broker does not answer.
+        """
+        consumer = self._running()
+        try:
+            found = await consumer.getmany(timeout_ms=int(timeout_seconds * 1000), max_records=most)
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            self._revoke({at for at in consumer.assignment() if _names(error, at)})
+            found = {}
+        except KafkaError as error:
+            raise RetryError(f"the broker did not answer: {error!r}") from error
+        new = [
+            record
+            for at, records in found.items()
+            if (held := self.progress.of((at.topic, at.partition))) is not None
+            for record in records
+            if held.receive(record.offset)
+        ]
+        await self._place_new(consumer)
+        return new
+
+    async def commit(self) -> None:
+        """Commit what has moved. Raises RetryError; what was not committed is so next time."""
+        offsets = self.progress.to_commit()
+        if offsets:
+            await self._commit(self._running(), offsets)
+            self.progress.committed(offsets)
+
+    async def close(self) -> None:
+        """Leave the group; never raises, never waits beyond `close_seconds`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with suppress(KafkaError, OSError):
+                async with asyncio.timeout(self._config.close_seconds):
+                    await consumer.stop()
+
+    # -- partitions that come and go -------------------------------------------------------------
+
+    async def _place_new(self, consumer: AIOKafkaConsumer) -> None:
+        """Begin the partitions that the group has given us since the last time.
+
+        Not in the group's own callback, whose errors aiokafka swallows. What was fetched from such
+        a partition before is not looked at: it begins where we say.
+        """
+        new = [
+            at for at in consumer.assignment() if self.progress.of((at.topic, at.partition)) is None
+        ]
+        if not new:
+            return
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                begins = await self._begins(consumer, new)
+        except (KafkaError, OSError) as error:
+            raise RetryError(f"the broker did not say where to begin: {error!r}") from error
+        for at, offset in begins.items():
+            with suppress(IllegalStateError):  # it has gone to another process meanwhile
+                consumer.seek(at, offset)
+                self.progress.assign((at.topic, at.partition), offset)
+
+    async def _begins(
+        self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        ends = await _ends(consumer, partitions, self._config.start)
+        committed = {at: await consumer.committed(at) for at in partitions}
+        begins = {at: begin_offset(self._config.start, committed[at], ends[at]) for at in ends}
+        for at, offset in committed.items():
+            if offset is not None and not is_held(offset, ends[at]):
+                _log.error(
+                    "%s/%d: the committed offset %d is not in the log (%d to %d): beginning at the "
+                    "oldest record", at.topic, at.partition, offset, ends[at].first, ends[at].end,
+                )  # fmt: skip
+        chosen = {(at.topic, at.partition): begins[at] for at in begins if committed[at] is None}
+        if chosen:
+            # Else a crash before the first commit would choose again, and `end` would skip.
+            await self._commit(consumer, chosen)
+        return begins
+
+    async def let_go(self, partitions: Iterable[TopicPartition]) -> None:
+        """Commit what is finished, and forget partitions: what is at work on them goes on.
+
+        Whoever has them next may receive the same messages; the inbox tells the two apart.
+        """
+        with suppress(RetryError):
+            await self.commit()
+        self._revoke(partitions)
+
+    def _revoke(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = frozenset((at.topic, at.partition) for at in partitions)
+        self.progress.revoke(gone)
+        self._dropped(gone)
+
+    async def _commit(self, consumer: AIOKafkaConsumer, offsets: dict[Partition, int]) -> None:
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                await consumer.commit(
+                    {TopicPartition(*place): offset for place, offset in offsets.items()}
+                )
+        except (KafkaError, OSError) as error:
+            raise RetryError(f"the broker did not take a commit: {error!r}") from error
+
+    def _running(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise SettingError("record source", "not started", "start() first")
+        return self._consumer
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """Hears from aiokafka that the group is shared out anew."""
+
+    def __init__(self, source: RecordSource) -> None:
+        self._source = source
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Commit while the partitions are still ours."""
+        await self._source.let_go(revoked)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Nothing: the reader finds them when it looks next."""
+
+
+async def move_start(config: ConsumerConfig, start: StartAt) -> dict[Partition, int]:
+    """Move a consumer that is not running to `start` in every partition; return the new offsets.
+
+    Going back repeats messages, which the inbox keeps from taking effect again; going forward skips
+    those between, which is yours to answer for. Raises SettingError when a process of this consumer
+    is running, ConnectError, RetryError.
+    """
+    consumer = _kafka_consumer(config)
+    try:
+        async with asyncio.timeout(config.connect_seconds):
+            await consumer.start()
+            partitions = await _all_partitions(config)
+            consumer.assign(partitions)
+            ends = await _ends(consumer, partitions, start)
+            offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
+            await consumer.commit(offsets)
+    except CommitFailedError as error:
+        expected = "one of which no process is running: stop it first"
+        raise SettingError("consumer", config.name, expected) from error
+    except (KafkaError, OSError) as error:
+        raise _connect_refusal(config, error) from error
+    finally:
+        with suppress(KafkaError, OSError):
+            async with asyncio.timeout(config.close_seconds):
+                await consumer.stop()
+    return {(at.topic, at.partition): offset for at, offset in offsets.items()}
+
+
+async def _all_partitions(config: ConsumerConfig) -> list[TopicPartition]:
+    """Return the partitions of all topics. Raises SettingError for a topic that is not there."""
+    admin = AIOKafkaAdminClient(
+        bootstrap_servers=config.bootstrap_servers,
+        request_timeout_ms=int(config.request_seconds * 1000),
+    )
+    try:
+        await admin.start()
+        # All topics are asked for: asking for one that is missing could create it.
+        told = {topic["topic"]: topic for topic in await admin.describe_topics()}
+    finally:
+        await admin.close()
+    for topic in config.topics:
+        if topic not in told:
+            raise SettingError("topic", topic, "one that exists")
+    return [
+        TopicPartition(topic, partition["partition"])
+        for topic in config.topics
+        for partition in told[topic]["partitions"]
+    ]
+
+
+async def _ends(
+    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition], start: StartAt
+) -> dict[TopicPartition, PartitionEnds]:
+    firsts = await consumer.beginning_offsets(partitions)
+    ends = await consumer.end_offsets(partitions)
+    at_time: dict[TopicPartition, Any] = {}
+    if start.time_ms is not None:
+        at_time = await consumer.offsets_for_times(dict.fromkeys(partitions, start.time_ms))
+    return {
+        at: PartitionEnds(
+            first=firsts[at],
+            end=ends[at],
+            at_time=None if at_time.get(at) is None else at_time[at].offset,
+        )
+        for at in partitions
+    }
+
+
+def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(
+        bootstrap_servers=config.bootstrap_servers,
+        client_id=f"orderchain-consumer-{config.name}",
+        group_id=config.name,
+        enable_auto_commit=False,
+        # Both others would skip or repeat in silence where an offset is not in the log any more.
+        auto_offset_reset="none",
+        max_partition_fetch_bytes=FETCH_BYTES,
+        max_poll_interval_ms=POLL_INTERVAL_MS,
+        request_timeout_ms=int(config.request_seconds * 1000),
+    )
+
+
+def _names(error: KafkaError, at: TopicPartition) -> bool:
+    """Say whether an error about offsets speaks of this partition; one that names none, of all."""
+    told = error.args[0] if error.args else None
+    if isinstance(told, TopicPartition):
+        return bool(told == at)
+    return at in told if isinstance(told, dict) else True
+
+
+def _connect_refusal(config: ConsumerConfig, error: Exception) -> ConnectError:
+    expected = (
+        f"a broker that answers within {config.connect_seconds} s"
+        if isinstance(error, TimeoutError)
+        else f"a broker that can be reached ({type(error).__name__})"
+    )
+    return ConnectError("kafka", config.bootstrap_servers, expected)

@@ -1,0 +1,236 @@
+"""The consumer's tables: what their roles may do, their partitions, and what is dropped when."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from outbox.delivery import Delivery
+from outbox.inbox import Inbox
+from outbox.message import MessageIds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from uuid import UUID
+
+DAY = timedelta(days=1)
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def id_at(time: datetime) -> UUID:
+    """Return a message id of this time."""
+    return MessageIds(wall_ns=lambda: round(time.timestamp() * 1e9)).draw(1)[0]
+
+
+def ns(time: datetime) -> int:
+    return round(time.timestamp() * 1e9)
+
+
+def delivery(message_id: UUID, key: bytes | None = None) -> Delivery:
+    return Delivery(
+        message_id=message_id, destination="clearing", payload=b"", key_bytes=key, headers={},
+        topic="trades", partition=0, offset=0, received_at=NOW,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def inbox(admin: asyncpg.Connection) -> Inbox:
+    made = await Inbox.open(admin, "clearing", 10.0)
+    await made.know_topics(admin, ["trades"])
+    return made
+
+
+@pytest.fixture
+async def partitions(admin: asyncpg.Connection) -> Any:
+    async def names() -> list[str]:
+        rows = await admin.fetch(
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
+            "WHERE i.inhparent = 'inbox'::regclass ORDER BY 1"
+        )
+        return [row["relname"] for row in rows]
+
+    return names
+
+
+@pytest.fixture
+async def consumer_role(admin: asyncpg.Connection) -> AsyncIterator[asyncpg.Connection]:
+    await admin.execute("SET ROLE outbox_consumer")
+    yield admin
+    await admin.execute("RESET ROLE")
+
+
+async def test_consumer_role_may_do_all_that_a_consumer_does(
+    consumer_role: asyncpg.Connection,
+) -> None:
+    inbox = await Inbox.open(consumer_role, "clearing", 10.0)
+    await inbox.know_topics(consumer_role, ["trades"])
+    await inbox.extend(consumer_role, ns(NOW))
+    one, two = delivery(id_at(NOW), b"K"), delivery(id_at(NOW))
+    async with consumer_role.transaction():
+        assert await inbox.claim(consumer_role, [one]) == {one.message_id}
+        await inbox.judge(consumer_role, [one])
+        assert await inbox.admit(consumer_role, [two]) == {two.message_id}
+        await inbox.park(consumer_role, two, failures=1, due_ns=ns(NOW), error="no")
+        assert await inbox.take_due(consumer_role, ns(NOW)) is not None
+        await inbox.park_again(consumer_role, two, failures=2, due_ns=ns(NOW), error="no")
+        assert await inbox.record(consumer_role, two)
+        await inbox.bury(consumer_role, two, failures=2, reason="tries used up", error="no")
+        await inbox.unpark(consumer_role, two, ns(NOW))
+        await inbox.unpark(consumer_role, one, ns(NOW))
+    await inbox.hear_of_senders(consumer_role, {"trades": one.message_id})
+    await inbox.retire(consumer_role, ns(NOW - 3 * DAY))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM inbox",
+        "UPDATE inbox SET processed_at = now()",
+        "DELETE FROM inbox_dead",
+        "UPDATE inbox_dead SET reason = 'tries used up'",
+        "UPDATE inbox_consumer SET horizon = gen_random_uuid()",
+        "INSERT INTO inbox_act (consumer_id, message_id, act, actor, reason) "
+        "VALUES (1, gen_random_uuid(), 'retry', 'me', 'why not')",
+        "TRUNCATE inbox",
+        "DROP TABLE inbox",
+    ],
+)
+async def test_consumer_role_may_not_forget_what_was_applied_or_given_up(
+    consumer_role: asyncpg.Connection, statement: str
+) -> None:
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await consumer_role.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM inbox",
+        "DELETE FROM inbox_parked",
+        "UPDATE inbox_dead SET payload = ''",
+        "UPDATE inbox_act SET actor = 'another'",
+        "DELETE FROM inbox_act",
+        "SELECT inbox_retire(1, gen_random_uuid())",
+    ],
+)
+async def test_operator_role_may_act_on_dead_letters_alone(
+    admin: asyncpg.Connection, statement: str
+) -> None:
+    await admin.execute("SET ROLE outbox_operator")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await admin.execute(statement)
+    await admin.execute("RESET ROLE")
+
+
+async def test_extend_makes_the_partitions_of_three_days_once(
+    admin: asyncpg.Connection, inbox: Inbox, partitions: Any
+) -> None:
+    await inbox.extend(admin, ns(NOW))
+    await inbox.extend(admin, ns(NOW))
+    expected = [f"inbox_{NOW + step * DAY:%Y%m%d}" for step in range(3)]
+    assert await partitions() == [*expected, "inbox_default"]
+    ids = [id_at(NOW), id_at(NOW + DAY), id_at(NOW - 30 * DAY)]
+    async with admin.transaction():
+        assert await inbox.claim(admin, [delivery(one) for one in ids]) == set(ids)
+    rows = await admin.fetch("SELECT tableoid::regclass::text AS name FROM inbox ORDER BY 1")
+    assert [row["name"] for row in rows] == [*expected[:2], "inbox_default"]
+
+
+async def test_extend_with_rows_of_the_day_in_the_default_partition_goes_without(
+    admin: asyncpg.Connection, inbox: Inbox, partitions: Any
+) -> None:
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(id_at(NOW))])
+    await inbox.extend(admin, ns(NOW))
+    later = [f"inbox_{NOW + step * DAY:%Y%m%d}" for step in (1, 2)]
+    assert await partitions() == [*later, "inbox_default"]
+
+
+async def test_retire_drops_old_days_and_what_is_older_is_not_worked_on(
+    admin: asyncpg.Connection, inbox: Inbox, partitions: Any
+) -> None:
+    old_day = NOW - 10 * DAY
+    await inbox.extend(admin, ns(old_day))
+    await inbox.extend(admin, ns(NOW))
+    old, strange, new = id_at(old_day), id_at(NOW - 400 * DAY), id_at(NOW)
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(one) for one in (old, strange, new)])
+    await inbox.hear_of_senders(admin, {"trades": new})
+    await inbox.retire(admin, ns(NOW - 3 * DAY))
+    rows = await admin.fetch("SELECT message_id FROM inbox")
+    assert [row["message_id"] for row in rows] == [new]
+    assert f"inbox_{old_day:%Y%m%d}" not in await partitions()
+    async with admin.transaction():
+        assert await inbox.claim(admin, [delivery(old), delivery(new)]) == set()
+        judged = await inbox.judge(admin, [delivery(old), delivery(new)])
+    assert judged[old].is_below_horizon
+    assert not judged[old].is_applied
+    assert judged[new].is_applied
+
+
+async def test_retire_keeps_what_a_sender_may_send_again(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    """The inbox outlives the oldest unfinished message, whose id travels with the records."""
+    old_day = NOW - 10 * DAY
+    await inbox.extend(admin, ns(old_day))
+    unfinished, applied = id_at(old_day), id_at(old_day + timedelta(seconds=1))
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(applied)])
+    await inbox.hear_of_senders(admin, {"trades": unfinished})
+    await inbox.retire(admin, ns(NOW - 3 * DAY))
+    async with admin.transaction():
+        judged = await inbox.judge(admin, [delivery(applied)])
+        assert judged[applied].is_applied
+        # The one that the sender has not finished is new, and is worked on.
+        assert await inbox.claim(admin, [delivery(unfinished)]) == {unfinished}
+
+
+async def test_retire_keeps_all_while_one_sender_does_not_tell(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    await inbox.know_topics(admin, ["trades", "fees"])
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(id_at(NOW - 100 * DAY))])
+    await inbox.hear_of_senders(admin, {"trades": id_at(NOW)})
+    assert await inbox.retire(admin, ns(NOW)) is None
+    assert await admin.fetchval("SELECT count(*) FROM inbox") == 1
+
+
+async def test_retire_keeps_what_another_consumer_of_the_database_still_needs(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    other = await Inbox.open(admin, "ledger", 10.0)
+    await other.know_topics(admin, ["trades"])
+    old = id_at(NOW - 100 * DAY)
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(old)])
+        await other.claim(admin, [delivery(old)])
+    await inbox.hear_of_senders(admin, {"trades": id_at(NOW)})
+    await inbox.retire(admin, ns(NOW))
+    assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
+
+
+async def test_two_consumers_of_one_database_apply_a_message_once_each(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    other = await Inbox.open(admin, "ledger", 10.0)
+    one = id_at(NOW)
+    async with admin.transaction():
+        assert await inbox.claim(admin, [delivery(one)]) == {one}
+        assert await other.claim(admin, [delivery(one)]) == {one}
+        assert await other.claim(admin, [delivery(one)]) == set()
+
+
+async def test_schema_applied_twice_is_refused_and_changes_nothing(
+    admin: asyncpg.Connection,
+) -> None:
+    schema = (files("outbox") / "inbox.sql").read_text(encoding="utf-8")
+    with pytest.raises(asyncpg.DuplicateTableError):
+        async with admin.transaction():
+            await admin.execute(schema)
+    assert await admin.fetchval("SELECT version FROM inbox_version") == 1

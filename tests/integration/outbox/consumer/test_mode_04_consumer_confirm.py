@@ -1,0 +1,116 @@
+"""Mode 4, the consumer's half: a new message says applied, after the consumer's own commit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from outbox.confirm_record import APPLIED
+
+from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox.delivery import Delivery
+
+
+async def test_confirm_follows_the_commit_of_the_effect(rig: Rig) -> None:
+    message = rig.message("one")
+    offset = await rig.send(message, partition=2)
+    await rig.work_off(rig.consumer(), until=message)
+    (confirm,) = await rig.confirms(1)
+    assert confirm.message_id == message.message_id.bytes
+    assert (confirm.kind, confirm.until_unix_ns) == (APPLIED, 0)
+    assert (confirm.partition, confirm.offset) == (2, offset)
+
+
+async def test_nothing_is_confirmed_as_applied_before_the_commit(rig: Rig) -> None:
+    """The handler fails behind its effect: what is told is a retry, never an effect."""
+    message = rig.message("one")
+    await rig.send(message)
+    failed = asyncio.Event()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        failed.set()
+        raise ValueError("no")
+
+    async with asyncio.timeout(DEADLINE_SECONDS), rig.consumer() as consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        await failed.wait()
+        confirms = await rig.confirms(1)
+        consumer.stop()
+        await running
+    assert [confirm.kind for confirm in confirms] != [APPLIED]
+    assert await rig.effects() == {}
+
+
+async def test_confirms_of_a_batch_travel_together_with_the_progress(rig: Rig) -> None:
+    messages = [rig.message(f"note {number}") for number in range(500)]
+    for message in messages:
+        await rig.producer.send(
+            rig.topic, message.payload, partition=1,
+            headers=[
+                ("orderchain-message-id", str(message.message_id).encode()),
+                ("orderchain-destination", b"clearing"),
+                ("orderchain-confirm-topic", rig.destination.confirm_topic.encode()),
+            ],
+        )  # fmt: skip
+    await rig.producer.flush()
+    count = 0
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        nonlocal count
+        await apply_many(deliveries, connection)
+        count += len(deliveries)
+        if count == len(messages):
+            consumer.stop()
+
+    consumer = rig.consumer()
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        await consumer.run_many(handler)
+    records = await rig.confirm_records(500)
+    assert len(records) < 50  # many a record
+    told: set[int] = set()
+    for record in records:
+        told.update(confirm.offset for confirm in record.confirms)
+        for progress in record.progress:
+            if (progress.topic, progress.partition) == (rig.topic, 1):
+                # What lies below the progress was confirmed with it, or before it: a sender that
+                # finds an unconfirmed one there knows that it is lost.
+                assert told.issuperset(range(progress.offset))
+    assert told == set(range(500))
+
+
+async def test_message_without_a_confirm_topic_is_applied_and_not_confirmed(rig: Rig) -> None:
+    silent, last = rig.message("silent"), rig.message("last")
+    await rig.send_raw(
+        silent.payload,
+        [
+            ("orderchain-message-id", str(silent.message_id).encode()),
+            ("orderchain-destination", b"clearing"),
+        ],
+    )
+    await rig.send(last)
+    assert await rig.work_off(rig.consumer(), until=last) == ["silent", "last"]
+    assert set(await rig.applied_ids(1)) == {last.message_id.bytes}
+
+
+async def test_confirms_outlast_a_confirm_topic_that_is_not_there_yet(rig: Rig) -> None:
+    """The effect does not wait for the confirm; the confirm waits until it can be sent."""
+    message, last = rig.message("one"), rig.message("last")
+    missing = f"{rig.topic}.later"
+    await rig.send_raw(
+        message.payload,
+        [
+            ("orderchain-message-id", str(message.message_id).encode()),
+            ("orderchain-destination", b"clearing"),
+            ("orderchain-confirm-topic", missing.encode()),
+        ],
+    )
+    await rig.send(last)
+    consumer = rig.consumer(request_seconds=1.0)
+    assert await rig.work_off(consumer, until=last) == ["one", "last"]
+    assert await rig.effects() == {"one": 1, "last": 1}
+    assert await rig.committed() == 2

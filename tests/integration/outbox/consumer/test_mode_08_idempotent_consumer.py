@@ -1,0 +1,414 @@
+"""Mode 8: the id is recorded in the transaction of the effect; a filter before it saves work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from orderchain.errors import ConnectError, SchemaError, SettingError
+from outbox.consumer import Consumer
+from outbox.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
+from outbox.inbox_decision import Seen
+from tests.faults.proxy import Proxy, Trap, is_commit, postgres_requests
+
+from .rig import DEADLINE_SECONDS, HandClock, Rig, apply, apply_many
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from outbox.delivery import Delivery
+
+    from .redis_server import RedisServer
+
+
+async def test_redelivery_long_after_processing_does_no_work_and_confirms_again(rig: Rig) -> None:
+    message, other, last = rig.message("one"), rig.message("two"), rig.message("three")
+    await rig.send(message, other)
+    await rig.work_off(rig.consumer(), until=other)
+    await rig.send(message, last)
+    # Another process: nothing of the first one's memory is left, the inbox alone knows.
+    again = rig.consumer()
+    assert await rig.work_off(again, until=last) == ["three"]
+    assert await rig.effects() == {"one": 1, "two": 1, "three": 1}
+    assert again.stats.repeated == 1
+    assert (await rig.applied_ids(4))[message.message_id.bytes] == 2
+
+
+@pytest.mark.parametrize("filter_of", [NoFilter, MemoryFilter])
+async def test_redelivery_after_processing_in_the_same_process_does_no_work(
+    rig: Rig, filter_of: Any
+) -> None:
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message, message, message, last)
+    consumer = rig.consumer(filter=filter_of())
+    assert await rig.work_off(consumer, until=last) == ["one", "last"]
+    assert await rig.effects() == {"one": 1, "last": 1}
+    assert consumer.stats.repeated == 2
+    assert (await rig.applied_ids(4))[message.message_id.bytes] == 3
+
+
+async def test_redelivery_during_processing_waits_for_its_end(rig: Rig) -> None:
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message)
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        started.set()
+        await go_on.wait()
+        await apply(delivery, connection)
+
+    consumer = rig.consumer(at_once=3, filter=NoFilter())
+    working = asyncio.create_task(rig.work_off(consumer, until=last, handle=handler))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await started.wait()
+        await rig.send(message, last)
+        go_on.set()
+        notes = await working
+    assert sorted(notes) == ["last", "one"]
+    assert await rig.effects() == {"one": 1, "last": 1}
+    assert (await rig.applied_ids(2))[message.message_id.bytes] >= 1
+
+
+@pytest.mark.parametrize("does_the_first_fail", [False, True])
+async def test_two_workers_on_one_id_give_one_effect(rig: Rig, does_the_first_fail: bool) -> None:
+    """The second one waits for the first one's transaction, and takes over if that fails."""
+    message = rig.message("one")
+    await rig.send(message, partition=0)
+    await rig.send(message, partition=1)
+    last = rig.message("last")
+    started, go_on = asyncio.Event(), asyncio.Event()
+    calls = 0
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        nonlocal calls
+        if delivery.message_id != message.message_id:
+            return
+        calls += 1
+        if calls == 1:
+            started.set()
+            await go_on.wait()
+            if does_the_first_fail:
+                raise asyncpg.DeadlockDetectedError("another transaction went on")
+        await apply(delivery, connection)
+
+    # Two consumers of one name, each with partitions of its own: as two processes have them.
+    first = rig.consumer(filter=NoFilter())
+    second = Consumer(rig.config(start=rig.config().start), filter=NoFilter())
+    async with asyncio.timeout(DEADLINE_SECONDS), first, second:
+        running = [asyncio.create_task(one.run(handler)) for one in (first, second)]
+        await started.wait()
+        go_on.set()
+        assert (await rig.applied_ids(2))[message.message_id.bytes] == 2
+        first.stop()
+        second.stop()
+        await asyncio.gather(*running)
+    assert await rig.effects() == {"one": 1}
+    assert calls == (2 if does_the_first_fail else 1)
+    assert last.message_id != message.message_id
+
+
+async def test_seen_but_not_finished_is_not_taken_for_done(rig: Rig) -> None:
+    """A mark of a worker that was killed delays its message, and does not lose it."""
+    message = rig.message("one")
+    filtering = MemoryFilter()
+    assert await filtering.see([message.message_id]) == [Seen.NEW]  # and nobody finishes it
+    await rig.send(message)
+    consumer = rig.consumer(filter=filtering)
+    await rig.work_off(consumer, until=message)
+    assert consumer.stats.waits == 1
+    assert await rig.effects() == {"one": 1}
+
+
+async def test_failed_handler_clears_its_mark_and_asks_for_a_retry(rig: Rig) -> None:
+    message = rig.message("one")
+    filtering = MemoryFilter()
+    clock = HandClock(1_800_000_000_000_000_000)
+    consumer = rig.consumer(filter=filtering, clock=clock)
+    await rig.send(message)
+    failed = asyncio.Event()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        if delivery.failures == 0:
+            failed.set()
+            raise ValueError("not today")
+
+    working = asyncio.create_task(rig.work_off(consumer, until=message, handle=handler))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await failed.wait()
+        (confirm,) = await rig.confirms(1)
+        assert confirm.until_unix_ns == clock.now_ns + 10_000_000_000
+        assert await filtering.see([message.message_id]) == [Seen.NEW]
+        await filtering.clear([message.message_id])
+        clock.now_ns += 10_000_000_000
+        await working
+    assert await rig.effects() == {"one": 1}
+
+
+async def test_rebalance_in_mid_batch_gives_one_effect_each(rig: Rig) -> None:
+    messages = [rig.message(f"note {number}") for number in range(300)]
+    for number, message in enumerate(messages):
+        await rig.send(message, partition=number % 3)
+    first, second = (rig.consumer(batch_max=50, filter=NoFilter()) for _ in range(2))
+    in_mid_batch, go_on = asyncio.Event(), asyncio.Event()
+    applied: set[UUID] = set()
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        await apply_many(deliveries, connection)
+        in_mid_batch.set()
+        await go_on.wait()
+        applied.update(delivery.message_id for delivery in deliveries)
+        if len(applied) == len(messages):
+            first.stop()
+            second.stop()
+
+    async with asyncio.timeout(DEADLINE_SECONDS), first:
+        running = [asyncio.create_task(first.run_many(handler))]
+        await in_mid_batch.wait()
+        async with second:  # takes partitions over, of which messages are in the first one's hands
+            running.append(asyncio.create_task(second.run_many(handler)))
+            go_on.set()
+            await asyncio.gather(*running)
+    effects = await rig.effects()
+    assert effects == {f"note {number}": 1 for number in range(300)}
+    assert set(await rig.applied_ids(300)) == {message.message_id.bytes for message in messages}
+
+
+async def test_batch_with_one_poison_message_parks_that_one_alone(rig: Rig) -> None:
+    messages = [rig.message(f"note {number}") for number in range(40)]
+    last = rig.message("last")
+    await rig.send(*messages, last)
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        await apply_many(deliveries, connection)
+        if any(delivery.payload == b"note 7" for delivery in deliveries):
+            raise ValueError("poison")
+        if any(delivery.payload == b"last" for delivery in deliveries):
+            consumer.stop()
+
+    consumer = rig.consumer(batch_max=100)
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        await consumer.run_many(handler)
+    effects = await rig.effects()
+    assert effects == {f"note {number}": 1 for number in range(40) if number != 7} | {"last": 1}
+    parked = await rig.admin.fetch("SELECT message_id, failures, last_error FROM inbox_parked")
+    assert [tuple(row) for row in parked] == [(messages[7].message_id, 1, "ValueError: poison")]
+
+
+async def test_redis_filter_spares_the_database_a_repeat(
+    rig: Rig, redis_server: RedisServer
+) -> None:
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message)
+    filtering = RedisFilter(redis_config(redis_server))
+    await rig.work_off(rig.consumer(filter=filtering), until=message)
+    await rig.send(message, last)
+    # The row is taken away: whoever still knows the message knows it from Redis.
+    await rig.admin.execute("DELETE FROM inbox")
+    again = rig.consumer(filter=RedisFilter(redis_config(redis_server)))
+    assert await rig.work_off(again, until=last) == ["last"]
+    assert again.stats.repeated == 1
+    assert await rig.effects() == {"one": 1, "last": 1}
+
+
+async def test_redis_flushed_leaves_the_decision_to_the_inbox(
+    rig: Rig, redis_server: RedisServer
+) -> None:
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message)
+    await rig.work_off(rig.consumer(filter=RedisFilter(redis_config(redis_server))), until=message)
+    assert redis_server.command("DBSIZE") != b":0\r\n"
+    assert redis_server.command("FLUSHALL") == b"+OK\r\n"
+    await rig.send(message, last)
+    again = rig.consumer(filter=RedisFilter(redis_config(redis_server)))
+    assert await rig.work_off(again, until=last) == ["last"]
+    assert await rig.effects() == {"one": 1, "last": 1}
+
+
+async def test_redis_killed_in_mid_run_leaves_the_decision_to_the_inbox(
+    rig: Rig, redis_server: RedisServer
+) -> None:
+    messages = [rig.message(f"note {number}") for number in range(20)]
+    last = rig.message("last")
+    await rig.send(*messages, *messages, last)
+    filtering = RedisFilter(redis_config(redis_server))
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        if delivery.payload == b"note 10":
+            redis_server.kill()
+
+    consumer = rig.consumer(filter=filtering)
+    await rig.work_off(consumer, until=last, handle=handler)
+    assert await rig.effects() == {f"note {number}": 1 for number in range(20)} | {"last": 1}
+    assert consumer.stats.repeated == 20
+    assert consumer.stats.failures == 0
+
+
+async def test_redis_that_never_was_there_leaves_the_decision_to_the_inbox(
+    rig: Rig, redis_server: RedisServer
+) -> None:
+    redis_server.kill()
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message, message, last)
+    filtering = RedisFilter(redis_config(redis_server))
+    await rig.work_off(rig.consumer(filter=filtering), until=last)
+    assert filtering.is_away
+    assert await rig.effects() == {"one": 1, "last": 1}
+
+
+async def test_idempotent_handler_works_without_an_inbox_if_it_says_so(rig: Rig) -> None:
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message, message, last)
+    seen: list[str] = []
+    consumer = rig.consumer(idempotent=True, filter=NoFilter())
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        async for delivery in consumer:
+            async with delivery.attempt() as connection:
+                assert connection is None
+                seen.append(delivery.payload.decode())
+                if delivery.message_id == last.message_id:
+                    consumer.stop()
+    assert seen == ["one", "one", "last"]  # it runs again, as it said that it may
+    assert await rig.admin.fetchval("SELECT count(*) FROM inbox") == 0
+    assert (await rig.applied_ids(3))[message.message_id.bytes] == 2
+
+
+async def test_loop_form_parks_what_its_block_raises_and_goes_on(rig: Rig) -> None:
+    poison, last = rig.message("poison"), rig.message("last")
+    await rig.send(poison, last)
+    consumer = rig.consumer()
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        async for delivery in consumer:
+            async with delivery.transaction() as connection:
+                await apply(delivery, connection)
+                if delivery.message_id == poison.message_id:
+                    raise ValueError("poison")
+                consumer.stop()
+    assert await rig.effects() == {"last": 1}
+    assert await rig.admin.fetchval("SELECT message_id FROM inbox_parked") == poison.message_id
+
+
+async def test_loop_that_does_not_work_on_a_delivery_is_told_and_loses_nothing(rig: Rig) -> None:
+    message = rig.message("one")
+    await rig.send(message)
+    async with asyncio.timeout(DEADLINE_SECONDS), rig.consumer() as consumer:
+        delivery = await anext(consumer)
+        assert delivery.message_id == message.message_id
+        with pytest.raises(SettingError, match="not worked on"):
+            await anext(consumer)
+    await rig.work_off(rig.consumer(), until=message)
+    assert await rig.effects() == {"one": 1}
+
+
+@pytest.mark.parametrize("did_it_commit", [False, True])
+async def test_lost_answer_to_a_commit_is_settled_by_the_inbox(
+    rig: Rig, did_it_commit: bool
+) -> None:
+    """The message is claimed again: it is in the inbox, or it is not."""
+    message, last = rig.message("one"), rig.message("last")
+    await rig.send(message, last)
+    address = urlsplit(rig.database)
+    async with Proxy(address.port, postgres_requests) as proxy:
+        through = f"{address.username}:{address.password}@127.0.0.1:{proxy.port}"
+        consumer = rig.consumer(database=address._replace(netloc=through).geturl())
+        started = asyncio.Event()
+        trap: list[Trap] = []
+
+        async def handler(delivery: Delivery, connection: Any) -> None:
+            await apply(delivery, connection)
+            if not trap:
+                trap.append(proxy.set_trap(is_commit, lets_through=did_it_commit))
+                started.set()
+
+        working = asyncio.create_task(rig.work_off(consumer, until=last, handle=handler))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await started.wait()
+            await trap[0].wait()
+            trap[0].cut()
+            notes = await working
+    assert notes == (["one", "last"] if did_it_commit else ["one", "one", "last"])
+    assert await rig.effects() == {"one": 1, "last": 1}
+    assert (await rig.applied_ids(2))[message.message_id.bytes] == 1
+    assert consumer.stats.failures == 0
+    assert consumer.stats.interruptions == 1
+
+
+async def test_message_older_than_the_inbox_is_put_aside_and_not_worked_on(rig: Rig) -> None:
+    old, new = rig.message("old"), rig.message("new")
+    consumer = rig.consumer()
+    async with consumer:
+        pass  # makes the consumer's row
+    await rig.admin.execute("UPDATE inbox_consumer SET horizon = $1", new.message_id)
+    await rig.send(old, new)
+    assert await rig.work_off(rig.consumer(), until=new) == ["new"]
+    dead = await rig.admin.fetch("SELECT message_id, reason, failures FROM inbox_dead")
+    assert [tuple(row) for row in dead] == [(old.message_id, "older than the inbox", 0)]
+    assert old.message_id.bytes not in await rig.applied_ids(1)
+
+
+async def test_record_that_is_no_message_is_counted_and_passed_over(rig: Rig) -> None:
+    last = rig.message("last")
+    await rig.send_raw(b"what is this", [])
+    await rig.send_raw(b"", [("orchestra-message-id", b"x")])
+    await rig.send_raw(b"x", [("orderchain-message-id", b"no uuid at all")])
+    await rig.send(last)
+    consumer = rig.consumer()
+    assert await rig.work_off(consumer, until=last) == ["last"]
+    assert consumer.stats.bad_records == 3
+    assert await rig.committed() == 4
+
+
+async def test_message_with_bytes_that_no_text_holds_is_parked_as_it_is(rig: Rig) -> None:
+    message, last = rig.message("one"), rig.message("last")
+    odd = [("odd\0name", b"\xff\0"), ("plain", b"1")]
+    own = [
+        ("orderchain-message-id", str(message.message_id).encode()),
+        ("orderchain-destination", b"clearing"),
+        *odd,
+    ]
+    await rig.producer.send_and_wait(
+        rig.topic, b"\0\xfe", key=b"\xff\0key", partition=0, headers=own
+    )
+    await rig.send(last)
+    seen: list[dict[str, bytes]] = []
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        if delivery.message_id == message.message_id:
+            seen.append(delivery.headers)
+            raise ValueError("\0 and \udcff")
+
+    clock = HandClock(1_800_000_000_000_000_000)
+    consumer = rig.consumer(clock=clock)
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        async for delivery in consumer:
+            clock.now_ns += 10_000_000_000
+            async with delivery.transaction() as connection:
+                if seen and delivery.message_id == message.message_id:
+                    consumer.stop()
+                await handler(delivery, connection)
+    assert seen == [dict(odd)] * 2
+    row = await rig.admin.fetchrow("SELECT * FROM inbox_parked")
+    assert (row["key"], row["payload"]) == (b"\xff\0key", b"\0\xfe")
+    assert row["last_error"] == "ValueError: \\0 and \\udcff"
+
+
+async def test_consumer_without_its_tables_is_refused(rig: Rig) -> None:
+    await rig.admin.execute("DROP TABLE inbox_version")
+    with pytest.raises(SchemaError, match="schema"):
+        await rig.consumer().start()
+
+
+async def test_consumer_without_a_broker_is_refused_in_one_line(rig: Rig) -> None:
+    nobody = rig.config(bootstrap_servers="127.0.0.1:9", connect_seconds=2.0)
+    with pytest.raises(ConnectError, match="kafka"):
+        await Consumer(nobody).start()
+
+
+def redis_config(server: RedisServer) -> RedisFilterConfig:
+    return RedisFilterConfig(url=server.url, consumer="clearing", answer_seconds=5.0)

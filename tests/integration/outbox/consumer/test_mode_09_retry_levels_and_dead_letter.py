@@ -1,0 +1,295 @@
+"""Mode 9: what fails is tried again by levels, then kept; its key waits, others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orderchain.errors import SettingError
+from outbox.confirm_record import RETRYING
+from outbox.consumer_kit import Refused
+from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.filters import NoFilter
+from outbox.retries import LEVELS_SECONDS, RetryLevels
+
+from .rig import DEADLINE_SECONDS, HandClock, Rig, apply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from outbox.delivery import Delivery
+    from outbox.message import Message
+
+START_NS = 1_800_000_000_000_000_000
+SECOND = 1_000_000_000
+SOON = RetryLevels(levels_seconds=(1.0,), tries_max=2)
+
+
+class Recorder:
+    """A handler that fails for some notes, and tells of each call."""
+
+    def __init__(self, clock: HandClock, *poison: str) -> None:
+        self.calls: asyncio.Queue[tuple[str, int, int]] = asyncio.Queue()
+        self.poison = set(poison)
+        self._clock = clock
+
+    async def __call__(self, delivery: Delivery, connection: Any) -> None:
+        note = delivery.payload.decode()
+        await apply(delivery, connection)
+        self.calls.put_nowait((note, self._clock.now_ns, delivery.failures))
+        if note in self.poison:
+            raise ValueError(f"cannot take {note}")
+
+    async def next(self) -> tuple[str, int, int]:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await self.calls.get()
+
+
+async def until(rig: Rig, condition: str, *values: object) -> None:
+    """Return once a statement gives true; asked of the database, again and again."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not await rig.admin.fetchval(condition, *values):
+            pass
+
+
+HAS_FAILED = "SELECT EXISTS (SELECT FROM inbox_parked WHERE message_id = $1 AND failures = $2)"
+IS_DEAD = "SELECT EXISTS (SELECT FROM inbox_dead WHERE message_id = $1)"
+IS_APPLIED = "SELECT EXISTS (SELECT FROM inbox WHERE message_id = $1)"
+
+
+async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(rig: Rig) -> None:
+    clock = HandClock(START_NS)
+    handler = Recorder(clock, "poison")
+    poison, behind, other = (
+        rig.message("poison", key="K"), rig.message("behind", key="K"), rig.message("other", "L"),
+    )  # fmt: skip
+    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    await rig.send(poison, behind, other)
+    async with consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        assert await handler.next() == ("poison", START_NS, 0)
+        # Others go on, what has the same key waits.
+        assert (await handler.next())[0] == "other"
+        now_ns = START_NS
+        for failures, pause in enumerate(LEVELS_SECONDS, start=1):
+            await until(rig, HAS_FAILED, poison.message_id, failures)
+            due_ns = now_ns + round(pause * SECOND)
+            stored = await rig.admin.fetchval(
+                "SELECT due_at FROM inbox_parked WHERE message_id = $1", poison.message_id
+            )
+            assert stored == datetime.fromtimestamp(due_ns / 1e9, tz=UTC)
+            # One microsecond before its time nothing is due, though the consumer looks: whatever
+            # it found would be the next call.
+            clock.now_ns = due_ns - 1_000
+            looks = await rig.admin.fetchval(
+                "SELECT count(*) FROM inbox_parked WHERE due_at <= $1",
+                datetime.fromtimestamp(clock.now_ns / 1e9, tz=UTC),
+            )
+            assert looks == 0
+            clock.now_ns = now_ns = due_ns
+            assert await handler.next() == ("poison", due_ns, failures)
+        await until(rig, IS_DEAD, poison.message_id)
+        # The key goes on behind it.
+        assert (await handler.next())[0] == "behind"
+        await until(rig, IS_APPLIED, behind.message_id)
+        consumer.stop()
+        await running
+    assert handler.calls.empty()
+    assert await rig.effects() == {"behind": 1, "other": 1}
+    (letter,) = await DeadLetters(rig.admin).list()
+    assert (letter.message_id, letter.reason) == (poison.message_id, "tries used up")
+    assert letter.failures == 1 + 16
+    assert letter.last_error == "ValueError: cannot take poison"
+    assert now_ns - START_NS == (4 * 3600 + 45 * 60 + 40) * SECOND
+    assert consumer.stats.dead == 1
+    assert await rig.admin.fetchval("SELECT count(*) FROM inbox_parked") == 0
+
+
+async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_again(
+    rig: Rig,
+) -> None:
+    clock = HandClock(START_NS)
+    handler = Recorder(clock, "poison")
+    poison, behind, last = (
+        rig.message("poison", "K"), rig.message("behind", "K"), rig.message("last"),
+    )  # fmt: skip
+    await rig.send(poison, behind, poison, last)
+    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    assert await rig.work_off(consumer, until=last, handle=handler) == ["poison", "last"]
+    told = [one for one in await rig.confirms(4) if one.kind == RETRYING]
+    ten_seconds = START_NS + 10 * SECOND
+    assert [(one.message_id, one.until_unix_ns) for one in told] == [
+        (poison.message_id.bytes, ten_seconds),
+        (behind.message_id.bytes, ten_seconds),
+        (poison.message_id.bytes, ten_seconds),
+    ]
+    # Parked messages are in the database: the committed offset is behind all of them.
+    assert await rig.committed() == 4
+
+
+async def test_parked_messages_of_one_key_are_tried_in_the_order_received(rig: Rig) -> None:
+    clock = HandClock(START_NS)
+    handler = Recorder(clock, "1")
+    notes = [rig.message(str(number), "K") for number in range(1, 6)]
+    last = rig.message("last")
+    await rig.send(*notes, last)
+    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    async with consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        assert [(await handler.next())[0] for _ in range(2)] == ["1", "last"]
+        await until(rig, "SELECT count(*) = 5 FROM inbox_parked")
+        handler.poison.clear()
+        clock.now_ns += 10 * SECOND
+        assert [(await handler.next())[0] for _ in range(5)] == ["1", "2", "3", "4", "5"]
+        consumer.stop()
+        await running
+    assert await rig.effects() == dict.fromkeys(["1", "2", "3", "4", "5", "last"], 1)
+
+
+async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None:
+    clock = HandClock(START_NS)
+    handler = Recorder(clock, "poison")
+    poison = rig.message("poison")
+    await rig.send(poison)
+    workers = [rig.consumer(clock=clock, retries=SOON, at_once=3) for _ in range(2)]
+    async with workers[0], workers[1]:
+        running = [asyncio.create_task(worker.run(handler)) for worker in workers]
+        for failures in (1, 2):
+            await handler.next()
+            await until(rig, HAS_FAILED, poison.message_id, failures)
+            clock.now_ns += SECOND
+        await handler.next()
+        await until(rig, IS_DEAD, poison.message_id)
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+    assert handler.calls.empty()
+    assert sum(worker.stats.failures for worker in workers) == 3
+    assert sum(worker.stats.dead for worker in workers) == 1
+
+
+async def test_refused_message_is_a_dead_letter_at_once(rig: Rig) -> None:
+    refused, last = rig.message("refused"), rig.message("last")
+    await rig.send(refused, refused, last)
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        if delivery.message_id == refused.message_id:
+            raise Refused("no such account")
+
+    consumer = rig.consumer(filter=NoFilter())
+    assert await rig.work_off(consumer, until=last, handle=handler) == ["refused", "last"]
+    (letter,) = await DeadLetters(rig.admin).list()
+    assert (letter.reason, letter.failures) == ("refused by the handler", 1)
+    assert letter.last_error == "Refused: no such account"
+    # It is neither applied nor tried again: nothing is confirmed but the last one.
+    assert set(await rig.applied_ids(1)) == {last.message_id.bytes}
+    assert await rig.effects() == {"last": 1}
+
+
+async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Message]:
+    """Make dead letters of messages with these notes."""
+
+    async def refuse(delivery: Delivery, _connection: Any) -> None:
+        if delivery.payload != b"end":
+            raise Refused("not this one")
+
+    messages = [rig.message(note, key) for note in notes]
+    end = rig.message("end")
+    await rig.send(*messages, end)
+    await rig.work_off(rig.consumer(filter=NoFilter()), until=end, handle=refuse)
+    return messages
+
+
+async def test_dead_letters_are_listed_and_shown_with_their_reason(rig: Rig) -> None:
+    first, second = await make_dead(rig, "first", "second", key="K")
+    letters = DeadLetters(rig.admin)
+    assert {letter.message_id for letter in await letters.list()} == {
+        first.message_id, second.message_id,
+    }  # fmt: skip
+    assert len(await letters.list(DeadLetterFilter(limit=1))) == 1
+    assert len(await letters.list(DeadLetterFilter(key="K", consumer=rig.consumer_name))) == 2
+    assert await letters.list(DeadLetterFilter(key="other")) == []
+    assert await letters.list(DeadLetterFilter(reason="tries used up")) == []
+    (content,) = await letters.show(first.message_id)
+    assert (content.payload, content.topic, content.offset) == (b"first", rig.topic, 0)
+    assert content.letter.last_error == "Refused: not this one"
+    assert content.acts == []
+
+
+async def test_retry_of_one_dead_letter_gives_it_a_new_round_of_tries(rig: Rig) -> None:
+    first, second = await make_dead(rig, "first", "second")
+    letters = DeadLetters(rig.admin)
+    letter = next(one for one in await letters.list() if one.message_id == first.message_id)
+    assert await letters.retry(letter, actor="anna", reason="the account is there now")
+    assert not await letters.retry(letter, actor="ben", reason="the same, a second later")
+    (row,) = await rig.admin.fetch("SELECT failures FROM inbox_parked")
+    assert row["failures"] == 0
+    assert await rig.work_off(rig.consumer(), until=first) == ["first"]
+    assert await rig.effects() == {"first": 1}
+    assert first.message_id.bytes in await rig.applied_ids(2)
+    assert [one.message_id for one in await letters.list()] == [second.message_id]
+    acts = await rig.admin.fetch("SELECT message_id, act, actor, reason FROM inbox_act")
+    assert [tuple(act) for act in acts] == [
+        (first.message_id, "retry", "anna", "the account is there now")
+    ]
+
+
+async def test_retry_of_many_dead_letters_goes_by_key_in_order(rig: Rig) -> None:
+    messages = await make_dead(rig, "1", "2", "3", key="K")
+    letters = DeadLetters(rig.admin)
+    chosen = DeadLetterFilter(consumer=rig.consumer_name, reason="refused by the handler")
+    retried = await letters.retry_many(chosen, actor="anna", reason="mended")
+    assert [one.message_id for one in retried] == [one.message_id for one in messages]
+    assert await rig.work_off(rig.consumer(), until=messages[-1]) == ["1", "2", "3"]
+    assert await rig.effects() == {"1": 1, "2": 1, "3": 1}
+    assert await rig.admin.fetchval("SELECT count(*) FROM inbox_act") == 3
+
+
+async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
+    first, second = await make_dead(rig, "first", "second")
+    letters = DeadLetters(rig.admin)
+    chosen = DeadLetterFilter()
+    ended = await letters.abandon_many(chosen, actor="anna", reason="settled by hand")
+    assert {one.message_id for one in ended} == {first.message_id, second.message_id}
+    assert await letters.list() == []
+    assert len(await letters.list(DeadLetterFilter(with_abandoned=True))) == 2
+    assert await letters.retry_many(
+        DeadLetterFilter(with_abandoned=True), actor="ben", reason="late"
+    ) == []  # fmt: skip
+    last = rig.message("last")
+    await rig.send(first, second, last)  # the sender sends them once more
+    assert await rig.work_off(rig.consumer(), until=last) == ["last"]
+    (content,) = await letters.show(first.message_id)
+    assert [(act.act, act.actor, act.reason) for act in content.acts] == [
+        ("abandon", "anna", "settled by hand")
+    ]
+
+
+@pytest.mark.parametrize(("actor", "reason"), [("", "why"), ("anna", " "), ("anna", "a\0b")])
+async def test_act_without_actor_or_reason_is_refused(rig: Rig, actor: str, reason: str) -> None:
+    (message,) = await make_dead(rig, "one")
+    letters = DeadLetters(rig.admin)
+    (letter,) = await letters.list()
+    acts: list[Callable[..., Awaitable[object]]] = [letters.retry, letters.abandon]
+    for act in acts:
+        with pytest.raises(SettingError):
+            await act(letter, actor=actor, reason=reason)
+    with pytest.raises(SettingError):
+        await letters.retry_many(DeadLetterFilter(), actor=actor, reason=reason)
+    assert [one.message_id for one in await letters.list()] == [message.message_id]
+
+
+async def test_act_on_a_consumer_that_is_not_known_is_refused(rig: Rig) -> None:
+    await make_dead(rig, "one")
+    letters = DeadLetters(rig.admin)
+    (letter,) = await letters.list()
+    wrong = DeadLetter(
+        "nobody", letter.message_id, letter.destination, None, letter.reason, 1, "",
+        letter.received_at, letter.dead_at, None,
+    )  # fmt: skip
+    with pytest.raises(SettingError, match="nobody"):
+        await letters.retry(wrong, actor="anna", reason="why not")

@@ -1,0 +1,152 @@
+"""Mode 11: what is committed is the smallest unfinished offset, so a crash repeats, never skips."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+
+from outbox.filters import NoFilter
+
+from .rig import DEADLINE_SECONDS, Rig, apply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from outbox.delivery import Delivery
+
+WORKER = Path(__file__).with_name("worker.py")
+KILL_DEADLINE_SECONDS = 2 * DEADLINE_SECONDS
+"""The group waits ten seconds for a member that was killed."""
+
+
+@asynccontextmanager
+async def worker(rig: Rig, *, hangs: list[str], **settings: Any) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, WORKER, stdin=PIPE, stdout=PIPE, env=os.environ
+    )
+    try:
+        plan = {"config": rig.config(**settings), "hangs": hangs}
+        process.stdin.write(msgspec.json.encode(plan) + b"\n")
+        process.stdin.close()
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def lines(process: Process, *expected: str) -> None:
+    """Return once the process has told all of this, in whatever order."""
+    missing = set(expected)
+    async with asyncio.timeout(KILL_DEADLINE_SECONDS):
+        while missing:
+            line = await process.stdout.readline()
+            assert line, f"the worker has ended, and not told {missing}"
+            missing.discard(line.decode().strip())
+
+
+async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: Rig) -> None:
+    notes = [f"note {number}" for number in range(12)]
+    messages = [rig.message(note) for note in notes]
+    await rig.send(*messages[:8])
+    hanging = ["note 2", "note 5"]
+    async with worker(rig, hangs=hanging, at_once=6) as process:
+        finished = [note for note in notes[:8] if note not in hanging]
+        await lines(
+            process,
+            *(f"hangs {note}" for note in hanging),
+            *(f"applied {note}" for note in finished),
+        )
+        await rig.until_committed(2)
+        process.kill()
+        await process.wait()
+    # 3, 4, 6 and 7 are finished, 2 and 5 are not: nothing from 2 on is committed.
+    assert await rig.committed() == 2
+    assert await rig.effects() == dict.fromkeys(finished, 1)
+    await rig.send(*messages[8:])
+    async with worker(rig, hangs=[], at_once=6) as process:
+        await lines(process, *(f"applied {note}" for note in [*hanging, *notes[8:]]))
+        await rig.until_committed(12)
+    assert await rig.effects() == dict.fromkeys(notes, 1)
+
+
+async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> None:
+    notes = [f"note {number}" for number in range(120)]
+    messages = [rig.message(note, key=str(number % 7)) for number, note in enumerate(notes)]
+    for number, message in enumerate(messages):
+        await rig.send(message, partition=number % 3)
+    applied = 0
+    for kill_after in (7, 40):
+        async with worker(rig, hangs=[], at_once=4) as process:
+            async with asyncio.timeout(KILL_DEADLINE_SECONDS):
+                for _ in range(kill_after):
+                    assert await process.stdout.readline()
+            process.kill()
+            await process.wait()
+            applied = sum((await rig.effects()).values())
+    assert 40 <= applied <= len(notes)
+    last = rig.message("last")
+    await rig.send(last, partition=0)
+    await rig.send(last, partition=1)
+    await rig.send(last, partition=2)
+    async with worker(rig, hangs=[], at_once=4):
+        await rig.until_committed(41, 41, 41)
+    assert await rig.effects() == dict.fromkeys([*notes, "last"], 1)
+
+
+async def test_graceful_stop_commits_all_that_is_finished(rig: Rig) -> None:
+    messages = [rig.message(f"note {number}") for number in range(5)]
+    await rig.send(*messages)
+    consumer = rig.consumer(commit_seconds=3_600.0)
+    await rig.work_off(consumer, until=messages[-1])
+    assert await rig.committed() == 5
+
+
+async def test_cancelled_handler_leaves_its_message_unfinished(rig: Rig) -> None:
+    first, second = rig.message("first"), rig.message("second")
+    await rig.send(first, second)
+    started = asyncio.Event()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        if delivery.message_id == second.message_id:
+            started.set()
+            await asyncio.Event().wait()
+
+    consumer = rig.consumer()
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        await started.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert await rig.committed() == 1
+    assert await rig.effects() == {"first": 1}
+    assert await rig.work_off(rig.consumer(), until=second) == ["second"]
+    assert await rig.effects() == {"first": 1, "second": 1}
+
+
+async def test_offset_that_the_log_has_dropped_leads_to_the_oldest_record(rig: Rig) -> None:
+    messages = [rig.message(f"note {number}") for number in range(6)]
+    await rig.send(*messages)
+    await rig.work_off(rig.consumer(), until=messages[1])
+    assert await rig.committed() == 2
+    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
+    await admin.start()
+    try:
+        at = TopicPartition(rig.topic, 0)
+        await admin.delete_records({at: RecordsToDelete(before_offset=4)})
+    finally:
+        await admin.close()
+    notes = await rig.work_off(rig.consumer(filter=NoFilter()), until=messages[-1])
+    assert notes == ["note 4", "note 5"]
+    assert await rig.committed() == 6

@@ -1,0 +1,133 @@
+"""Mode 12: from the last committed, the first, the end, a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.errors import SettingError
+from outbox.record_source import move_start
+from outbox.starts import StartAt, StartFrom
+
+from .rig import DEADLINE_SECONDS, Rig
+
+if TYPE_CHECKING:
+    from outbox.message import Message
+
+FIRST_MS = 1_700_000_000_000
+STEP_MS = 60_000
+NOTES = [f"note {number}" for number in range(10)]
+
+
+@pytest.fixture
+async def messages(rig: Rig) -> list[Message]:
+    """Ten messages on one partition, a minute apart."""
+    made = [rig.message(note) for note in NOTES]
+    for number, message in enumerate(made):
+        await rig.send(message, timestamp_ms=FIRST_MS + number * STEP_MS)
+    return made
+
+
+def at_ms(time_ms: int) -> StartAt:
+    return StartAt(position=StartFrom.TIME, time_ns=time_ms * 1_000_000)
+
+
+async def test_start_without_more_is_the_first_record(rig: Rig, messages: list[Message]) -> None:
+    assert await rig.work_off(rig.consumer(), until=messages[-1]) == NOTES
+
+
+async def test_start_at_the_end_gets_only_what_comes_from_then_on(
+    rig: Rig, messages: list[Message]
+) -> None:
+    consumer = rig.consumer(start=StartAt(position=StartFrom.END))
+    new = rig.message("new")
+    notes: list[str] = []
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        # The chosen start is committed at once: by that it is known that the choice was made.
+        await rig.until_committed(-1)
+        await rig.send(new)
+        async for delivery in consumer:
+            async with delivery.transaction():
+                notes.append(delivery.payload.decode())
+                consumer.stop()
+    assert notes == ["new"]
+    assert len(messages) == 10
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "first"),
+    [(-1, 0), (0, 0), (1, 1), (4 * STEP_MS, 4), (4 * STEP_MS + 1, 5), (9 * STEP_MS, 9)],
+)
+async def test_start_at_a_time_gets_the_first_record_at_or_after_it(
+    rig: Rig, messages: list[Message], offset_ms: int, first: int
+) -> None:
+    consumer = rig.consumer(start=at_ms(FIRST_MS + offset_ms))
+    assert await rig.work_off(consumer, until=messages[-1]) == NOTES[first:]
+
+
+async def test_start_at_a_time_behind_all_records_is_the_end(
+    rig: Rig, messages: list[Message]
+) -> None:
+    moved = await move_start(rig.config(), at_ms(FIRST_MS + 10 * STEP_MS))
+    assert moved[rig.topic, 0] == len(messages)
+
+
+async def test_start_from_the_last_committed_goes_on_there_whatever_the_settings_say(
+    rig: Rig, messages: list[Message]
+) -> None:
+    assert await rig.work_off(rig.consumer(), until=messages[3]) == NOTES[:4]
+    assert await rig.committed() == 4
+    again = rig.consumer(start=StartAt(position=StartFrom.END))
+    assert await rig.work_off(again, until=messages[-1]) == NOTES[4:]
+
+
+async def test_start_at_the_end_with_a_restart_skips_nothing(
+    rig: Rig, messages: list[Message]
+) -> None:
+    """What comes while the consumer is down must not be skipped by choosing the end again."""
+    async with rig.consumer(start=StartAt(position=StartFrom.END)):
+        await rig.until_committed(-1)
+    meanwhile = rig.message("meanwhile")
+    await rig.send(meanwhile)
+    again = rig.consumer(start=StartAt(position=StartFrom.END))
+    assert await rig.work_off(again, until=meanwhile) == ["meanwhile"]
+    assert len(messages) == 10
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"),
+    [
+        (StartAt(), 0),
+        (StartAt(position=StartFrom.END), 10),
+        (at_ms(FIRST_MS + 7 * STEP_MS), 7),
+    ],
+)
+async def test_stopped_consumer_is_moved_to_each_position(
+    rig: Rig, messages: list[Message], start: StartAt, offset: int
+) -> None:
+    assert await rig.work_off(rig.consumer(), until=messages[4]) == NOTES[:5]
+    moved = await move_start(rig.config(), start)
+    assert moved[rig.topic, 0] == offset
+    assert await rig.committed() == offset
+    last = rig.message("last")
+    await rig.send(last)
+    notes = await rig.work_off(rig.consumer(), until=last)
+    # Back there are repeats, which the inbox keeps from being handled again.
+    assert notes == [*NOTES[max(offset, 5) :], "last"]
+    assert max((await rig.effects()).values()) == 1
+
+
+async def test_move_of_a_running_consumer_is_refused(rig: Rig, messages: list[Message]) -> None:
+    consumer = rig.consumer()
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        delivery = await anext(consumer)
+        assert delivery.message_id == messages[0].message_id
+        with pytest.raises(SettingError, match="no process is running"):
+            await move_start(rig.config(), StartAt())
+
+
+async def test_move_on_a_topic_that_is_not_there_is_refused(rig: Rig) -> None:
+    with pytest.raises(SettingError, match="topic"):
+        await move_start(rig.config(topics=("nowhere",)), StartAt())

@@ -1,0 +1,54 @@
+"""A consumer in a process of its own, which the test kills.
+
+Standard input: what to do, one line of JSON. Standard output: a line for each message, once its
+effect has committed, or once it hangs: those whose note is in `hangs` are never ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outbox.consumer import Consumer
+from outbox.consumer_config import ConsumerConfig
+
+if TYPE_CHECKING:
+    from outbox.delivery import Delivery
+
+
+class Plan(msgspec.Struct):
+    """What to do."""
+
+    config: ConsumerConfig
+    hangs: list[str]
+
+
+async def work(delivery: Delivery, plan: Plan) -> None:
+    """Apply one message."""
+    note = delivery.payload.decode()
+    async with delivery.transaction() as connection:
+        await connection.execute("INSERT INTO effect VALUES ($1, $2)", delivery.message_id, note)
+        if note in plan.hangs:
+            tell("hangs", note)
+            await asyncio.Event().wait()
+    tell("applied", note)
+
+
+def tell(word: str, note: str) -> None:
+    """Write one line for the test."""
+    sys.stdout.write(f"{word} {note}\n")
+    sys.stdout.flush()
+
+
+async def main() -> None:
+    """Work until killed."""
+    plan = msgspec.json.decode(sys.stdin.readline(), type=Plan)
+    async with Consumer(plan.config) as consumer, asyncio.TaskGroup() as tasks:
+        async for delivery in consumer:
+            tasks.create_task(work(delivery, plan))
+
+
+asyncio.run(main())

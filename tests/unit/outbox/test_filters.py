@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from orderchain.errors import SettingError
+from outbox.filters import MemoryFilter
+from outbox.inbox_decision import Seen
+
+
+def ids(begin: int, end: int) -> list[UUID]:
+    return [UUID(int=number) for number in range(begin, end)]
+
+
+async def test_memory_filter_forgets_the_oldest_and_stays_bounded() -> None:
+    memory = MemoryFilter(ids_max=100)
+    for begin in range(0, 1_000, 10):
+        await memory.done(ids(begin, begin + 10))
+    assert await memory.see(ids(960, 1_000)) == [Seen.DONE] * 40
+    assert await memory.see(ids(0, 10)) == [Seen.NEW] * 10
+    assert len(memory) <= 100
+
+
+async def test_memory_filter_with_done_and_a_clear_behind_it_stays_done() -> None:
+    memory = MemoryFilter()
+    await memory.see(ids(0, 1))
+    await memory.done(ids(0, 1))
+    await memory.clear(ids(0, 1))
+    assert await memory.see(ids(0, 1)) == [Seen.DONE]
+
+
+def test_memory_filter_of_one_id_is_refused() -> None:
+    with pytest.raises(SettingError, match="ids_max"):
+        MemoryFilter(ids_max=1)
