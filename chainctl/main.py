@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "lag": "How far the receivers of a chain are behind.",
     "gaps": "What receivers had to read from the database, and why.",
     "unhalt": "Let a halted receiver start again, with a reason.",
+    "outbox": "Messages in any order: run a relay, see and mend them.",
     "config": "What is set, and by what.",
     "bench": "Measure the engine on this machine, and its rivals.",
 }

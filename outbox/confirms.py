@@ -1,8 +1,8 @@
 """The intake of confirms: what consumers say they have applied moves deliveries to `consumed`.
 
 A confirm is a message of its own, and at least once like every other: it may be lost, late,
-repeated, or about something that nobody knows. Offsets are committed behind the database, so a crash
-repeats.
+repeated, or about something that nobody knows. Offsets are committed behind the database, so
+a crash repeats.
 """
 
 from __future__ import annotations

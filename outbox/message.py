@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from asyncpg.pgproto import pgproto
 from msgspec import Struct
 
 from outbox.errors import MessageError
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 RESERVED_PREFIX: Final = "orderchain-"
 """Headers of ours begin with it; a caller's may not."""
 
-_VERSION: Final = 7 << 76
+_VERSION: Final = 7 << 12
 _VARIANT: Final = 2 << 62
-_RANDOM_BITS: Final = (1 << 62) - 1
+_RANDOM: Final = (1 << 62) - 1
 _COUNTER_BITS: Final = 12
+_COUNTER: Final = (1 << _COUNTER_BITS) - 1
 _TIME_MAX: Final = 1 << 48
 
 
@@ -67,15 +69,16 @@ class MessageIds:
         self._last = first + count - 1
         noise = self._random_bytes(8 * count)
         return [
-            UUID(int=_layout(first + n, int.from_bytes(noise[8 * n : 8 * n + 8], "big")))
+            # The driver's own UUID: made, compared and sent several times as fast as Python's.
+            pgproto.UUID(_layout(first + n, int.from_bytes(noise[8 * n : 8 * n + 8], "big")))
             for n in range(count)
         ]
 
 
-def _layout(ticks: int, noise: int) -> int:
-    """Return the 128 bits of RFC 9562, section 5.7: time, version, counter, variant, random."""
-    milliseconds, counter = ticks >> _COUNTER_BITS, ticks & ((1 << _COUNTER_BITS) - 1)
-    return milliseconds << 80 | _VERSION | counter << 64 | _VARIANT | noise & _RANDOM_BITS
+def _layout(ticks: int, noise: int) -> bytes:
+    """Return the 16 bytes of RFC 9562, section 5.7: time, version, counter, variant, random."""
+    high = (ticks & ~_COUNTER) << 4 | _VERSION | ticks & _COUNTER
+    return (high << 64 | _VARIANT | noise & _RANDOM).to_bytes(16, "big")
 
 
 _ids: Final = MessageIds()

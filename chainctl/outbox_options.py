@@ -1,0 +1,94 @@
+"""Options of `chainctl outbox` that choose deliveries, and that every act by hand needs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from chainctl.options import Integer, Seconds, json_option, uses_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox.acts import Filter
+
+_STATUSES: Final = (
+    "init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned",
+)  # fmt: skip
+
+
+def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the filter."""
+    for option in reversed(
+        (
+            click.option(
+                "--id",
+                "message_ids",
+                multiple=True,
+                type=click.UUID,
+                metavar="UUID",
+                help="Only these messages. May be repeated.",
+            ),
+            click.option("--destination", metavar="NAME", help="Only those to it."),
+            click.option("--consumer", metavar="NAME", help="Only those for it."),
+            click.option(
+                "--older-than",
+                type=Seconds(10**9),
+                metavar="SECONDS",
+                help="Only messages made so long ago.",
+            ),
+            click.option(
+                "--limit",
+                type=Integer(1, 1_000_000),
+                default=100,
+                show_default=True,
+                metavar="N",
+                help="Deliveries at most.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+status_option: Final = click.option(
+    "--status", "statuses", multiple=True, type=click.Choice(_STATUSES), help="May be repeated."
+)
+
+
+def acting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what every act by hand needs."""
+    for option in reversed(
+        (
+            filtered,
+            click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),
+            click.option(
+                "--reason", required=True, metavar="TEXT", help="Why; it is stored for good."
+            ),
+            click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
+            click.option("--dry-run", is_flag=True, help="Only tell which deliveries it would be."),
+            json_option,
+            uses_settings("database", "connect_seconds"),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def chosen_filter(given: dict[str, Any]) -> Filter:
+    """Return what a call has chosen by those options."""
+    from outbox.acts import Filter
+    from outbox.statuses import Status
+
+    older_than = given["older_than"]
+    before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
+    return Filter(
+        message_ids=given["message_ids"],
+        destination=given["destination"],
+        consumer=given["consumer"],
+        statuses=tuple(Status[name.upper()] for name in given.get("statuses", ())),
+        before=before,
+        limit=given["limit"],
+    )

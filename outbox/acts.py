@@ -1,0 +1,172 @@
+"""What people do by hand to deliveries: each act is stored with who, when and why, or not done."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from orderchain.errors import SettingError
+from orderchain.sql import load_sql
+from outbox.statuses import FINAL, Change, Status, sources
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+
+_SQL: Final = load_sql("outbox", "acts.sql")
+
+Act = Literal["retry", "abandon", "resend"]
+
+_EXPECTED: Final[dict[str, tuple[int, ...]]] = {
+    "retry": sources(Change.RETRIED),
+    "abandon": sources(Change.ABANDONED),
+    "resend": (int(Status.INIT), int(Status.CONFIRMED)),
+}
+
+_TEXT_CHARACTERS_MAX: Final = 1_000
+"""Of a reason or an actor: a sentence for whoever reads it later, not a document."""
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Which deliveries; what is None or empty chooses all."""
+
+    message_ids: tuple[UUID, ...] = ()
+    destination: str | None = None
+    consumer: str | None = None
+    statuses: tuple[Status, ...] = ()
+    before: datetime | None = None
+    """Only messages that were made earlier."""
+    limit: int = 100
+
+    def values(self) -> tuple[object, ...]:
+        """Return it as the statements take it."""
+        below = None
+        if self.before is not None:
+            below = UUID(int=max(int(self.before.timestamp() * 1_000), 0) << 80)
+        return (
+            list(self.message_ids) or None,
+            self.destination,
+            self.consumer,
+            [int(status) for status in self.statuses] or None,
+            below,
+            self.limit,
+        )
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One delivery, as people see it."""
+
+    message_id: UUID
+    consumer: str
+    """Empty where the destination asks for no confirm."""
+    destination: str
+    status: str
+    tries: int
+    next_send: datetime | None
+    """When the next thing falls due; None: nothing does."""
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    last_error: str | None
+    finished: datetime | None
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    """A delivery that an act has changed, or would change."""
+
+    message_id: UUID
+    consumer: str
+    status: str
+    """After the act; with a dry run before it."""
+
+
+async def find(connection: Connection, chosen: Filter) -> list[Delivery]:
+    """Return deliveries, the oldest first; finished ones only where a final status is asked for."""
+    found: list[Any] = []
+    wanted = set(chosen.statuses)
+    if chosen.message_ids or not wanted or wanted - FINAL:
+        found += await connection.fetch(_SQL["pending"], *chosen.values())
+    if chosen.message_ids or wanted & {*FINAL, Status.CONFIRMED}:
+        found += await connection.fetch(_SQL["done"], *chosen.values())
+    found.sort(key=lambda row: (row["message_id"], row["consumer"]))
+    return [_delivery(row) for row in found[: chosen.limit]]
+
+
+async def act(
+    connection: Connection, what: Act, chosen: Filter, *, actor: str, reason: str
+) -> list[Changed]:
+    """Do `what` to the chosen deliveries that are where it can be done; all of them or none.
+
+    Raises SettingError for an actor or a reason that says nothing.
+    """
+    actor, reason = checked_text("actor", actor), checked_text("reason", reason)
+    async with connection.transaction():
+        rows = await connection.fetch(_SQL[what], *chosen.values(), actor, reason)
+        if rows and what != "abandon":
+            await connection.fetch(_SQL["wake"])
+    return [_changed(row) for row in rows]
+
+
+async def would_act(connection: Connection, what: Act, chosen: Filter) -> list[Changed]:
+    """Return the deliveries that `act` would change, and change nothing."""
+    expected = {Status(number) for number in _EXPECTED[what]}
+    statuses = tuple(expected & set(chosen.statuses) if chosen.statuses else expected)
+    if not statuses:
+        return []
+    narrowed = msgspec.structs.replace(chosen, statuses=statuses)
+    rows = await connection.fetch(_SQL["pending"], *narrowed.values())
+    return [_changed(row) for row in rows]
+
+
+async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:
+    """Return the deliveries by destination and status, and the oldest one of each."""
+    rows = await connection.fetch(_SQL["counts"])
+    return [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
+
+
+async def look(
+    connection: Connection, message_id: UUID
+) -> tuple[asyncpg.Record | None, list[asyncpg.Record]]:
+    """Return a message and the acts on it; no message where it is not known, or was dropped."""
+    message = await connection.fetchrow(_SQL["message"], message_id)
+    return message, list(await connection.fetch(_SQL["acts"], message_id))
+
+
+def checked_text(field: str, text: str) -> str:
+    """Return `text` without its outer blanks. Raises SettingError where it says nothing."""
+    stripped = text.strip()
+    if not 0 < len(stripped) <= _TEXT_CHARACTERS_MAX or not stripped.isprintable():
+        expected = f"1 to {_TEXT_CHARACTERS_MAX} printable characters"
+        raise SettingError(field, stripped[:50], expected)
+    return stripped
+
+
+def _delivery(row: asyncpg.Record) -> Delivery:
+    due = row["next_send_at"]
+    return Delivery(
+        message_id=row["message_id"],
+        consumer=row["consumer"],
+        destination=row["destination"],
+        status=Status(row["status"]).name.lower(),
+        tries=row["send_count"],
+        # asyncpg reads infinity as the last time that Python knows.
+        next_send=None if due is None or due.year == _LAST_YEAR else due,
+        topic=row["topic"],
+        partition=row["partition"],
+        offset=row["offset"],
+        last_error=row["last_error"],
+        finished=row["finished_at"],
+    )
+
+
+def _changed(row: asyncpg.Record) -> Changed:
+    status = Status(row["status"]).name.lower()
+    return Changed(message_id=row["message_id"], consumer=row["consumer"], status=status)
+
+
+_LAST_YEAR: Final = 9999

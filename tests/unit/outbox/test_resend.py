@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox import Destination, Status
+from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds
+
+RULES = Destination(
+    name="d", topic="t", consumers=("c",), tries_max=3, resend_seconds=10.0,
+    resend_seconds_max=35.0, queue_seconds_max=1_000.0,
+)  # fmt: skip
+BLIND = Destination(name="d", topic="t", consumers=("c",), resend_filter=False)
+PLACE = ("c", "t", 0)
+
+
+def due(**fields: Any) -> Due:
+    given = {
+        "message_id": UUID(int=1), "consumer": "c", "destination": "d",
+        "status": Status.CONFIRMED, "send_count": 1, "topic": "t", "partition": 0, "offset": 50,
+        "sent_seconds": 30.0, "size": 1,
+    }  # fmt: skip
+    return Due(**{**given, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "progress", "verdict"),
+    [
+        # Never sent, or the acknowledgement was lost.
+        ({"status": Status.INIT, "send_count": 0, "offset": None}, {}, Verdict.SEND),
+        ({"status": Status.INIT, "send_count": 2}, {PLACE: 0}, Verdict.SEND),
+        ({"status": Status.INIT, "send_count": 3}, {PLACE: 0}, Verdict.GIVE_UP),
+        # Merely queued: neither sent nor given up, whatever the tries.
+        ({}, {PLACE: 50}, Verdict.WAIT),
+        ({}, {PLACE: 0}, Verdict.WAIT),
+        ({}, {}, Verdict.WAIT),
+        ({"send_count": 3}, {PLACE: 50}, Verdict.WAIT),
+        # Read, and not confirmed: lost.
+        ({}, {PLACE: 51}, Verdict.SEND),
+        ({"send_count": 3}, {PLACE: 51}, Verdict.GIVE_UP),
+        # The progress of others says nothing.
+        ({}, {("x", "t", 0): 99, ("c", "x", 0): 99, ("c", "t", 1): 99}, Verdict.WAIT),
+        # Unknown offset, or beyond the cap of age: by time alone.
+        ({"offset": None}, {PLACE: 0}, Verdict.SEND),
+        ({"sent_seconds": 1_000.0}, {PLACE: 0}, Verdict.SEND),
+        ({"sent_seconds": 1_000.0, "send_count": 3}, {PLACE: 0}, Verdict.GIVE_UP),
+        ({"sent_seconds": None}, {PLACE: 0}, Verdict.SEND),
+    ],
+)
+def test_verdict(fields: dict[str, Any], progress: dict[Any, int], verdict: Verdict) -> None:
+    assert judge(due(**fields), RULES, progress) is verdict
+
+
+def test_verdict_without_the_filter_goes_by_time_alone() -> None:
+    assert judge(due(), BLIND, {PLACE: 0}) is Verdict.SEND
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_message_is_lost_exactly_below_the_smallest_unfinished_offset(
+    offset: int, smallest: int
+) -> None:
+    verdict = judge(due(offset=offset), RULES, {PLACE: smallest})
+    assert verdict is (Verdict.SEND if offset < smallest else Verdict.WAIT)
+
+
+def test_wait_doubles_up_to_its_bound() -> None:
+    waits = [wait_seconds(RULES, count) for count in range(5)]
+    assert waits == [10.0, 20.0, 35.0, 35.0, 35.0]
+    assert wait_seconds(RULES, 10**6) == 35.0
+
+
+def test_wait_of_a_queued_message_grows_with_its_age_and_ends_at_the_cap() -> None:
+    ages = [0.0, 10.0, 20.0, 500.0, 990.0, 999.5]
+    waits = [queue_wait_seconds(due(sent_seconds=age), RULES) for age in ages]
+    assert waits == [10.0, 10.0, 20.0, 35.0, 10.0, 1.0]
+
+
+@given(st.integers(1, 20), st.floats(0, 10_000))
+def test_every_delivery_is_given_up_after_its_tries_within_a_bound(tries: int, age: float) -> None:
+    rules = Destination(
+        name="d", topic="t", consumers=("c",), tries_max=tries, queue_seconds_max=100.0
+    )
+    # However often it is queued: beyond the cap only tries are left, and they end.
+    for count in range(tries):
+        verdict = judge(due(send_count=count, sent_seconds=age), rules, {})
+        assert verdict is (Verdict.WAIT if age < 100.0 else Verdict.SEND)
+    if age >= 100.0:
+        assert judge(due(send_count=tries, sent_seconds=age), rules, {}) is Verdict.GIVE_UP
