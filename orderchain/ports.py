@@ -67,6 +67,18 @@ class ChainStore(Protocol):
         """
         ...
 
+    def send_ahead(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> bool:
+        """Send the commit of `batch` behind the one under way, and say whether that was done.
+
+        A store that cannot do so at once says no, and nothing has happened. The server begins it
+        when the one before it has ended, and the fence refuses it unless that one was committed.
+        `commit` for this batch, the same object, then only waits for the outcome: also after the
+        connection was lost, by UnknownOutcome. Until then no other is sent ahead.
+        """
+        ...
+
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store how far intakes were read whose orders were all repeats. Raises as `commit`, but
         never UnknownOutcome: doing it twice does no harm.

@@ -34,10 +34,11 @@ class Assembly:
     """What one commit is to do, for whom.
 
     `batch` is None where every order is a repeat: then there is nothing to add, but intake marks to
-    move. It is made anew, with other ids, when the epoch rises before it is committed.
+    move. It is made anew, with other ids, when the epoch rises before it is committed; but not once
+    it `is_sent`: then what became of it must be known first.
     """
 
-    __slots__ = ("_places", "batch", "claims", "columns", "core", "entries", "intake")
+    __slots__ = ("_places", "batch", "claims", "columns", "core", "entries", "intake", "is_sent")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Assembly:
         self.intake = self._marks()
         self.batch: Batch | None = None
         self.core: SequencerCore | None = None
+        self.is_sent = False
 
     @classmethod
     def of_placing(cls, placing: Placing, memory: KeyMemory) -> Assembly:

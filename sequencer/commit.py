@@ -17,12 +17,13 @@ from orderchain.refusals import sqlstate_of
 from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from orderchain.sql import load_sql
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
-from sequencer.prepared import call, copy_behind
+from sequencer.prepared import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from orderchain.batch import Batch, IntakeMark, Term
+    from sequencer.pipeline import Pipeline
 
 _Result = TypeVar("_Result")
 
@@ -62,18 +63,56 @@ class Commit:
             published_id,
         )
         self._is_sent = False
+        self._answer: asyncio.Future[None] | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """What is committed."""
+        return self._batch
+
+    @property
+    def is_few_rows(self) -> bool:
+        """Whether it is cheaper as one statement than by COPY."""
+        return self._batch.row_count <= _STATEMENT_ROWS_MAX and not self._intake
 
     async def send(
-        self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
+        self,
+        connection: asyncpg.Connection,
+        pipeline: Pipeline,
+        meanwhile: Callable[[], None] | None,
     ) -> None:
         """Commit, and call `meanwhile` while the server is at work.
 
         What it raises is made an outcome by `failure`.
         """
-        if self._batch.row_count <= _STATEMENT_ROWS_MAX and not self._intake:
+        if self.is_few_rows:
             await self._in_a_statement(connection, meanwhile)
         else:
-            await self._by_copy(connection, meanwhile)
+            self.send_ahead(pipeline)
+            await self.answered(meanwhile)
+
+    def send_ahead(self, pipeline: Pipeline) -> None:
+        """Send it behind whatever is under way; not for `is_few_rows`."""
+        chain_id = self._batch.chain_id
+        statements = [
+            call("commit_batch", self._fence_values),
+            *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
+            *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
+            _COPY,
+        ]
+        self._is_sent = True
+        self._answer = pipeline.send(
+            ";".join(statements), (COPY_HEADER, self._batch.rows, COPY_TRAILER)
+        )
+
+    async def answered(self, meanwhile: Callable[[], None] | None) -> None:
+        """Wait for the end of what was sent; `meanwhile` is called before."""
+        if self._answer is None:
+            raise RuntimeError("not sent")
+        if meanwhile is not None:
+            await asyncio.sleep(0)  # the loop sends what was written at the end of its turn
+            meanwhile()
+        await self._answer
 
     async def _in_a_statement(
         self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
@@ -91,19 +130,6 @@ class Commit:
             )
         if passed is None:
             raise Fenced(self._batch.chain_id, self._batch.epoch)
-
-    async def _by_copy(
-        self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
-    ) -> None:
-        chain_id = self._batch.chain_id
-        before = [
-            call("commit_batch", self._fence_values),
-            *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
-            *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
-        ]
-        data = memoryview(b"".join((COPY_HEADER, self._batch.rows, COPY_TRAILER)))
-        self._is_sent = True
-        await _beside(copy_behind(connection, before, _COPY, data), meanwhile)
 
     def failure(self, error: Exception) -> Exception:
         """Return what to raise for `error`: which of the three outcomes it is."""

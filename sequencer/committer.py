@@ -142,7 +142,8 @@ class Committer:
 
         def at_work() -> None:
             self.finish()
-            if meanwhile is not None:
+            # Behind what was sent under an epoch of before, nothing may be given ids yet.
+            if meanwhile is not None and assembly.core is self._core:
                 meanwhile()
 
         try:
@@ -160,6 +161,23 @@ class Committer:
             self.batch_rows_last = assembly.batch.row_count
             seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             self.latency = self.latency.with_value(seconds)
+
+    def send_ahead(self, assembly: Assembly) -> None:
+        """Have the server begin `assembly` as soon as the commit under way has ended, if it can."""
+        if assembly.batch is not None:
+            assembly.is_sent = self._store.send_ahead(
+                assembly.batch, published_id=self._published_id(), intake=assembly.intake
+            )
+
+    def give_up(self, assembly: Assembly, error: Exception) -> None:
+        """Answer the callers of what was to be committed behind a commit that raised `error`.
+
+        What was sent may have been committed, unless the fence stands before it.
+        """
+        batch = assembly.batch
+        if assembly.is_sent and batch is not None and not isinstance(error, Fenced):
+            error = UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+        assembly.fail(error)
 
     def finish(self) -> None:
         """Answer the callers of what was committed last, and hand the batch on to be published."""
@@ -180,7 +198,9 @@ class Committer:
         deadline_ns = self._deadline_ns()
         pause = 0.0  # a connection that was lost while idle costs no time
         while True:
-            if assembly.core is not self._core:
+            if assembly.is_sent:
+                assembly.is_sent = False  # whatever has happened since, its outcome comes first
+            elif assembly.core is not self._core:
                 # Something went wrong and raised the epoch: ids and seal are void.
                 assembly.give_ids(self._leading(), self._clock.wall_ns())
             batch = assembly.batch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import asyncpg
 
@@ -49,16 +49,3 @@ def literal(value: object) -> str:
     if isinstance(value, datetime):
         return f"'{value.isoformat()}'::timestamptz"
     raise TypeError(f"no literal for {type(value).__name__}")
-
-
-async def copy_behind(
-    connection: asyncpg.Connection, statements: Sequence[str], copy: str, data: memoryview
-) -> None:
-    """Execute `statements`, then `copy` with `data`, as one transaction and in one round trip.
-
-    The driver sends a COPY's data at once behind its statement and passes over the answers to what
-    stood before it, but offers no public call for a statement of one's own; a contract test holds
-    it to that. A statement that fails is raised, and the server leaves the data unread.
-    """
-    query = ";".join((*statements, copy))
-    await connection._copy_in(query, data, None)  # see above

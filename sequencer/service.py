@@ -335,7 +335,8 @@ class Sequencer:
             self._fail(error)
             upcoming = self._take_upcoming()
             if upcoming is not None:
-                upcoming.fail(self._failure or RetryError("the sequencer was stopped"))
+                failure = self._failure or RetryError("the sequencer was stopped")
+                self._committer.give_up(upcoming, failure)
             raise
 
     def _take_upcoming(self) -> Assembly | None:
@@ -350,7 +351,7 @@ class Sequencer:
         return self._committer.assemble(entries) or await self._committer.resolve(entries)
 
     def _assemble_ahead(self, current: Assembly) -> None:
-        """Assemble the batch behind `current` if it would not grow by waiting.
+        """Assemble the batch behind `current` if it would not grow by waiting, and send it.
 
         Not where it depends on the outcome of `current`: a key that both claim.
         """
@@ -360,6 +361,8 @@ class Sequencer:
         self._upcoming = self._committer.assemble(entries, beside=current)
         if self._upcoming is None:
             self._batcher.put_back(entries)
+        else:
+            self._committer.send_ahead(self._upcoming)
 
     async def _run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Do `work` until cancelled; what it raises ends the leadership."""

@@ -7,6 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from msgspec import Struct
+
 from orderchain.batch import Batch, IntakeMark, IntakeReject, LeaseSight, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
 from orderchain.seal import genesis_seal
@@ -26,6 +28,19 @@ class CommitFault(Enum):
     LOST_BEFORE = "the connection dies before the server has it; the answer is unknown"
     LOST_AFTER = "the server stores it; the answer is lost"
     LANDS_LATE = "the answer is lost, and the server stores it when the next epoch is about to rise"
+
+
+class MemoryCommit(Struct, frozen=True):
+    """What one transaction brings."""
+
+    batch: Batch
+    published_id: int
+    intake: tuple[IntakeMark, ...]
+
+    def unknown(self) -> UnknownOutcome:
+        """Return the error for an answer that was lost."""
+        batch = self.batch
+        return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
 
 
 class MemoryChain:
@@ -48,8 +63,8 @@ class MemoryChain:
         self.key_pages: dict[int, KeyPage] = {}
         self.clients: dict[str, ClientNumber] = {}
         self.checkpoints: dict[str, Mark] = {}
-        # A commit whose client is gone, but whose transaction may still land.
-        self.in_flight: tuple[Batch, int, tuple[IntakeMark, ...]] | None = None
+        # Commits whose client is gone, but whose transactions may still land, in this order.
+        self.in_flight: list[MemoryCommit] = []
 
     @property
     def last_id(self) -> int:
@@ -83,10 +98,11 @@ class MemoryChain:
                 self.rejects.setdefault((mark.source, reject.position), reject)
 
     def settle(self) -> None:
-        """Let the transaction in flight end: a take-over waits for it, or ends it."""
-        in_flight, self.in_flight = self.in_flight, None
-        if in_flight is not None:
-            self.store(*in_flight)
+        """Let the transactions in flight end: a take-over waits for them, or ends them."""
+        in_flight, self.in_flight = self.in_flight, []
+        for commit in in_flight:
+            if self.admits(commit.batch):
+                self.store(commit.batch, commit.published_id, commit.intake)
 
 
 class MemoryDatabase:
@@ -121,6 +137,10 @@ class MemoryChainStore:
         self.faults: deque[CommitFault] = deque()
         self._chain_id = chain_id
         self._term: Term | None = None
+        self._fault: CommitFault | None = None
+        self._is_committing = False
+        self._behind: MemoryCommit | None = None
+        self._sent_ahead: tuple[MemoryCommit, Exception | None] | None = None
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `orderchain.ports.ChainStore.look`."""
@@ -178,25 +198,69 @@ class MemoryChainStore:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Commit behind the fence, or meet the next fault; see `orderchain.ports.ChainStore`."""
-        if meanwhile is not None:
-            meanwhile()
+        sent = self._sent_ahead
+        is_sent = sent is not None and sent[0].batch is batch
+        if is_sent:
+            self._sent_ahead = None
+        commit = MemoryCommit(batch, published_id, tuple(intake))
+        self._is_committing, self._fault = True, None
+        try:
+            if meanwhile is not None:
+                meanwhile()
+            error = sent[1] if sent is not None and is_sent else self._arrive(commit)
+        except BaseException:
+            self._term = None
+            raise
+        finally:
+            self._is_committing = False
+            behind, self._behind = self._behind, None
+            if behind is not None:
+                self._sent_ahead = (behind, self._arrive_behind(behind))
+        if error is not None:
+            raise error
+
+    def send_ahead(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> bool:
+        """Have it arrive when the commit under way ends; see `orderchain.ports.ChainStore`."""
+        if not self._is_committing or self._term is None or self._sent_ahead is not None:
+            return False
+        self._behind = MemoryCommit(batch, published_id, tuple(intake))
+        return True
+
+    def _arrive(self, commit: MemoryCommit) -> Exception | None:
+        """Do what the next fault leaves of `commit`; return what it raises."""
         chain = self._leading()
-        fault = self.faults.popleft() if self.faults else None
+        fault = self._fault = self.faults.popleft() if self.faults else None
         if fault is CommitFault.REFUSED:
             self._term = None
-            raise RetryError("commit: refused")
-        is_ours = chain.admits(batch)
+            return RetryError("commit: refused")
+        is_ours = chain.admits(commit.batch)
         if fault is not None:
             self._term = None
-            if is_ours and fault is CommitFault.LOST_AFTER:
-                chain.store(batch, published_id, intake)
-            if is_ours and fault is CommitFault.LANDS_LATE:
-                chain.in_flight = (batch, published_id, tuple(intake))
-            raise UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+            if is_ours:
+                self._store_lost(commit)
+            return commit.unknown()
         if not is_ours:
             self._term = None
-            raise Fenced(batch.chain_id, batch.epoch)
-        chain.store(batch, published_id, intake)
+            return Fenced(commit.batch.chain_id, commit.batch.epoch)
+        chain.store(commit.batch, commit.published_id, commit.intake)
+        return None
+
+    def _arrive_behind(self, commit: MemoryCommit) -> Exception | None:
+        """The same for one sent ahead: on a connection that was lost it shares the other's fate."""
+        if self._term is not None:
+            return self._arrive(commit)
+        self._store_lost(commit)
+        return commit.unknown()
+
+    def _store_lost(self, commit: MemoryCommit) -> None:
+        """Store what nobody hears of, now or later."""
+        chain = self._chain()
+        if self._fault is CommitFault.LOST_AFTER and chain.admits(commit.batch):
+            chain.store(commit.batch, commit.published_id, commit.intake)
+        if self._fault is CommitFault.LANDS_LATE:
+            chain.in_flight.append(commit)
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""

@@ -95,8 +95,16 @@ class Wire:
             await asyncio.sleep(self._seconds())
             check_alive()
             raise WireBroken(self.server.name, may_be_done=False)
+        return await self.answered(self.ask(work))
+
+    def ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> asyncio.Future[_T]:
+        """Send the question, and return where `answered` finds its answer."""
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._send(work, answer)
+        return answer
+
+    async def answered(self, answer: asyncio.Future[_T]) -> _T:
+        """Wait for an answer. Raises as `call`."""
         try:
             result = await answer
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,6 +43,8 @@ class WiredChainStore:
         self._commit_wire = commit_wire or wire
         self._connection: MemoryChainStore | None = None
         self._boots = 0
+        self._committing: _Question | None = None
+        self._sent_ahead: _Question | None = None
         # The take-over that came last, whose answer may have been lost: it is ours all the same.
         self._drawn: Term | None = None
 
@@ -67,7 +70,7 @@ class WiredChainStore:
             self._drawn = await store.take_over_again(owner, drawn if is_ours and drawn else held)
             return self._drawn
 
-        self._connection = None
+        self._lose_connection()
         return await self._ask(raise_epoch)
 
     async def commit(
@@ -79,19 +82,43 @@ class WiredChainStore:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Commit behind the fence, or not, or who knows; see `orderchain.ports.ChainStore`."""
-        if meanwhile is not None:
-            meanwhile()
-        store = self._connected()
-        work = partial(store.commit, batch, published_id=published_id, intake=intake)
+        sent = self._sent_ahead
+        if sent is not None and sent.batch is batch:
+            is_sent, question, self._sent_ahead = True, sent, None
+        else:
+            is_sent, question = False, _Question(batch, published_id, intake)
+        self._committing = question
         try:
-            await self._commit_wire.call(work)
+            if meanwhile is not None:
+                meanwhile()
+            if is_sent:
+                await self._commit_wire.answered(question.answer)
+            else:
+                work = partial(question.arrive, self._connected())
+                await self._commit_wire.call(work)
         except WireBroken as error:
-            self._connection = None
+            self._lose_connection()
             if error.may_be_done:
                 raise UnknownOutcome(
                     batch.chain_id, batch.epoch, batch.first_id, batch.last_id
                 ) from error
             raise RetryError(f"commit: {error}") from error
+        finally:
+            self._committing = None
+
+    def send_ahead(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> bool:
+        """Ask behind the commit under way; see `orderchain.ports.ChainStore.send_ahead`."""
+        before = self._committing
+        if before is None or self._connection is None or self._sent_ahead is not None:
+            return False
+        if self._boots != self._wire.server.boots:
+            return False
+        question = _Question(batch, published_id, intake)
+        before.follow_with(partial(question.set_out, self._commit_wire, self._connection))
+        self._sent_ahead = question
+        return True
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
@@ -128,7 +155,12 @@ class WiredChainStore:
 
     async def close(self) -> None:
         """Close the connection."""
+        self._lose_connection()
+
+    def _lose_connection(self) -> None:
         self._connection = None
+        if self._sent_ahead is not None:
+            self._sent_ahead.lose(self._wire.server.name)
 
     def _connected(self) -> MemoryChainStore:
         """Return the connection; a new one, without a term, where the last one was lost."""
@@ -144,11 +176,62 @@ class WiredChainStore:
         try:
             return await self._wire.call(lambda: work(store))
         except WireBroken as error:
-            self._connection = None
+            self._lose_connection()
             if is_new and not error.may_be_done:
                 expected = "a server that answers"
                 raise ConnectError("database", self._wire.server.name, expected) from error
             raise RetryError(str(error)) from error
+
+
+class _Question:
+    """A commit on its way. One sent behind it sets out at the server when this one has arrived.
+
+    That is how a connection keeps their order, whatever becomes of the answers.
+    """
+
+    def __init__(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
+        self.batch = batch
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._published_id = published_id
+        self._intake = intake
+        self._has_arrived = False
+        self._behind: Callable[[], None] | None = None
+
+    async def arrive(self, store: MemoryChainStore) -> None:
+        """Be done at the server."""
+        self._has_arrived = True
+        try:
+            await store.commit(self.batch, published_id=self._published_id, intake=self._intake)
+        finally:
+            if self._behind is not None:
+                self._behind()
+
+    def follow_with(self, set_out: Callable[[], None]) -> None:
+        """Call `set_out` when this has arrived, or now."""
+        if self._has_arrived:
+            set_out()
+        else:
+            self._behind = set_out
+
+    def set_out(self, wire: Wire, store: MemoryChainStore) -> None:
+        """Go to the server over `wire`, for an answer of its own."""
+        wire.ask(partial(self.arrive, store)).add_done_callback(self._take_answer)
+
+    def lose(self, server: str) -> None:
+        """Have no answer, unless there is one."""
+        if not self.answer.done():
+            self.answer.set_exception(WireBroken(server, may_be_done=True))
+            self.answer.exception()  # it may be that nobody asks
+
+    def _take_answer(self, answer: asyncio.Future[None]) -> None:
+        error = answer.exception()
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(None)
+        else:
+            self.answer.set_exception(error)
+            self.answer.exception()
 
 
 class _Wired:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderchain.batch import IntakeMark, IntakeReject, Term
-from orderchain.errors import ChainMissing, Fenced, RetryError
+from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orderchain.batch import Batch
     from orderchain.ports import ChainStore
 
@@ -22,6 +24,10 @@ WALL_NS = 1_700_000_000_000_000_000
 
 a_row_few_or_many = pytest.mark.parametrize("count", [1, 3, 100])
 """Rows of a batch: they go to the database in different ways."""
+
+
+class GaveUp(Exception):
+    """The caller did, in mid commit."""
 
 
 async def take_over(store: ChainStore, owner: str) -> Term:
@@ -124,6 +130,88 @@ async def test_commit_behind_the_wrong_parent_is_fenced_and_stores_nothing(
     assert await store.intake("file:a") is None
     assert [found async for found in store.batches(0)] == []
     await store.commit(next_batch(again, count=count), published_id=0)
+
+
+async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    batches = [next_batch(term, core, 100) for _ in range(5)]
+    marks = [IntakeMark(source="file:a", position=place, digest=b"") for place in range(5)]
+    sent: list[bool] = []
+
+    def send_next(place: int) -> Callable[[], None]:
+        def send() -> None:
+            if place < len(batches):
+                batch, mark = batches[place], marks[place]
+                sent.append(store.send_ahead(batch, published_id=0, intake=[mark]))
+
+        return send
+
+    for place, batch in enumerate(batches):
+        await store.commit(
+            batch, published_id=0, intake=[marks[place]], meanwhile=send_next(place + 1)
+        )
+        # Between two commits the store answers other questions.
+        assert await store.has_committed(batch)
+    assert sent == [True] * 4
+    assert [found async for found in store.batches(0)] == batches
+    assert await store.intake("file:a") == marks[-1]
+
+
+async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    next_batch(term, core)  # never committed
+    first, second = next_batch(term, core, 100), next_batch(term, core, 100)
+    with pytest.raises(Fenced):
+        await store.commit(
+            first,
+            published_id=0,
+            meanwhile=lambda: store.send_ahead(second, published_id=0) and None,
+        )
+    with pytest.raises((Fenced, UnknownOutcome, RetryError)):
+        await store.commit(second, published_id=0)
+    again = await store.take_over_again("me", term)
+    assert again.last_id == 0
+    assert not await store.has_committed(second)
+    await store.commit(next_batch(again, count=100), published_id=0)
+
+
+async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    first, second = next_batch(term, core, 100), next_batch(term, core, 100)
+
+    def send_and_stop() -> None:
+        assert store.send_ahead(second, published_id=0)
+        raise GaveUp
+
+    with pytest.raises((GaveUp, UnknownOutcome)):
+        await store.commit(first, published_id=0, meanwhile=send_and_stop)
+    again = await store.take_over_again("me", term)
+    with pytest.raises(UnknownOutcome):
+        await store.commit(second, published_id=0)
+    held = await store.take_over_again("me", again)
+    # Whatever became of them, they are in their order, and nothing else is there.
+    found = [batch async for batch in store.batches(0)]
+    assert found == [first, second][: len(found)]
+    assert await store.has_committed(second) == (len(found) == 2)
+    await store.commit(next_batch(held, count=100), published_id=0)
+
+
+async def test_nothing_is_sent_ahead_of_no_commit(open_store: OpenStore) -> None:
+    store = open_store()
+    batch = next_batch(await take_over(store, "me"), count=100)
+    assert not store.send_ahead(batch, published_id=0)
+    await store.commit(batch, published_id=0)
+    assert await store.has_committed(batch)
 
 
 async def test_batches_come_back_as_they_were_committed(open_store: OpenStore) -> None:

@@ -64,6 +64,10 @@ class Client:
             # The same order twice at once: by a client that lost its patience, say.
             order = self._new()
             await asyncio.gather(self._until_acked([order]), self._until_acked([order]))
+        elif kind < 0.7 and self._has_free_keys:
+            # More at once than go into a small batch: commits are sent one behind the other.
+            burst = [[self._free(), self._free()] for _ in range(4)]
+            await asyncio.gather(*map(self._until_acked, burst))
         else:
             await self._until_acked([self._new()])
 
@@ -86,15 +90,22 @@ class Client:
 
     def _new(self) -> Order:
         """The next order: with a number that rises, or with a key of free form."""
+        if self.world.random.random() < 0.5 and self._has_free_keys:
+            return self._free()
         self._numbers += 1
-        is_free = self.world.random.random() < 0.5 and self.world.plan.key_window_rows > 1_000
-        key = (
-            f"{self.name} order {self._numbers}"
-            if is_free
-            else client_key(self.name, self._numbers)
-        )
-        payload = self.world.random.randbytes(self.world.random.randrange(20))
-        return Order(key, payload)
+        return Order(client_key(self.name, self._numbers), self._payload())
+
+    def _free(self) -> Order:
+        """The next order, with a key of free form."""
+        self._numbers += 1
+        return Order(f"{self.name} order {self._numbers}", self._payload())
+
+    @property
+    def _has_free_keys(self) -> bool:
+        return self.world.plan.key_window_rows > 1_000
+
+    def _payload(self) -> bytes:
+        return self.world.random.randbytes(self.world.random.randrange(20))
 
     async def _until_acked(self, orders: list[Order]) -> list[Ack]:
         """Try until there is an answer. Raises OrderError."""

@@ -47,6 +47,7 @@ MUTATIONS = (
         ("S4", "S9"),
         {"commit_loss": 0.5, "database_loss": 0.01},
     ),
+    Mutation(sequencing.sent_ahead_and_forgotten, 400, ("S4", "S9", "S1")),
     Mutation(sequencing.acknowledged_before_commit, 10, ("S3",)),
     Mutation(sequencing.published_before_commit, 20, ("S2",)),
     Mutation(sequencing.keys_not_loaded, 100, ("S4", "NumberOutOfOrder")),

@@ -92,6 +92,6 @@ class Plan(Struct, frozen=True, kw_only=True):
             key_piece_rows=random.choice((4, 16, 65_536)),
             partition_ids=2**45 if is_time_ids else random.choice((200, 10_000)),
             takeover_skip_ids=random.choice((0, 50)),
-            batch_rows_max=random.choice((3, 20, 100)),
+            batch_rows_max=random.choice((3, 3, 20, 100)),
             page_rows=random.choice((2, 10, 1_000)),
         )

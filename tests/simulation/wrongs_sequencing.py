@@ -63,6 +63,19 @@ def early_reading_back() -> Iterator[None]:
 
 
 @contextmanager
+def sent_ahead_and_forgotten() -> Iterator[None]:
+    """What was sent behind a commit that failed is numbered anew without reading back."""
+    send_ahead = Committer.send_ahead
+
+    def forget(self: Committer, assembly: Any) -> None:
+        send_ahead(self, assembly)
+        assembly.is_sent = False
+
+    with patch.object(Committer, "send_ahead", forget):
+        yield
+
+
+@contextmanager
 def acknowledged_before_commit() -> Iterator[None]:
     commit = Committer.commit
 

@@ -1,0 +1,138 @@
+"""The one direct connection of a leader: statements by turns, commits one behind the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from orderchain.errors import DurabilityError, RetryError, SchemaError
+from orderchain.refusals import schema_refusal
+from orderchain.schema import SCHEMA_VERSION
+from orderchain.sql import load_sql
+from sequencer.connecting import CONNECTION_ERRORS, close_connection, connect, failure_of
+from sequencer.pipeline import Pipeline
+from sequencer.prepared import prepare
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from sequencer.config import SequencerConfig
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+
+_SAFE_DURABILITY: Final = {
+    "fsync": {"on"},
+    "full_page_writes": {"on"},
+    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
+}
+
+GIVEN_UP: Final = "the connection to the database was given up"
+
+
+class LeaderSession:
+    """A connection that is checked and prepared when it is made, and never used after an error.
+
+    `lock` is held by whoever has it in use: the publisher notes what it skips over the same
+    connection, between two commits.
+    """
+
+    def __init__(self, config: SequencerConfig) -> None:
+        self._config = config
+        self._connection: asyncpg.Connection | None = None
+        self._pipeline: Pipeline | None = None
+        self.lock = asyncio.Lock()
+        self.database_id = UUID(int=0)
+        """Of the database that was reached last."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not given up."""
+        return self._connection is not None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """How commits are sent. Raises RetryError when the connection was given up."""
+        if self._pipeline is None:
+            raise RetryError(GIVEN_UP)
+        return self._pipeline
+
+    async def open(self) -> None:
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
+        # A leader that stops in mid transaction must not hold the head row for ever.
+        connection = await connect(
+            self._config,
+            "sequencer",
+            idle_in_transaction_session_timeout="60s",
+            standard_conforming_strings="on",  # what literals are written for
+        )
+        try:
+            async with asyncio.timeout(self._config.commit_seconds):
+                self.database_id = await self._check(connection)
+                await prepare(connection)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, CONNECTION_ERRORS):
+                raise (schema_refusal(error) or failure_of("take-over", error)) from error
+            raise
+        self._connection, self._pipeline = connection, Pipeline(connection)
+
+    async def idle(self) -> asyncpg.Connection:
+        """Return the connection once nothing is under way on it. Raises RetryError."""
+        if self._pipeline is not None:
+            await self._pipeline.idle()
+        if self._connection is None:
+            raise RetryError(GIVEN_UP)
+        return self._connection
+
+    async def fetch_row(self, name: str, *values: object) -> asyncpg.Record | None:
+        """Return the first row of a statement; else as `fetch`."""
+        rows = await self.fetch(name, *values)
+        return rows[0] if rows else None
+
+    async def fetch(self, name: str, *values: object) -> list[asyncpg.Record]:
+        """Return the rows of one statement. Raises RetryError, and gives the connection up."""
+        async with self.lock:
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    connection = await self.idle()
+                    rows: list[asyncpg.Record] = await connection.fetch(_SQL[name], *values)
+                    return rows
+            except CONNECTION_ERRORS as error:
+                self.abandon()
+                raise failure_of(name, error) from error
+
+    def abandon(self) -> None:
+        """Give the connection up at once, without a word to the server."""
+        connection = self._take()
+        if connection is not None:
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Close the connection within a second, or drop it."""
+        connection = self._take()
+        if connection is not None:
+            await close_connection(connection)
+
+    def _take(self) -> asyncpg.Connection | None:
+        """Return the connection, which is not used again."""
+        connection, self._connection, self._pipeline = self._connection, None, None
+        return connection
+
+    async def _check(self, connection: asyncpg.Connection) -> UUID:
+        """Return the database id. Raises SchemaError, DurabilityError."""
+        row = await connection.fetchrow(_SQL["schema_version"])
+        if row is None or row["version"] != SCHEMA_VERSION:
+            raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
+        if not self._config.unsafe_durability:
+            await _check_durability(connection)
+        database_id: UUID = row["database_id"]
+        return database_id
+
+
+async def _check_durability(connection: asyncpg.Connection) -> None:
+    """Raise DurabilityError when a crash of the server may lose what was acknowledged."""
+    row = await connection.fetchrow(_SQL["durability"])
+    for setting, safe in _SAFE_DURABILITY.items():
+        if row[setting] not in safe:
+            raise DurabilityError(setting, row[setting], "on (or --unsafe-durability)")

@@ -1,0 +1,125 @@
+"""Transactions sent one behind the other over the driver's connection, none waiting for an answer.
+
+Between two commits the server has nothing to do until the answer to the first is read, looked at,
+and the second is sent. A second transaction that already stands in the connection begins when the
+first has ended: the server takes messages one after the other, and answers in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HEADER: Final = struct.Struct("!ci")
+_HEADER_BYTES: Final = _HEADER.size
+_LENGTH_BYTES: Final = 4
+"""A message's length counts itself, and the body, but not the kind before it."""
+
+_COPY_DONE: Final = _HEADER.pack(b"c", _LENGTH_BYTES)
+_READY: Final = b"Z"
+_ERROR: Final = b"E"
+
+
+class Pipeline(asyncio.Protocol):
+    """The other end of a connection while transactions are under way, in the driver's place.
+
+    Each is one message of the simple-query protocol, which is a transaction of its own, and a COPY
+    as its last statement; one that fails leaves the server ready for the next. The driver has the
+    connection back as soon as every answer has come: it must not be used before `idle` says so.
+    The driver, asyncpg 0.32, has no public call for any of this; contract tests hold it to it.
+    """
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._driver: asyncio.Protocol = connection._protocol
+        self._transport: asyncio.Transport = connection._transport
+        self._answers: deque[asyncio.Future[None]] = deque()
+        self._error: Exception | None = None
+        self._received = bytearray()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the driver has the connection."""
+        return not self._answers
+
+    def send(self, query: str, data: Sequence[bytes]) -> asyncio.Future[None]:
+        """Send `query`, whose last statement is a COPY, and `data` for it; never waits.
+
+        The future ends when the transaction has, with the server's error if it failed, and
+        ConnectionError when the connection is lost.
+        """
+        if not self._answers:
+            self._transport.set_protocol(self)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        body = query.encode()
+        size = sum(map(len, data))
+        self._transport.writelines(
+            [
+                _HEADER.pack(b"Q", _LENGTH_BYTES + len(body) + 1) + body + b"\0",
+                _HEADER.pack(b"d", _LENGTH_BYTES + size),
+                *data,
+                _COPY_DONE,
+            ]
+        )
+        return answer
+
+    async def idle(self) -> None:
+        """Wait until every answer has come, whatever it is."""
+        if self._answers:
+            await asyncio.wait(list(self._answers))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the server says: only errors and the ends of transactions are of interest."""
+        received = self._received
+        received += data
+        start = 0
+        while len(received) - start >= _HEADER_BYTES:
+            kind, length = _HEADER.unpack_from(received, start)
+            stop = start + length + 1
+            if stop > len(received):
+                break
+            if kind == _READY:
+                self._end_transaction()
+            elif kind == _ERROR:
+                self._error = _error_of(bytes(received[start + _HEADER_BYTES : stop]))
+            start = stop
+        del received[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everyone who waits, and the driver."""
+        error = self._error or exc or ConnectionResetError("the server closed the connection")
+        while self._answers:
+            answer = self._answers.popleft()
+            _fail(answer, error)
+        self._driver.connection_lost(exc)
+
+    def _end_transaction(self) -> None:
+        error, self._error = self._error, None
+        answer = self._answers.popleft()
+        if not self._answers:
+            self._transport.set_protocol(self._driver)
+        if error is not None:
+            _fail(answer, error)
+        elif not answer.done():
+            answer.set_result(None)
+
+
+def _fail(answer: asyncio.Future[None], error: Exception) -> None:
+    """End `answer` with `error`, unless its asker has gone; nobody need ever ask."""
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()
+
+
+def _error_of(body: bytes) -> Exception:
+    """Return the driver's exception for the fields of an error message."""
+    fields = {field[:1].decode(): field[1:].decode(errors="replace") for field in body.split(b"\0")}
+    error: Exception = asyncpg.PostgresError.new(fields)
+    return error
