@@ -146,8 +146,8 @@ class ConfirmIntake:
         # Progress last: a sweep that knew it before the confirms would take what is about to be
         # applied for lost, and send it again.
         if retries:
-            self._stats.retrying += len(retries)
             await self._store.postpone(retries)
+            self._stats.retrying += len(retries)
         if applied:
             await self._apply(applied)
         if known := self._known(progress):

@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from msgspec import Struct
 
 from orderchain.errors import ConnectError
+from outbox.broker_probe import is_broker_there
 from outbox.headers import Headers, common_headers, record_headers
 from outbox.message import Message
 
@@ -36,9 +37,6 @@ _CLOSE_SECONDS: Final = 2.0
 expired; then it is left to end by itself."""
 
 SEND_ERRORS: Final = (KafkaError, OSError, TimeoutError)
-
-# Stops that go on behind our back. Each ends by itself, so only a few are ever under way.
-_leaving: set[asyncio.Task[None]] = set()
 
 
 class Sent(Struct, gc=False):
@@ -61,6 +59,8 @@ class MessageSender:
         self._producer: AIOKafkaProducer | None = None
         self._opening = asyncio.Lock()
         self._turn = 0
+        # Stops that go on behind our back. Each ends by itself, so only a few are ever under way.
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def send(
         self,
@@ -82,24 +82,20 @@ class MessageSender:
         return done
 
     async def is_broker_there(self, seconds: float) -> bool:
-        """Say whether a new client gets an answer from the broker."""
-        producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap_servers)
-        try:
-            async with asyncio.timeout(seconds):
-                await producer.start()
-        except SEND_ERRORS:
-            return False
-        finally:
-            await _leave(producer)
-        return True
+        """Say whether a new connection gets an answer from a broker."""
+        return await is_broker_there(self._bootstrap_servers, seconds)
 
     async def renew(self) -> None:
         """Throw the producer away; the next send makes a new one."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await _leave(producer)
+            await self._leave(producer)
 
-    close = renew
+    async def close(self) -> None:
+        """Throw the producer away, and wait for the ends of all, within the deadline of a send."""
+        await self.renew()
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=self._send_seconds + 1.0)
 
     async def start(self) -> None:
         """Connect now, not at the first send. Raises ConnectError."""
@@ -184,10 +180,17 @@ class MessageSender:
             try:
                 await producer.start()
             except BaseException:
-                await _leave(producer)
+                await self._leave(producer)
                 raise
             self._producer = producer
             return producer
+
+    async def _leave(self, producer: AIOKafkaProducer) -> None:
+        # Cut off, the client would keep its sender, its records and its connections for good.
+        stop = asyncio.create_task(_stop(producer), name="orderchain producer stop")
+        self._leaving.add(stop)
+        stop.add_done_callback(self._leaving.discard)
+        await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
 
 
 def _build(
@@ -214,13 +217,6 @@ def _build(
         sent.messages.append(message)
     built.append((sent, batch))
     return built
-
-
-async def _leave(producer: AIOKafkaProducer) -> None:
-    stop = asyncio.create_task(_stop(producer), name="orderchain producer stop")
-    _leaving.add(stop)
-    stop.add_done_callback(_leaving.discard)
-    await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
 
 
 async def _stop(producer: AIOKafkaProducer) -> None:
