@@ -42,7 +42,7 @@ class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Deadline of one send. Past it the producer is thrown away."""
     waiting_rows_max: Annotated[int, Meta(ge=1, le=10**6)] = 20_000
     """Messages that may wait in memory to be sent. Those beyond it are found by the sweep."""
-    ack_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.02
+    ack_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.1
     """How long an acknowledgement may wait to be written with others. Where the consumer confirms
     within that time, it need not be written at all: the delivery goes from init to consumed."""
     probe_seconds: Seconds = 1.0

@@ -62,16 +62,18 @@ class Sweep:
         # The database's time at some instant of our monotonic clock. None: look at everything.
         self._base: tuple[datetime, float] | None = None
         self._everything_at = 0.0
+        self._complete_at = 0.0  # by our clock: when the last sweep that came to its end began
 
     async def sweep(self, *, everything: bool = False) -> int:
         """Claim all that is due, and return how many deliveries were looked at.
 
-        Begins at a floor of next_send_at that is kept `late_seconds` behind: under a long snapshot
-        of somebody else the index is full of dead entries below it, and to pass them all again at
-        every look takes many times as long as the look. `everything` begins before all of them.
+        Begins at a floor of next_send_at, `late_seconds` before the last complete sweep: under a
+        long snapshot of somebody else the index is full of dead entries below it, and to pass them
+        all again takes many times as long as the look itself. `everything` begins before them.
         """
         looked_at = 0
-        floor = _ALL if everything else self._floor()
+        began = time.monotonic()
+        floor = _ALL if everything else self._floor(began)
         while True:
             await self._dispatch.wait_for_room()
             if self._dispatch.is_broker_away:
@@ -79,16 +81,17 @@ class Sweep:
             rows, is_full = await self._round(floor)
             looked_at += rows
             if not is_full:
+                self._complete_at = began
                 return looked_at
 
-    def _floor(self) -> datetime:
+    def _floor(self, now: float) -> datetime:
         late = self._config.late_seconds
-        now = time.monotonic()
         if self._base is None or now - self._everything_at >= late:
             self._everything_at = now
             return _ALL
         at, monotonic = self._base
-        return at + timedelta(seconds=now - monotonic - late)
+        # Not from now: nothing was swept while the broker was away.
+        return at + timedelta(seconds=self._complete_at - monotonic - late)
 
     async def _round(self, floor: datetime) -> tuple[int, bool]:
         """Claim one round; return the rows looked at, and whether there may be more."""

@@ -1,0 +1,256 @@
+"""A sender's database with the outbox's tables, topics of its own, and relays on them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from local_stack import KafkaConfig, KafkaServer
+from local_stack.kafka import ProxiedListener
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
+from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
+from outbox.confirm_record import encode_confirms
+from outbox.headers import read_headers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+    from uuid import UUID
+
+    from aiokafka import ConsumerRecord
+
+    from local_stack import PostgresServer
+
+PASSWORD = "a-password-of-tests"
+DEADLINE_SECONDS = 60.0
+CONSUMER = "clearing-service"
+
+
+class Sender:
+    """A business service with an outbox, looked at from all sides."""
+
+    def __init__(
+        self, dsns: dict[str, str], kafka: str, name: str, admin: asyncpg.Connection[Any]
+    ) -> None:
+        self.dsns = dsns
+        self.kafka = kafka
+        self.name = name
+        self.admin = admin
+        """A connection of the superuser's, to look behind the relay's back."""
+        self.connections: list[asyncpg.Connection[Any]] = []
+
+    async def connect(self, role: str = OUTBOX_WRITER) -> asyncpg.Connection[Any]:
+        connection = await asyncpg.connect(self.dsns[role])
+        self.connections.append(connection)
+        return connection
+
+    async def set_up(
+        self, name: str = "clearing", *, partitions: int = 1, **settings: Any
+    ) -> Destination:
+        """Set a destination up, with topics that no other test has."""
+        given: dict[str, Any] = {"topic": f"{name}.{self.name}", "resend_filter": False, **settings}
+        if given.get("confirm", "required") == "required":
+            given.setdefault("consumers", (CONSUMER,))
+        destination = Destination(name=name, **given)
+        operator = await self.connect(OUTBOX_OPERATOR)
+        await save_destinations(operator, [destination])
+        await self.make_topics(destination.topic, partitions=partitions)
+        if destination.confirm_topic:
+            await self.make_topics(destination.confirm_topic)
+        return destination
+
+    async def make_topics(self, *topics: str, partitions: int = 1, **settings: str) -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
+        await client.start()
+        try:
+            await client.create_topics(
+                [NewTopic(topic, partitions, 1, topic_configs=settings) for topic in topics]
+            )
+        finally:
+            await client.close()
+
+    def config(self, **settings: Any) -> RelayConfig:
+        return RelayConfig(
+            **{
+                "database": self.dsns[OUTBOX_RELAY],
+                "kafka": self.kafka,
+                "group": self.name,
+                "sweep_seconds": 3600.0,  # tests sweep themselves
+                "ack_linger_seconds": 0.0,
+                "send_seconds": 5.0,
+                "probe_seconds": 0.2,
+                **settings,
+            }
+        )
+
+    @asynccontextmanager
+    async def relay(self, **settings: Any) -> AsyncIterator[Relay]:
+        """A relay that sweeps when it is woken or told to."""
+        logs = settings.pop("consumer_logs", None)
+        clock = settings.pop("clock", None)
+        relay = Relay(self.config(**settings), consumer_logs=logs, clock=clock)
+        async with relay:
+            yield relay
+
+    async def pending(self) -> list[asyncpg.Record]:
+        return list(
+            await self.admin.fetch("SELECT * FROM outbox_pending ORDER BY message_id, consumer")
+        )
+
+    async def done(self) -> list[asyncpg.Record]:
+        return list(
+            await self.admin.fetch("SELECT * FROM outbox_done ORDER BY message_id, consumer")
+        )
+
+    async def statuses(self) -> dict[UUID, Status]:
+        """Return the status of each delivery by message; of several consumers the last one's."""
+        rows = [*await self.pending(), *await self.done()]
+        return {row["message_id"]: Status(row["status"]) for row in rows}
+
+    async def let_time_pass(self) -> None:
+        """Make due whatever falls due at any time, as if that time had come."""
+        await self.admin.execute(
+            "UPDATE outbox_pending SET next_send_at = now() - interval '1 second', "
+            "sent_at = sent_at - (next_send_at - now()) WHERE next_send_at < 'infinity'"
+        )
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until something holds that only the database or the broker can tell."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not await holds():  # noqa: ASYNC110 - nothing tells when another process did it
+                await asyncio.sleep(0.02)
+
+    async def until_status(self, message_id: UUID, status: Status) -> None:
+        async def holds() -> bool:
+            return (await self.statuses()).get(message_id) is status
+
+        await self.until(holds)
+
+    async def records(self, topic: str) -> list[ConsumerRecord]:
+        """Return every record that the topic holds now."""
+        consumer = AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=self.kafka,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        )
+        await consumer.start()
+        try:
+            partitions = list(consumer.assignment())  # without a group: all of them
+            assert partitions, topic
+            ends = await consumer.end_offsets(partitions)
+            found: list[ConsumerRecord] = []
+            for partition in partitions:
+                while await consumer.position(partition) < ends[partition]:
+                    for records in (await consumer.getmany(timeout_ms=500)).values():
+                        found += records
+            return found
+        finally:
+            await consumer.stop()
+
+    async def sent(self, destination: Destination) -> list[UUID]:
+        """Return the message id of every record of the destination's topic."""
+        records = await self.records(destination.topic)
+        return [read_headers(record.headers).message_id for record in records]
+
+    async def send_record(self, topic: str, value: bytes, key: bytes = b"k") -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=self.kafka)
+        await producer.start()
+        try:
+            await producer.send_and_wait(topic, value, key=key)
+        finally:
+            await producer.stop()
+
+    async def confirm(
+        self,
+        destination: Destination,
+        *message_ids: UUID,
+        kind: int = 0,
+        until_ns: int = 0,
+        progress: tuple[int, ...] = (),
+        consumer: str = CONSUMER,
+    ) -> None:
+        """Confirm as a consumer does; `progress` holds its offset in each partition."""
+        confirms = [Confirm(each.bytes, kind, until_ns, 0, 0) for each in message_ids]
+        told = [Progress(destination.topic, n, offset) for n, offset in enumerate(progress)]
+        value = encode_confirms(consumer, confirms, told)
+        await self.send_record(destination.confirm_topic, value, consumer.encode())
+
+
+@pytest.fixture
+async def sender(
+    postgres_server: PostgresServer, empty_database_name: str, kafka_server: KafkaServer
+) -> AsyncIterator[Sender]:
+    async for made in make_sender(postgres_server, empty_database_name, kafka_server.bootstrap):
+        yield made
+
+
+async def make_sender(
+    postgres_server: PostgresServer, database: str, kafka: str
+) -> AsyncIterator[Sender]:
+    """Make the tables, and a table of the business's own; roles have a password."""
+    schema = (files("outbox") / "schema.sql").read_text()
+    postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=database)
+    port = postgres_server.config.port
+    dsns = {SUPERUSER: postgres_server.dsn(SUPERUSER, database)}
+    for role in OUTBOX_ROLES:
+        postgres_server.execute(f"ALTER ROLE {role} PASSWORD '{PASSWORD}'")
+        dsns[role] = f"postgresql://{role}:{PASSWORD}@127.0.0.1:{port}/{database}"
+    postgres_server.execute(
+        "CREATE TABLE trade (trade_id integer PRIMARY KEY, message_id uuid);"
+        "GRANT SELECT, INSERT ON trade TO outbox_writer;",
+        database=database,
+    )
+    admin = await asyncpg.connect(dsns[SUPERUSER])
+    made = Sender(dsns, kafka, database, admin)
+    yield made
+    for connection in (*made.connections, admin):
+        connection.terminate()
+
+
+@pytest.fixture(scope="session")
+def breakable_broker(session_folder: Path) -> Iterator[KafkaServer]:
+    """A Kafka of these tests alone, with a listener for a proxy."""
+    ports: list[int] = []
+    for _ in range(4):
+        ports.append(free_port(ports))
+    config = KafkaConfig(
+        directory=session_folder / "outbox-kafka",
+        port=ports[0],
+        controller_port=ports[1],
+        heap_mb=256,
+        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
+    )
+    server = KafkaServer(config)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def broker_to_break(
+    kafka_server: KafkaServer, breakable_broker: KafkaServer
+) -> Iterator[KafkaServer]:
+    """A broker to kill and to start; whole again for the next test."""
+    yield breakable_broker
+    breakable_broker.start()
+
+
+@pytest.fixture
+async def sender_to_break(
+    postgres_server: PostgresServer, empty_database_name: str, broker_to_break: KafkaServer
+) -> AsyncIterator[Sender]:
+    """As `sender`, on the broker that breaks."""
+    async for made in make_sender(postgres_server, empty_database_name, broker_to_break.bootstrap):
+        yield made
