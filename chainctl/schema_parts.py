@@ -10,7 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orderchain.roles import INBOX_ROLES, LOGIN_ROLES, OUTBOX_ROLES
+from orderchain.roles import (
+    CALLBACK_ROLES,
+    DECISION_ROLES,
+    INBOX_ROLES,
+    LOGIN_ROLES,
+    OUTBOX_ROLES,
+)
 from orderchain.schema import SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
@@ -48,6 +54,8 @@ PARTS: Final = {
         Part("chain", SCHEMA_VERSION, "schema_version", LOGIN_ROLES, schema_sql),
         Part("outbox", 1, "outbox_version", OUTBOX_ROLES, _file_of("outbox", "schema.sql")),
         Part("inbox", 1, "inbox_version", INBOX_ROLES, _file_of("outbox", "inbox.sql")),
+        Part("callback", 1, "callback_version", CALLBACK_ROLES, _file_of("outbox", "callback.sql")),
+        Part("decision", 1, "decision_version", DECISION_ROLES, _file_of("outbox", "decision.sql")),
     )
 }
 """Every part, by its name."""

@@ -26,3 +26,13 @@ OUTBOX_CONSUMER: Final = "outbox_consumer"
 
 INBOX_ROLES: Final = (OUTBOX_CONSUMER, OUTBOX_OPERATOR)
 """The same of the inbox: `outbox/inbox.sql` makes these."""
+
+OUTBOX_CALLBACK: Final = "outbox_callback"
+
+CALLBACK_ROLES: Final = (OUTBOX_CALLBACK,)
+"""The same of the callback service: `outbox/callback.sql` makes it."""
+
+OUTBOX_DECIDER: Final = "outbox_decider"
+
+DECISION_ROLES: Final = (OUTBOX_DECIDER,)
+"""The same of the decisions on prepared messages: `outbox/decision.sql` makes it."""

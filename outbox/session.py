@@ -114,7 +114,11 @@ class Session:
             )
         except (OSError, ValueError, *_DRIVER_ERRORS) as error:
             raise connect_refusal(error, self._config.database) from error
-        await self._prepare(connection)
+        try:
+            await self._prepare(connection)
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
 
     async def _prepare(self, connection: Connection) -> None:

@@ -1,0 +1,175 @@
+"""`chainctl messages`: the outbox as an HTTP service, for services that own no outbox."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from msgspec import Struct
+
+from chainctl.addresses import checked_dsn
+from chainctl.groups import SuggestingGroup
+from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.output import data, data_json, talk
+from chainctl.running import run_async
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+    from outbox.callback.config import CallbackConfig
+    from outbox.service.clients import Clients
+    from outbox.service.config import ServiceConfig
+
+_CALLBACK_VARIABLE: Final = "CHAINCTL_CALLBACK_DATABASE"
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    """A new token, and what the file of clients holds of it."""
+
+    token: str
+    token_sha256: str
+
+
+@click.group(cls=SuggestingGroup)
+def command() -> None:
+    """The message service: the outbox over HTTP."""
+
+
+@command.command()
+@json_option
+def token(as_json: bool) -> None:
+    """Draw a token for a client.
+
+    The client keeps the token; its hash goes into the file of clients. It is not stored anywhere.
+    """
+    from outbox.service.clients import draw_token, hash_token
+
+    drawn = draw_token()
+    made = Token(token=drawn, token_sha256=hash_token(drawn).hex())
+    if as_json:
+        data_json(made)
+    else:
+        data(f"token         {made.token}")
+        data(f"token_sha256  {made.token_sha256}")
+
+
+@command.command()
+@click.option(
+    "--clients",
+    "clients_path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="TOML file with the clients and their tokens' hashes.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port",
+    type=Integer(0, 65_535),
+    default=8_085,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
+)
+@click.option("--group", metavar="NAME", help="Kafka group of this database's relays.")
+@click.option(
+    "--check-seconds",
+    type=Seconds(30 * 86_400),
+    metavar="N",
+    help="When the sender of a prepared message is first asked.  [default: 30]",
+)
+@click.option(
+    "--checks-max",
+    type=Integer(1, 1_000),
+    metavar="N",
+    help="Answers 'unknown' before it is abnormal.  [default: 16]",
+)
+@click.option("--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep.")
+@click.option("--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal.")
+@click.option(
+    "--callback", is_flag=True, help="Be a callback service, too: see the three options below."
+)
+@click.option(
+    "--callback-database",
+    envvar=_CALLBACK_VARIABLE,
+    metavar="URL",
+    help=f"The callback service's own store. [env: {_CALLBACK_VARIABLE}]",
+)
+@click.option("--check-topic", metavar="TOPIC", help="Where senders ask for delayed checks.")
+@click.option(
+    "--confirm-topic",
+    "confirm_topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="Where their consumers confirm. May be repeated.",
+)
+@uses_settings("database", "kafka", "connect_seconds")
+def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Serve messages over HTTP, until SIGTERM or Ctrl-C.
+
+    Any number of instances may run side by side on the same database: each is a relay, too. Put
+    a proxy with TLS before them. /openapi.json describes what they take, /livez and /readyz say
+    how they are.
+    """  # fmt: skip
+    from outbox.service.clients import read_clients
+
+    clients = read_clients(clients_path)
+    callback = _callback_config(settings, given) if given["callback"] else None
+    run_async(_serve(_service_config(settings, given), clients, callback))
+
+
+async def _serve(config: ServiceConfig, clients: Clients, callback: CallbackConfig | None) -> None:
+    from outbox.service.server import MessageService
+
+    async with AsyncExitStack() as stack:
+        service = MessageService(config, clients, callback=callback)
+        await stack.enter_async_context(service)
+        talk(f"chainctl: messages are served at {service.address}")
+        await service.run()
+
+
+def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
+    """Return the settings of the service. Raises SettingError."""
+    from outbox.check_back import CheckRules
+    from outbox.checking import CheckingConfig
+    from outbox.relay_config import RelayConfig
+    from outbox.service.config import ServiceConfig
+
+    relay = _chosen(
+        given, group="group", sweep_seconds="sweep_seconds", alert_webhook="alert_webhook"
+    )
+    rules = _chosen(given, check_seconds="first_seconds", checks_max="answers_max")
+    return ServiceConfig(
+        relay=RelayConfig(
+            database=settings.database_dsn(),
+            kafka=settings.kafka_servers(),
+            connect_seconds=settings.connect_seconds,
+            **relay,
+        ),
+        host=given["host"],
+        port=given["port"],
+        checking=CheckingConfig(rules=CheckRules(**rules)),
+    )
+
+
+def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfig:
+    """Return the settings of the callback service. Raises SettingError."""
+    from outbox.callback.config import CallbackConfig
+
+    for name, flag in (("check_topic", "--check-topic"), ("confirm_topics", "--confirm-topic")):
+        if not given[name]:
+            raise SettingError(flag, "", "the name of a topic, since --callback is given")
+    ways = f"--callback-database or {_CALLBACK_VARIABLE}"
+    return CallbackConfig(
+        database=checked_dsn("callback_database", given["callback_database"] or "", ways),
+        kafka=settings.kafka_servers(),
+        check_topic=given["check_topic"],
+        confirm_topics=given["confirm_topics"],
+        connect_seconds=settings.connect_seconds,
+    )
+
+
+def _chosen(given: dict[str, Any], **names: str) -> dict[str, Any]:
+    """Return the options that were given, under the names of the settings."""
+    return {name: given[option] for option, name in names.items() if given[option] is not None}

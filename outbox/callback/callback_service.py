@@ -1,0 +1,244 @@
+"""The callback service: keeps confirms, asks senders for what was not confirmed, tells the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID, uuid4
+
+from orderchain.clock import SystemClock
+from orderchain.errors import OrderchainError
+from outbox.callback.asking import Reply, after_ask
+from outbox.callback.check_record import DUE_NS_MAX, decode_checks
+from outbox.callback.store import CONFIRMED, WAITING, Asked, CallbackStore
+from outbox.confirm_record import APPLIED, decode_confirms
+from outbox.errors import BadRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orderchain.clock import Clock
+    from outbox.callback.config import CallbackConfig
+    from outbox.callback.store import Taken
+
+_log = logging.getLogger(__name__)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PARKED_MAX = timedelta(days=7)
+_KEEP_SECONDS = 60.0
+
+
+class SenderCalls(Protocol):
+    """How senders are called. Both raise RetryError or RefusedError where there was no answer."""
+
+    async def resend(
+        self, sender: str, consumer: str, message_ids: Sequence[UUID]
+    ) -> Mapping[UUID, Reply]:
+        """Ask to send messages again. Those that are left out were not answered."""
+        ...
+
+    async def confirmed(self, sender: str, consumer: str, message_ids: Sequence[UUID]) -> None:
+        """Tell that a consumer has applied messages. Returns once the sender has stored it."""
+        ...
+
+
+@dataclass
+class CallbackStats:
+    """Counters of one process; they only rise."""
+
+    checks: int = 0
+    """Messages that senders have asked to check."""
+    confirms: int = 0
+    asked: int = 0
+    """Deliveries that senders were asked about."""
+    unanswered: int = 0
+    """Of those: without an answer."""
+    returned: int = 0
+    """Confirms that were returned."""
+    returns: int = 0
+    """Calls that it took."""
+    bad_records: Counter[str] = field(default_factory=Counter)
+    """Records that were dropped, by reason."""
+
+
+class CallbackService:
+    """What the service does with records and with time; Kafka is `intake`'s business."""
+
+    def __init__(
+        self, config: CallbackConfig, calls: SenderCalls, *, clock: Clock | None = None
+    ) -> None:
+        self.stats = CallbackStats()
+        self._config = config
+        self._calls = calls
+        self._clock = clock or SystemClock()
+        self._store = CallbackStore(config)
+
+    async def check(self) -> None:
+        """Connect to the store. Raises ConnectError, SchemaError, RetryError."""
+        await self._store.check()
+
+    async def run(self) -> None:
+        """Ask and tell for ever; an error of the database's is told, and waited out."""
+        kept_ns = self._clock.monotonic_ns()
+        while True:
+            try:
+                while await self.ask_once() >= self._config.ask_rows_max:
+                    pass
+                while await self.return_once() >= self._config.return_rows_max:
+                    pass
+                if self._clock.monotonic_ns() - kept_ns > _KEEP_SECONDS * 1e9:
+                    kept_ns = self._clock.monotonic_ns()
+                    await self.trim()
+            except OrderchainError as error:
+                _log.warning("callback: %s", error)
+            await asyncio.sleep(self._config.round_seconds)
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+        await self._store.close()
+
+    # ---------------------------------------------------------------------------------- records
+
+    async def take_checks(self, value: bytes | None) -> None:
+        """Keep what one check record says; a bad one is counted. Raises RetryError."""
+        try:
+            record = decode_checks(value)
+        except BadRecord as error:
+            self._drop(error)
+            return
+        ids = [UUID(bytes=each) for each in record.message_ids]
+        due_at = _at(record.due_unix_ns)
+        await self._store.add_checks(record.sender, record.consumers, ids, due_at, self._now())
+        self.stats.checks += len(ids)
+
+    async def take_confirms(self, value: bytes | None) -> None:
+        """Keep what one confirm record says; a bad one is counted. Raises RetryError."""
+        try:
+            record = decode_confirms(value)
+        except BadRecord as error:
+            self._drop(error)
+            return
+        now = self._now()
+        applied, retrying = [], []
+        for confirm in record.confirms:
+            message_id = UUID(bytes=confirm.message_id)
+            if confirm.kind == APPLIED:
+                applied.append((message_id, record.consumer))
+            else:
+                until = _at(min(confirm.until_unix_ns, DUE_NS_MAX))
+                until = min(until, now + _PARKED_MAX) + timedelta(seconds=self._config.late_seconds)
+                retrying.append((message_id, record.consumer, until))
+        if applied:
+            return_at = now + timedelta(seconds=self._config.return_seconds)
+            await self._store.add_confirms(applied, now, return_at)
+        if retrying:
+            await self._store.postpone(retrying)
+        self.stats.confirms += len(applied)
+
+    async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
+        """Keep until when (unix ns) partitions of confirm topics were taken in.
+
+        -1: a partition that is only known to be there. Raises RetryError.
+        """
+        await self._store.read_until({place: _at(ns) for place, ns in places.items()})
+
+    # ------------------------------------------------------------------------------------- time
+
+    async def ask_once(self) -> int:
+        """Ask about what is due without a confirm; return how many. Raises RetryError."""
+        now, token = self._now(), uuid4()
+        taken = await self._store.claim(
+            WAITING, now, token, self._until(now), self._config.ask_rows_max
+        )
+        groups = _by_sender(taken)
+        replies = await asyncio.gather(
+            *(self._ask(sender, consumer, rows) for (sender, consumer), rows in groups.items())
+        )
+        now = self._now()
+        for rows, (replied, told) in zip(groups.values(), replies, strict=True):
+            asked = [self._outcome(row, replied.get(row.message_id), told, now) for row in rows]
+            await self._store.asked(token, asked)
+            self.stats.asked += len(rows)
+        return len(taken)
+
+    async def return_once(self) -> int:
+        """Tell senders of confirms; return how many. Raises RetryError."""
+        now, token = self._now(), uuid4()
+        taken = await self._store.claim(
+            CONFIRMED, now, token, self._until(now), self._config.return_rows_max
+        )
+        groups = _by_sender(taken)
+        await asyncio.gather(
+            *(
+                self._return(token, sender, consumer, rows)
+                for (sender, consumer), rows in groups.items()
+            )
+        )
+        return len(taken)
+
+    async def trim(self) -> None:
+        """Forget what was ended long ago. Raises RetryError."""
+        before_ms = self._clock.wall_ns() // 10**6 - int(self._config.keep_hours * 3_600_000)
+        await self._store.trim(UUID(int=max(before_ms, 0) << 80))
+
+    async def _ask(
+        self, sender: str, consumer: str, rows: Sequence[Taken]
+    ) -> tuple[Mapping[UUID, Reply], str | None]:
+        try:
+            async with asyncio.timeout(self._config.call_seconds):
+                ids = sorted(row.message_id for row in rows)
+                return await self._calls.resend(sender, consumer, ids), None
+        except (OrderchainError, OSError) as error:
+            _log.warning("callback: %s was asked in vain: %s", sender, error)
+            return {}, str(error) or type(error).__name__
+
+    async def _return(self, token: UUID, sender: str, consumer: str, rows: Sequence[Taken]) -> None:
+        self.stats.returns += 1
+        try:
+            async with asyncio.timeout(self._config.call_seconds):
+                ids = sorted(row.message_id for row in rows)
+                await self._calls.confirmed(sender, consumer, ids)
+        except (OrderchainError, OSError) as error:
+            _log.warning("callback: %s could not be told of confirms: %s", sender, error)
+            told = str(error) or type(error).__name__
+            at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
+            await self._store.not_returned(token, rows, at, told)
+        else:
+            await self._store.returned(token, rows)
+            self.stats.returned += len(rows)
+
+    def _outcome(self, row: Taken, reply: Reply | None, told: str | None, now: datetime) -> Asked:
+        if reply is None:
+            self.stats.unanswered += 1
+            told = told or "left out of the answer"
+        outcome = after_ask(self._config.rules, row.ask_count, reply)
+        due_at = now + timedelta(seconds=outcome.again_seconds)
+        return Asked(
+            row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, told
+        )
+
+    def _drop(self, error: BadRecord) -> None:
+        self.stats.bad_records[error.reason] += 1
+        _log.warning("callback: a record was dropped: %s", error)
+
+    def _until(self, now: datetime) -> datetime:
+        """When a claim ends by itself, since whoever made it must be dead."""
+        return now + timedelta(seconds=self._config.call_seconds * 3)
+
+    def _now(self) -> datetime:
+        return _at(self._clock.wall_ns())
+
+
+def _at(unix_ns: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=unix_ns // 1_000)
+
+
+def _by_sender(taken: Sequence[Taken]) -> dict[tuple[str, str], list[Taken]]:
+    groups: dict[tuple[str, str], list[Taken]] = {}
+    for row in taken:
+        groups.setdefault((row.sender, row.consumer), []).append(row)
+    return groups

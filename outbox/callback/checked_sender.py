@@ -1,0 +1,283 @@
+"""The sender's side of mode 5: stores once, sends two records, and writes once more at the end.
+
+The message is written when it is stored, and when its confirm comes back. That the broker has it is
+not written: the callback service would ask for what was lost. What a crash loses between the commit
+and the send was never on the broker, and nobody was asked to check it: that is the weak spot.
+A relay beside it, whose sweep finds what is overdue in the table, covers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from orderchain.clock import SystemClock
+from orderchain.errors import OrderchainError, RetryError
+from orderchain.sql import load_sql
+from outbox.alerts import Alerts
+from outbox.callback.asking import Reply
+from outbox.callback.check_record import CHECKS_MAX, encode_checks
+from outbox.destination import Destination
+from outbox.message import Message, draw_message_ids
+from outbox.message_sender import MessageSender
+from outbox.relay import BusinessTransaction
+from outbox.relay_stats import RelayStats
+from outbox.session import Session
+from outbox.statuses import SENDABLE, Change, sources
+from outbox.store import SQL as STORE_SQL
+from outbox.store import Abnormal, RelayStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import asyncpg
+
+    from orderchain.clock import Clock
+    from outbox.callback.config import CheckedConfig
+    from outbox.relay_config import RelayConfig
+    from outbox.store import Applied
+
+SQL: Final = load_sql("outbox.callback", "sender.sql")
+
+_log = logging.getLogger(__name__)
+
+_CHECKS: Final = "orderchain-checks"
+_SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
+
+
+@dataclass
+class CheckedStats:
+    """Counters; they only rise."""
+
+    sent: int = 0
+    """Messages that the broker has acknowledged."""
+    resent: int = 0
+    """Of those: since the callback service asked."""
+    dropped: int = 0
+    """Messages that could not wait in memory any longer: the sweep finds them, if there is one."""
+    consumed: int = 0
+    repeated: int = 0
+    unknown: int = 0
+    abnormal: int = 0
+
+
+class CheckedSender:
+    """Sends after the commit, and answers the callback service."""
+
+    def __init__(
+        self, config: RelayConfig, checked: CheckedConfig, *, clock: Clock | None = None
+    ) -> None:
+        self.stats = CheckedStats()
+        self._config = config
+        self._checked = checked
+        self._clock = clock or SystemClock()
+        self._store = RelayStore(config, lambda: None)
+        self._session = Session(config, "mode 5")
+        self._sender = MessageSender(config.kafka, config.send_seconds)
+        self._alerts = Alerts(config, RelayStats())
+        self._destinations: dict[str, Destination] = {}
+        self._waiting: deque[list[Message]] = deque()
+        self._waiting_rows = 0
+        self._some = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
+        self._destinations = await self._store.destinations()
+        self._tasks = [
+            asyncio.create_task(self._run(), name="orderchain mode 5 send"),
+            asyncio.create_task(self._alerts.run(), name="orderchain mode 5 alerts"),
+        ]
+
+    async def stop(self) -> None:
+        """Send what waits, within `stop_seconds`. Never raises."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.stop_seconds):
+                await self._empty.wait()
+                await self._alerts.finish()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self._sender.close()
+        await self._session.close()
+        await self._store.close()
+
+    async def __aenter__(self) -> CheckedSender:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @asynccontextmanager
+    async def transaction(
+        self, connection: asyncpg.Connection[asyncpg.Record]
+    ) -> AsyncIterator[BusinessTransaction]:
+        """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
+
+        A send error never comes back here.
+        """
+        business = BusinessTransaction(connection, uuid4())
+        async with connection.transaction():
+            yield business
+        if business.messages:
+            self._hand_over(business.messages)
+
+    async def settle(self) -> None:
+        """Return once all that was handed over is sent."""
+        await self._empty.wait()
+
+    # ------------------------------------------------------------ what the callback service calls
+
+    async def confirmed(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
+        """Move deliveries to `consumed`, all in one statement. Raises RetryError."""
+        done = await self._store.apply([(each, consumer) for each in message_ids])
+        self.stats.consumed += done.consumed
+        self.stats.repeated += done.repeated
+        self.stats.unknown += done.unknown
+        return done
+
+    async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
+        """Send again what is unconfirmed and may be; say what became of each.
+
+        A message is left out where the broker did not take it: that was no try, and it is asked
+        about again. Raises RetryError.
+        """
+        ids, token = sorted(set(message_ids)), uuid4()
+        given_up = sources(Change.TRIES_USED_UP)
+        rows = await self._session.fetch(SQL["give_up"], ids, consumer, given_up)
+        if rows:
+            self.stats.abnormal += len(rows)
+            self._alerts.tell([Abnormal(*row) for row in rows])
+        rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE)
+        claimed = {row[0] for row in rows}
+        sent = await self._send_again(sorted(claimed), token)
+        replies = dict.fromkeys(ids, Reply.ENDED)
+        for message_id in claimed:
+            if message_id in sent:
+                replies[message_id] = Reply.SENT
+            else:
+                del replies[message_id]
+        return replies
+
+    async def _send_again(self, ids: Sequence[UUID], token: UUID) -> set[UUID]:
+        if not ids:
+            return set()
+        rows = await self._session.fetch(STORE_SQL["messages"], ids, ids[0], ids[-1])
+        messages = [_message(row) for row in rows]
+        await self._know(messages)
+        sent: set[UUID] = set()
+        for batch in await self._sender.send(messages, self._destinations, None):
+            if batch.error is None:
+                sent |= {message.message_id for message in batch.messages}
+        self.stats.sent += len(sent)
+        self.stats.resent += len(sent)
+        if left := [(message_id, token) for message_id in ids if message_id not in sent]:
+            await self._sender.renew()
+            await self._store.release(left)
+        return sent
+
+    # ------------------------------------------------------------------------------ after a commit
+
+    def _hand_over(self, messages: list[Message]) -> None:
+        if self._waiting_rows + len(messages) > self._config.waiting_rows_max:
+            self.stats.dropped += len(messages)
+            _log.error(
+                "%d messages could not wait for the broker: left to the sweep", len(messages)
+            )
+            return
+        self._waiting_rows += len(messages)
+        self._waiting.append(messages)
+        self._empty.clear()
+        self._some.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._waiting:
+                batch = self._take()
+                while batch:
+                    batch = await self._tried(batch)
+            self._empty.set()
+
+    def _take(self) -> list[Message]:
+        """Return what waits, up to a round's limit: rounds grow with the load."""
+        taken = list(self._waiting.popleft())
+        while self._waiting and len(taken) + len(self._waiting[0]) <= self._config.send_rows_max:
+            taken += self._waiting.popleft()
+        self._waiting_rows -= len(taken)
+        return taken
+
+    async def _tried(self, messages: list[Message]) -> list[Message]:
+        """Send messages; return those that are still to be sent, after a pause."""
+        try:
+            return await self._send(messages)
+        except (OrderchainError, OSError) as error:
+            _log.warning("mode 5: nothing could be sent: %s", error)
+        await self._sender.renew()
+        await asyncio.sleep(self._config.probe_seconds)
+        return messages
+
+    async def _send(self, messages: list[Message]) -> list[Message]:
+        """Send the checks first: a check without its message is mended, the reverse is not."""
+        await self._know(messages)
+        checks = self._checks_of(messages)
+        destinations = {
+            _CHECKS: Destination(name=_CHECKS, topic=self._checked.check_topic, confirm="none")
+        }
+        for batch in await self._sender.send(checks, destinations, None):
+            if batch.error is not None:
+                raise RetryError(f"the check record was not taken: {batch.error!r}")
+        left: list[Message] = []
+        for batch in await self._sender.send(messages, self._destinations, None):
+            if batch.error is None:
+                self.stats.sent += len(batch.messages)
+            else:
+                _log.warning("mode 5: a batch was not taken: %r", batch.error)
+                left += batch.messages
+        if left:
+            await self._sender.renew()
+            await asyncio.sleep(self._config.probe_seconds)
+        return left
+
+    def _checks_of(self, messages: Sequence[Message]) -> list[Message]:
+        due_ns = self._clock.wall_ns() + int(self._checked.check_seconds * 1e9)
+        by_destination: dict[str, list[UUID]] = {}
+        for message in messages:
+            if self._destinations[message.destination].consumers:
+                by_destination.setdefault(message.destination, []).append(message.message_id)
+        records = []
+        for name, ids in by_destination.items():
+            consumers = self._destinations[name].consumers
+            for begin in range(0, len(ids), CHECKS_MAX):
+                part = ids[begin : begin + CHECKS_MAX]
+                value = encode_checks(self._checked.sender, due_ns, consumers, part)
+                (record_id,) = draw_message_ids(1)
+                records.append(Message(record_id, _CHECKS, value, self._checked.sender))
+        return records
+
+    async def _know(self, messages: Sequence[Message]) -> None:
+        if any(message.destination not in self._destinations for message in messages):
+            self._destinations = await self._store.destinations()
+
+
+def _message(row: asyncpg.Record) -> Message:
+    headers = row["headers"]
+    return Message(
+        row["message_id"],
+        row["destination"],
+        row["payload"],
+        row["key"],
+        None if headers is None else msgspec.json.decode(headers, type=dict[str, str]),
+    )

@@ -1,0 +1,60 @@
+"""Settings of mode 5, for its two sides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from orderchain.dsn import mask_dsn
+from outbox.callback.asking import AskRules
+from outbox.destination import Name, Topic
+
+_Address = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
+
+
+class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a callback service must know. Several may share the store."""
+
+    database: _Address
+    """libpq URL of the callback service's own store, for the role `outbox_callback`."""
+    kafka: _Address
+    check_topic: Topic
+    """Where senders ask for checks."""
+    confirm_topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
+    """Where consumers confirm."""
+    group: Name = "orderchain-outbox-callback"
+    """The Kafka group in which the services of this store share those topics."""
+    rules: AskRules = AskRules()
+    return_seconds: Annotated[float, Meta(ge=0, le=3600)] = 1.0
+    """How long a confirm may wait to be returned with others: fewer, larger batches."""
+    round_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    """How often what is due is looked for."""
+    ask_rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    """Deliveries of one question."""
+    return_rows_max: Annotated[int, Meta(ge=1, le=20_000)] = 5_000
+    """Confirms of one return."""
+    call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Deadline of one call to a sender."""
+    late_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    """How long after its retry fell due a parked message may stay unconfirmed."""
+    keep_hours: Annotated[float, Meta(gt=0, le=24 * 366)] = 72.0
+    """How long what is ended is remembered. A repeat of a check record is known that long."""
+    connect_seconds: _Seconds = 10.0
+    statement_seconds: _Seconds = 30.0
+
+    def __repr__(self) -> str:
+        """Show the settings without the password."""
+        return f"CallbackConfig(database={mask_dsn(self.database)!r}, kafka={self.kafka!r})"
+
+
+class CheckedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sender of mode 5 must know, beside what a relay must."""
+
+    sender: Name
+    """The name under which the callback service knows how to call it."""
+    check_topic: Topic
+    check_seconds: _Seconds = 300.0
+    """How long a message may stay unconfirmed before the callback service asks for it again. Where
+    the sweep is on, too, keep the destination's `resend_seconds` above it."""

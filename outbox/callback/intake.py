@@ -1,0 +1,111 @@
+"""Reads the check topic and the confirm topics for a callback service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+
+from orderchain.clock import SystemClock
+from orderchain.errors import OrderchainError
+
+if TYPE_CHECKING:
+    from orderchain.clock import Clock
+    from outbox.callback.callback_service import CallbackService
+    from outbox.callback.config import CallbackConfig
+
+_log = logging.getLogger(__name__)
+
+_FETCH_MS: Final = 200
+_RECORDS_MAX: Final = 500
+_PAUSE_SECONDS: Final = 1.0
+"""Between two tries while the broker or the database is away."""
+
+_CLOSE_SECONDS: Final = 5.0
+_UNREAD: Final = -1
+
+
+class CallbackIntake:
+    """A member of the group that shares the topics.
+
+    Offsets are committed behind the store, so a crash repeats, which the store knows again.
+    """
+
+    def __init__(
+        self, config: CallbackConfig, service: CallbackService, *, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._service = service
+        self._clock = clock or SystemClock()
+
+    async def run(self) -> None:
+        """Take records in, until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except (KafkaError, OSError, OrderchainError) as error:
+                _log.warning("callback: records can't be taken in: %s", error or type(error))
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _follow(self) -> None:
+        consumer = AIOKafkaConsumer(
+            self._config.check_topic,
+            *self._config.confirm_topics,
+            bootstrap_servers=self._config.kafka,
+            group_id=self._config.group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=_FETCH_MS,
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await consumer.start()
+                places = _places(consumer, self._config)
+                await self._service.caught_up(dict.fromkeys(places, _UNREAD))
+            while True:
+                await self._round(consumer)
+        finally:
+            with suppress(KafkaError, OSError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await consumer.stop()
+
+    async def _round(self, consumer: AIOKafkaConsumer) -> None:
+        """Take in what is there; then say until when all of it was."""
+        confirms = [
+            at for at in consumer.assignment() if at.topic in set(self._config.confirm_topics)
+        ]
+        now_ns = self._clock.wall_ns()
+        async with asyncio.timeout(self._config.call_seconds):
+            ends = await consumer.end_offsets(confirms) if confirms else {}
+        fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+        for at, records in fetched.items():
+            take = (
+                self._service.take_checks
+                if at.topic == self._config.check_topic
+                else self._service.take_confirms
+            )
+            for record in records:
+                await take(record.value)
+        async with asyncio.timeout(self._config.call_seconds):
+            if fetched:
+                await consumer.commit()
+            # Asked for before the fetch: what came since is another round's.
+            read = {
+                (at.topic, at.partition): now_ns
+                for at in confirms
+                if at in consumer.assignment() and await consumer.position(at) >= ends[at]
+            }
+        if read:
+            await self._service.caught_up(read)
+
+
+def _places(consumer: AIOKafkaConsumer, config: CallbackConfig) -> list[tuple[str, int]]:
+    return [
+        (topic, number)
+        for topic in config.confirm_topics
+        for number in sorted(consumer.partitions_for_topic(topic) or ())
+    ]

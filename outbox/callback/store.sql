@@ -1,0 +1,82 @@
+-- The statements of the callback service. Times are handed in: the service's clock decides, so that
+-- a delay is one clock's. Arrays come sorted by message_id: common rows are locked in one order.
+
+-- version: which schema is there
+SELECT version FROM callback_version
+
+-- add_checks: messages to be checked at $4; one that was confirmed before is due for its return
+INSERT INTO callback_delivery AS known (message_id, consumer, sender, state, due_at)
+SELECT message_id, consumer, $3, 0, $4
+  FROM unnest($1::uuid[]) AS message_id CROSS JOIN unnest($2::text[]) AS consumer
+ON CONFLICT (message_id, consumer) DO UPDATE
+   SET sender = EXCLUDED.sender, due_at = $5
+ WHERE known.sender IS NULL
+
+-- add_confirms: consumers have applied messages; to be returned from $4 on
+INSERT INTO callback_delivery AS known
+       (message_id, consumer, sender, state, due_at, confirmed_at)
+SELECT message_id, consumer, NULL, 1, 'infinity', $3
+  FROM unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
+ON CONFLICT (message_id, consumer) DO UPDATE
+   SET state = 1, due_at = $4, confirmed_at = EXCLUDED.confirmed_at, claim_token = NULL
+ WHERE known.state IN (0, 3)
+
+-- postpone: consumers have parked messages until then: not asked about meanwhile
+UPDATE callback_delivery AS known
+   SET due_at = greatest(known.due_at, retrying.until)
+  FROM unnest($1::uuid[], $2::text[], $3::timestamptz[])
+    AS retrying (message_id, consumer, until)
+ WHERE known.message_id = retrying.message_id AND known.consumer = retrying.consumer
+   AND known.state = 0
+
+-- read_until: all that stood in partitions at their times has been taken in; they never go back
+INSERT INTO callback_intake AS known (topic, "partition", read_until)
+SELECT * FROM unnest($1::text[], $2::integer[], $3::timestamptz[])
+ON CONFLICT (topic, "partition") DO UPDATE SET read_until = EXCLUDED.read_until
+ WHERE known.read_until < EXCLUDED.read_until
+
+-- claim: take what is due at $1 in state $2 by token $3, to be due again at $4; $5 rows at most
+WITH due AS (
+    SELECT message_id, consumer FROM callback_delivery
+     WHERE due_at <= $1 AND due_at < 'infinity' AND state = $2 AND sender IS NOT NULL
+       -- Nobody is asked for a confirm that may lie in the topics, unread: after a stop, say.
+       AND (state <> 0 OR due_at <= (SELECT coalesce(min(read_until), '-infinity')
+                                       FROM callback_intake WHERE topic = ANY($6::text[])))
+     ORDER BY due_at LIMIT $5
+       FOR UPDATE SKIP LOCKED
+)
+UPDATE callback_delivery AS known
+   SET claim_token = $3, due_at = $4
+  FROM due
+ WHERE known.message_id = due.message_id AND known.consumer = due.consumer
+RETURNING known.message_id, known.consumer, known.sender, known.ask_count
+
+-- asked: what became of questions; only where the claim still holds and no confirm has come
+UPDATE callback_delivery AS known
+   SET state = CASE WHEN asked.is_ended THEN 3 ELSE 0 END, ask_count = asked.ask_count,
+       due_at = CASE WHEN asked.is_ended THEN 'infinity' ELSE asked.due_at END, last_error = asked.told, claim_token = NULL
+  FROM unnest($1::uuid[], $2::text[], $3::boolean[], $4::integer[], $5::timestamptz[], $6::text[])
+    AS asked (message_id, consumer, is_ended, ask_count, due_at, told)
+ WHERE known.message_id = asked.message_id AND known.consumer = asked.consumer
+   AND known.claim_token = $7 AND known.state = 0
+
+-- returned: their senders know of these confirms
+UPDATE callback_delivery AS known
+   SET state = 2, due_at = 'infinity', claim_token = NULL, last_error = NULL
+  FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
+ WHERE known.message_id = told.message_id AND known.consumer = told.consumer
+   AND known.claim_token = $3 AND known.state = 1
+
+-- not_returned: the sender could not be told; again at $4
+UPDATE callback_delivery AS known
+   SET due_at = $4, claim_token = NULL, last_error = $5
+  FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
+ WHERE known.message_id = told.message_id AND known.consumer = told.consumer
+   AND known.claim_token = $3 AND known.state = 1
+
+-- trim: forget what is ended, and confirms that nobody asked for, of messages below $1; $2 at most
+DELETE FROM callback_delivery WHERE (message_id, consumer) IN (
+    SELECT message_id, consumer FROM callback_delivery
+     WHERE message_id < $1 AND due_at = 'infinity'
+     ORDER BY message_id LIMIT $2
+)

@@ -1,0 +1,77 @@
+"""Check-back: when the sender of a prepared message is asked, and what follows from its answer.
+
+Pure. `outbox.checking` reads what is due, asks, and writes what it is told here.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from orderchain.errors import SettingError
+from outbox.statuses import Change
+
+Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
+
+
+class Answer(enum.Enum):
+    """What a sender says of the local transaction that a message belongs to."""
+
+    DONE = "done"
+    """It has committed."""
+    NOT_DONE = "not_done"
+    """It has not, and never will: the sender has seen to that before it said so."""
+    UNKNOWN = "unknown"
+    """It may still be running. To be asked again."""
+
+
+class CheckRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a sender is asked."""
+
+    first_seconds: Seconds = 30.0
+    """How long after the prepare: longer than local transactions take."""
+    again_seconds: Seconds = 30.0
+    """How long after the first answer that was `unknown`. It doubles with each."""
+    again_seconds_max: Seconds = 600.0
+    """Upper bound of that time."""
+    unanswered_seconds: Seconds = 30.0
+    """How long after a check that was not answered. Such checks are not counted: a sender that is
+    down for an hour finds its messages as it left them."""
+    answers_max: Annotated[int, Meta(ge=1, le=1_000)] = 16
+    """Answers `unknown` after which the message becomes abnormal."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where two settings contradict."""
+        if self.again_seconds_max < self.again_seconds:
+            expected = f"at least again_seconds, {self.again_seconds}"
+            raise SettingError("again_seconds_max", self.again_seconds_max, expected)
+
+
+class Outcome(Struct, frozen=True):
+    """What becomes of a prepared delivery after a check."""
+
+    change: Change | None
+    """None: it stays prepared, and is asked about again."""
+    check_count: int
+    """Answers so far, this one included."""
+    again_seconds: float = 0.0
+    """When it stays: how long until then."""
+
+
+def after_check(rules: CheckRules, check_count: int, answer: Answer | None) -> Outcome:
+    """Return what follows from `answer`, after `check_count` answers before it.
+
+    None: there was no answer, whatever the reason.
+    """
+    if answer is Answer.DONE:
+        return Outcome(Change.COMMITTED, check_count + 1)
+    if answer is Answer.NOT_DONE:
+        return Outcome(Change.ROLLED_BACK, check_count + 1)
+    if answer is None:
+        return Outcome(None, check_count, rules.unanswered_seconds)
+    if check_count + 1 >= rules.answers_max:
+        return Outcome(Change.CHECKS_USED_UP, check_count + 1)
+    again = min(rules.again_seconds * 2.0 ** min(check_count, 60), rules.again_seconds_max)
+    return Outcome(None, check_count + 1, again)

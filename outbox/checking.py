@@ -1,0 +1,151 @@
+"""Asks the senders of prepared messages that are overdue, and writes what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final
+from uuid import UUID, uuid4
+
+from msgspec import Meta, Struct
+
+from orderchain.clock import SystemClock
+from orderchain.errors import OrderchainError
+from outbox.check_back import Answer, CheckRules, after_check
+from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
+from outbox.session import Session
+from outbox.statuses import Change
+
+if TYPE_CHECKING:
+    from orderchain.clock import Clock
+    from outbox.prepared import Checked
+    from outbox.relay_config import RelayConfig
+    from outbox.store import Abnormal
+
+_log = logging.getLogger(__name__)
+
+Ask = Callable[[str, Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
+"""Asks one sender, by name, about messages. Those that it leaves out were not answered. It raises
+RetryError or RefusedError where there was no answer at all."""
+
+_NOBODY: Final = "nobody to ask: it was prepared without a sender"
+_SILENT: Final = "no answer"
+
+
+class CheckingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How checks are made."""
+
+    rules: CheckRules = CheckRules()
+    round_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    """How often what is due is looked for."""
+    rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    """Checks of one round."""
+    ask_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Deadline of one call. Above what a check may wait for a local transaction."""
+
+
+class CheckBack:
+    """Makes checks. Any number may work side by side: each claims what it asks about."""
+
+    def __init__(
+        self,
+        database: RelayConfig,
+        ask: Ask,
+        config: CheckingConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        on_abnormal: Callable[[Sequence[Abnormal]], None] | None = None,
+    ) -> None:
+        self._config = config or CheckingConfig()
+        self._session = Session(database, "check-back")
+        self._ask = ask
+        self._clock = clock or SystemClock()
+        self._tell = on_abnormal or _log_abnormal
+
+    async def run(self) -> None:
+        """Make checks for ever; an error of the database's is told, and waited out."""
+        while True:
+            try:
+                if await self.check_once() >= self._config.rows_max:
+                    continue
+            except OrderchainError as error:
+                _log.warning("check-back: %s", error)
+            await asyncio.sleep(self._config.round_seconds)
+
+    async def check_once(self) -> int:
+        """Ask about what is due now, and return about how many messages. Raises RetryError."""
+        now, token = self._now(), uuid4()
+        # Whoever dies in between leaves its claims until then; asking twice does no harm.
+        until = now + timedelta(seconds=self._config.ask_seconds * 3)
+        due = await claim_checks(self._session, now, token, until, self._config.rows_max)
+        by_sender: dict[str | None, list[Checked]] = {}
+        for check in due:
+            by_sender.setdefault(check.sender, []).append(check)
+        # Side by side: a sender that is down must not delay the checks of another.
+        answers = await asyncio.gather(
+            *(self._answers(sender, checks) for sender, checks in by_sender.items())
+        )
+        for checks, (answered, told) in zip(by_sender.values(), answers, strict=True):
+            await self._write(token, checks, answered, told)
+        return len(due)
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+        await self._session.close()
+
+    async def _answers(
+        self, sender: str | None, checks: Sequence[Checked]
+    ) -> tuple[Mapping[UUID, Answer], str]:
+        """Return what a sender answered, and what to note where it did not."""
+        if sender is None:
+            return {}, _NOBODY
+        try:
+            async with asyncio.timeout(self._config.ask_seconds):
+                return await self._ask(sender, [check.message_id for check in checks]), _SILENT
+        except (OrderchainError, OSError) as error:
+            _log.warning("check-back: %s gave no answer: %s", sender, error)
+            return {}, str(error) or type(error).__name__
+
+    async def _write(
+        self,
+        token: UUID,
+        checks: Sequence[Checked],
+        answered: Mapping[UUID, Answer],
+        told: str,
+    ) -> None:
+        now = self._now()
+        decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
+        used_up: list[tuple[UUID, int]] = []
+        again: list[Again] = []
+        for check in checks:
+            answer = answered.get(check.message_id)
+            outcome = after_check(self._config.rules, check.check_count, answer)
+            if outcome.change is Change.CHECKS_USED_UP:
+                used_up.append((check.message_id, outcome.check_count))
+            elif outcome.change is not None:
+                decided[outcome.change].append(check.message_id)
+            else:
+                at = now + timedelta(seconds=outcome.again_seconds)
+                note = told if answer is None else f"its sender said: {answer.value}"
+                again.append(Again(check.message_id, outcome.check_count, at, note))
+        for change, message_ids in decided.items():
+            if message_ids:
+                await decide_messages(self._session, change, message_ids, token)
+        if again:
+            await ask_again(self._session, token, again)
+        if used_up:
+            abnormal = await give_up_checks(self._session, token, used_up)
+            if abnormal:
+                self._tell(abnormal)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+
+
+def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:
+    for each in abnormal:
+        _log.error(
+            "message %s for %s is abnormal: %s", each.message_id, each.destination, each.reason
+        )

@@ -1,0 +1,96 @@
+"""The sender's side of check-back: decides in the local transaction, and answers checks.
+
+Both write the same key in the sender's own database (`outbox/decision.sql`), and whoever comes
+second is refused. So a message that a check has cancelled can't belong to a transaction that
+commits later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import asyncpg
+
+from orderchain.errors import RefusedError, SettingError
+from outbox.check_back import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+    from uuid import UUID
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+
+WAIT_SECONDS: Final = 2.0
+"""How long a check waits for a local transaction that has decided and not yet committed. Below the
+deadline of whoever asks, or the answer would come too late to be one."""
+
+_DECIDE: Final = "SELECT outbox_decide($1)"
+_CHECK: Final = "SELECT outbox_check_decision($1, $2)"
+_FORGET: Final = "SELECT outbox_forget_decisions($1, $2)"
+
+
+class DecisionRefused(RefusedError):
+    """The message was decided before. The transaction is broken, and must be rolled back.
+
+    `found` says by what: `not done`, a check; `done`, an earlier run of this very transaction,
+    whose effect is there; `forgotten`, it is too old to be known; `not seen`, one of the first two,
+    in a transaction that can't see which.
+    """
+
+    def __init__(self, message_id: UUID, found: str) -> None:
+        super().__init__("message_id", str(message_id), f"one that is undecided, it is: {found}")
+        self.message_id = message_id
+        self.found = found
+
+
+async def decide(connection: Connection, message_id: UUID) -> None:
+    """Write into the local transaction that it is done for `message_id`.
+
+    The earlier in the transaction, the longer a check has to wait for it; the later, the more work
+    is in vain when a check came first. Raises DecisionRefused; SettingError outside of
+    a transaction.
+    """
+    if not connection.is_in_transaction():
+        expected = "one in a transaction: the decision is part of what it tells of"
+        raise SettingError("connection", "outside of a transaction", expected)
+    try:
+        await connection.execute(_DECIDE, message_id)
+    except asyncpg.UniqueViolationError as error:
+        raise DecisionRefused(message_id, error.detail or "not seen") from error
+
+
+async def check_decision(
+    connection: Connection, message_id: UUID, wait_seconds: float = WAIT_SECONDS
+) -> Answer:
+    """Answer one check, for the endpoint that is asked.
+
+    `NOT_DONE` is committed when this returns, so `connection` must not be in a transaction: what is
+    said and then rolled back would be no fence. Raises SettingError there.
+    """
+    if connection.is_in_transaction():
+        expected = "one outside of a transaction: the answer must be committed before it is given"
+        raise SettingError("connection", "in a transaction", expected)
+    found = await connection.fetchval(_CHECK, message_id, int(wait_seconds * 1_000))
+    return Answer(found)
+
+
+async def check_decisions(
+    connection: Connection, message_ids: Iterable[UUID], wait_seconds: float = WAIT_SECONDS
+) -> dict[UUID, Answer]:
+    """Answer several checks; they share `wait_seconds`, so a slow transaction delays no answer."""
+    answers: dict[UUID, Answer] = {}
+    left = wait_seconds
+    for message_id in message_ids:
+        answers[message_id] = await check_decision(connection, message_id, left)
+        if answers[message_id] is Answer.UNKNOWN:
+            left = 0.0  # it has waited, or had nothing to wait for
+    return answers
+
+
+async def forget_decisions(connection: Connection, before: datetime, rows_max: int = 10_000) -> int:
+    """Remove decisions on messages made before then, at least a day ago; return how many.
+
+    About those messages checks are answered with `UNKNOWN` from then on, never with `NOT_DONE`.
+    """
+    return int(await connection.fetchval(_FORGET, before, rows_max))

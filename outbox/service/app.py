@@ -1,0 +1,313 @@
+"""The HTTP side of the message service: who asks, how fast, what for, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
+
+from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
+from outbox.limits import NAME_CHARS_MAX
+from outbox.message import Message
+from outbox.service import bodies
+from outbox.service.desk import draw_missing
+from outbox.service.openapi import document
+from outbox.service.rates import Bucket
+from outbox.service.refusals import (
+    Refusal,
+    answer,
+    of_error,
+    refused,
+    too_fast,
+    unauthenticated,
+    unavailable,
+)
+from outbox.statuses import Change, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.responses import Response
+
+    from orderchain.clock import Clock
+    from outbox.service.clients import Client, Clients
+    from outbox.service.config import ServiceConfig
+    from outbox.service.desk import MessageDesk
+
+_log = logging.getLogger(__name__)
+
+_Body = TypeVar("_Body")
+
+_OURS: Final = (ConnectError, SchemaError, RetryError)
+"""Troubles between the service and its database: not the client's fault."""
+
+_BEARER: Final = "bearer "
+
+
+class MessageApp:
+    """The routes over a desk."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        clients: Clients,
+        desk: MessageDesk,
+        clock: Clock,
+        is_relaying: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.refusals: Counter[str] = Counter()
+        """Requests that were not done, by the word of their error."""
+        self._config = config
+        self._clients = clients
+        self._desk = desk
+        self._clock = clock
+        self._is_relaying = is_relaying
+        self._requests: dict[str, Bucket] = {}
+        self._messages: dict[str, Bucket] = {}
+        self._document = msgspec.json.encode(document(config.body_bytes_max))
+        posts = {
+            "send": self._send,
+            "prepare": self._prepare,
+            "commit": self._commit,
+            "rollback": self._rollback,
+            "confirm": self._confirm,
+        }
+        self.asgi = Starlette(
+            routes=[
+                *(
+                    Route(f"/v1/messages/{name}", self._guarded(work), methods=["POST"], name=name)
+                    for name, work in posts.items()
+                ),
+                Route("/v1/messages", self._guarded(self._list), methods=["GET"]),
+                Route("/v1/messages/{message_id}", self._guarded(self._get), methods=["GET"]),
+                Route("/openapi.json", self._openapi, methods=["GET"]),
+                Route("/livez", self._livez, methods=["GET"]),
+                Route("/readyz", self._readyz, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: self._not_found},
+        )
+
+    # --------------------------------------------------------------------------------- operations
+
+    async def _send(self, client: Client, request: Request) -> Response:
+        return await self._store(client, request, is_prepared=False)
+
+    async def _prepare(self, client: Client, request: Request) -> Response:
+        return await self._store(client, request, is_prepared=True)
+
+    async def _store(self, client: Client, request: Request, *, is_prepared: bool) -> Response:
+        given = (await self._body(request, bodies.GivenMessages)).messages
+        self._pace(self._messages, client, len(given))
+        for one in given:
+            if not client.may_send_to(one.destination):
+                expected = "one that this client may send to"
+                raise Refusal(403, "not_allowed", "destination", one.destination, expected)
+        ids = draw_missing([_uuid_or_none(one.message_id) for one in given])
+        messages = [
+            Message(message_id, one.destination, one.payload, one.key, one.headers or None)
+            for message_id, one in zip(ids, given, strict=True)
+        ]
+        try:
+            stored = await self._desk.store(client.name, messages, is_prepared=is_prepared)
+        except _OURS as error:
+            # With these ids the same request can be repeated: what is stored is not stored twice.
+            raise unavailable(str(error), {"message_ids": [str(each) for each in ids]}) from error
+        return answer(200, stored)
+
+    async def _commit(self, client: Client, request: Request) -> Response:
+        return await self._decide(client, request, Change.COMMITTED)
+
+    async def _rollback(self, client: Client, request: Request) -> Response:
+        return await self._decide(client, request, Change.ROLLED_BACK)
+
+    async def _decide(self, client: Client, request: Request, change: Change) -> Response:
+        given = await self._body(request, bodies.NamedMessages)
+        return answer(200, await self._desk.decide(client.name, change, _uuids(given.message_ids)))
+
+    async def _confirm(self, client: Client, request: Request) -> Response:
+        given = await self._body(request, bodies.GivenConfirm)
+        if not client.may_confirm_as(given.consumer):
+            expected = "one that this client may confirm as"
+            raise Refusal(403, "not_allowed", "consumer", given.consumer, expected)
+        applied = await self._desk.confirm(given.consumer, _uuids(given.message_ids))
+        if applied.unknown:
+            raise Refusal(
+                404, "unknown_message", "message_ids", f"{applied.unknown} of them",
+                "deliveries of this consumer; the others are confirmed",
+                more={"consumed": applied.consumed, "repeated": applied.repeated},
+            )  # fmt: skip
+        return answer(200, bodies.Confirmed(applied.consumed, applied.repeated))
+
+    async def _get(self, client: Client, request: Request) -> Response:
+        message_id = _uuid("message_id", request.path_params["message_id"])
+        return answer(200, await self._desk.get(client.name, message_id))
+
+    async def _list(self, client: Client, request: Request) -> Response:
+        query = request.query_params
+        if unknown := set(query) - {"after", "after_consumer", "destination", "status", "limit"}:
+            raise Refusal(400, "invalid", "query", min(unknown), "a parameter as documented")
+        after = None
+        if "after" in query:
+            consumer = _plain("after_consumer", query.get("after_consumer", ""))
+            after = (_uuid("after", query["after"]), consumer)
+        destination = None
+        if "destination" in query:
+            destination = _plain("destination", query["destination"])
+        page = await self._desk.page(
+            client.name,
+            after=after,
+            destination=destination,
+            status=_status(query["status"]) if "status" in query else None,
+            rows_max=_limit(query["limit"]) if "limit" in query else 100,
+        )
+        return answer(200, page)
+
+    # ------------------------------------------------------------------------------ without a token
+
+    async def _openapi(self, _: Request) -> Response:
+        response = answer(200, None)
+        response.body = self._document
+        response.headers["content-length"] = str(len(self._document))
+        return response
+
+    async def _livez(self, _: Request) -> Response:
+        return answer(200, {"status": "alive"})
+
+    async def _readyz(self, _: Request) -> Response:
+        try:
+            async with asyncio.timeout(self._config.relay.connect_seconds):
+                await self._desk.is_ready()
+        except (TimeoutError, OrderchainError) as error:
+            return refused(unavailable(str(error) or "the database does not answer"))
+        if not self._is_relaying():
+            return refused(unavailable("the relay of this instance has ended"))
+        return answer(200, {"status": "ready"})
+
+    async def _not_found(self, _: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        headers = getattr(error, "headers", None)
+        word = {404: "unknown_path", 405: "unknown_method"}.get(status, "refused")
+        return refused(Refusal(status, word, headers=headers))
+
+    # ---------------------------------------------------------------------------------- around all
+
+    def _guarded(
+        self, work: Callable[[Client, Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                async with asyncio.timeout(self._config.request_seconds):
+                    client = self._authenticated(request)
+                    self._pace(self._requests, client, 1)
+                    return await work(client, request)
+            except Refusal as refusal:
+                found = refusal
+            except _OURS as error:
+                _log.warning("%s: %s", request.url.path, error)
+                found = unavailable(str(error))
+            except RefusedError as error:
+                found = of_error(error)
+            except TimeoutError:
+                found = unavailable(f"no answer within {self._config.request_seconds} s")
+            self.refusals[found.error] += 1
+            return refused(found)
+
+        return endpoint
+
+    def _authenticated(self, request: Request) -> Client:
+        told = request.headers.get("authorization", "")
+        if told[: len(_BEARER)].lower() != _BEARER:
+            raise unauthenticated()
+        client = self._clients.by_token(told[len(_BEARER) :].strip())
+        if client is None:
+            raise unauthenticated()
+        return client
+
+    def _pace(self, buckets: dict[str, Bucket], client: Client, count: int) -> None:
+        is_messages = buckets is self._messages
+        now = self._clock.monotonic_ns()
+        bucket = buckets.get(client.name)
+        if bucket is None:
+            told = (
+                (client.messages_per_second, client.messages_burst)
+                if is_messages
+                else (client.requests_per_second, client.requests_burst)
+            )
+            bucket = buckets[client.name] = Bucket.full(*told, now)
+        if wait := bucket.take(count, now):
+            raise too_fast("messages" if is_messages else "requests", wait)
+
+    async def _body(self, request: Request, kind: type[_Body]) -> _Body:
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise Refusal(415, "not_json", "Content-Type", content_type, "application/json")
+        content = await self._content(request)
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.ValidationError as error:
+            told, _, where = str(error).partition(" - at ")
+            raise Refusal(400, "invalid", where.strip("`") or "body", expected=told) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(400, "not_json", "body", expected=f"JSON: {error}") from None
+
+    async def _content(self, request: Request) -> bytes:
+        """Return the body, read no further than it may be long."""
+        content = bytearray()
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > self._config.body_bytes_max:
+                    expected = f"at most {self._config.body_bytes_max} bytes"
+                    raise Refusal(
+                        413, "too_large", "body", expected=expected, headers={"Connection": "close"}
+                    )
+        except ClientDisconnect:
+            raise Refusal(400, "not_json", "body", expected="the whole of it") from None
+        return bytes(content)
+
+
+def _uuids(told: list[str]) -> list[UUID]:
+    return list(dict.fromkeys(_uuid("message_ids", each) for each in told))
+
+
+def _uuid_or_none(told: str | None) -> UUID | None:
+    return None if told is None else _uuid("message_id", told)
+
+
+def _uuid(field: str, told: str) -> UUID:
+    try:
+        found = UUID(told)
+    except ValueError:
+        found = None
+    if found is None or str(found) != told:
+        raise Refusal(400, "invalid", field, told, "a UUID, in lower case")
+    return found
+
+
+def _plain(field: str, told: str) -> str:
+    if len(told) > NAME_CHARS_MAX or not told.isascii() or not told.isprintable():
+        expected = f"at most {NAME_CHARS_MAX} printable ASCII characters"
+        raise Refusal(400, "invalid", field, told, expected)
+    return told
+
+
+def _status(told: str) -> Status:
+    known = {status.name.lower(): status for status in Status}
+    if told not in known:
+        raise Refusal(400, "invalid", "status", told, f"one of {', '.join(known)}")
+    return known[told]
+
+
+def _limit(told: str) -> int:
+    number = int(told) if told.isascii() and told.isdecimal() and len(told) < 8 else 0
+    if not 1 <= number <= bodies.PAGE_ROWS_MAX:
+        raise Refusal(400, "invalid", "limit", told, f"1 to {bodies.PAGE_ROWS_MAX}")
+    return number

@@ -1,0 +1,145 @@
+"""Who may use the message service, for what, and how the service asks them back."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from orderchain.errors import SettingError
+from outbox.destination import Name
+from outbox.http_call import split_url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLIENTS_MAX: Final = 10_000
+"""Of one service: each request is compared with all of them."""
+
+FILE_BYTES_MAX: Final = 4 * 2**20
+
+TOKEN_CHARS_MAX: Final = 256
+"""Of a token that is looked at; ours have 43."""
+
+_Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Url = Annotated[str, Meta(max_length=2_000)]
+
+
+class Client(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One client, as the file of clients describes it."""
+
+    name: Name
+    """What its messages are stored under as their sender."""
+    token_sha256: Annotated[tuple[_Sha256, ...], Meta(min_length=1, max_length=10)]
+    """SHA-256 of its token, in hexadecimal; two while a token is being changed."""
+    destinations: tuple[Name, ...] = ()
+    """Where it may send; `*` is everywhere."""
+    consumers: tuple[Name, ...] = ()
+    """As which consumers it may confirm; `*` is all."""
+    check_url: _Url = ""
+    """Its check endpoint. Without it its prepared messages stay so until it decides."""
+    callback_url: _Url = ""
+    """Its endpoint for the callback service: `/confirmed` and `/resend` are put behind it."""
+    call_token: Annotated[str, Meta(max_length=TOKEN_CHARS_MAX)] = ""
+    """The bearer token that we show when we call it."""
+    messages_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 2_000.0
+    """How fast it may send, on average, to each instance of the service."""
+    messages_burst: Annotated[int, Meta(ge=1, le=10**6)] = 10_000
+    """How many it may send at once before that average counts."""
+    requests_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 500.0
+    requests_burst: Annotated[int, Meta(ge=1, le=10**6)] = 1_000
+
+    def __post_init__(self) -> None:
+        """Raise SettingError for a name or a URL that can't be used."""
+        if not self.name.isascii() or not self.name.isprintable():
+            raise SettingError("client name", self.name, "printable ASCII characters")
+        for field in ("check_url", "callback_url"):
+            if url := getattr(self, field):
+                split_url(f"{field} of client {self.name}", url)
+        if not self.call_token.isascii() or not self.call_token.isprintable():
+            expected = "printable ASCII characters"
+            raise SettingError(f"call_token of client {self.name}", "a secret", expected)
+
+    def __repr__(self) -> str:
+        """Show the name alone: the rest holds secrets."""
+        return f"Client(name={self.name!r})"
+
+    def may_send_to(self, destination: str) -> bool:
+        """Say whether it may send there."""
+        return destination in self.destinations or "*" in self.destinations
+
+    def may_confirm_as(self, consumer: str) -> bool:
+        """Say whether it may confirm as that consumer."""
+        return consumer in self.consumers or "*" in self.consumers
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    client: Annotated[list[Client], Meta(min_length=1, max_length=CLIENTS_MAX)]
+
+
+class Clients:
+    """All clients of a service."""
+
+    def __init__(self, clients: list[Client]) -> None:
+        self._by_name = {client.name: client for client in clients}
+        if len(self._by_name) != len(clients):
+            raise SettingError("client", "a name that stands twice", "each name once")
+        self._hashes = [
+            (bytes.fromhex(told), client) for client in clients for told in client.token_sha256
+        ]
+        if len({told for told, _ in self._hashes}) != len(self._hashes):
+            raise SettingError("token_sha256", "one that stands twice", "each token once")
+
+    def by_name(self, name: str) -> Client | None:
+        """Return the client of that name."""
+        return self._by_name.get(name)
+
+    def by_token(self, token: str) -> Client | None:
+        """Return whose token this is, in a time that tells nothing about the others.
+
+        Tokens are drawn at random, so one plain hash of each is enough to keep them by.
+        """
+        if not 0 < len(token) <= TOKEN_CHARS_MAX:
+            return None
+        given = hash_token(token)
+        found: Client | None = None
+        for known, client in self._hashes:
+            if hmac.compare_digest(known, given):
+                found = client  # and go on: the place in the list must not show
+        return found
+
+    def __iter__(self) -> object:
+        return iter(self._by_name.values())
+
+
+def hash_token(token: str) -> bytes:
+    """Return what is kept of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def draw_token() -> str:
+    """Return a new token of 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+def read_clients(path: Path) -> Clients:
+    """Return the clients that a TOML file describes. Raises SettingError, without a secret."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise SettingError("clients", str(path), f"at most {FILE_BYTES_MAX} bytes of TOML")
+        told = msgspec.convert(tomllib.loads(content.decode()), _File)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingError("clients", str(path), f"a readable file: {reason}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        raise SettingError("clients", str(path), "a TOML file with [[client]] tables") from None
+    except msgspec.ValidationError as error:
+        raise SettingError("clients", str(path), f"clients as documented: {error}") from None
+    return Clients(told.client)

@@ -1,0 +1,37 @@
+"""Settings of the message service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from outbox.checking import CheckingConfig
+from outbox.relay_config import RelayConfig
+
+
+class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an instance of the message service must know. Several may share the tables."""
+
+    relay: RelayConfig
+    """Database and Kafka; each instance is a relay, too. The database role is `outbox_relay`."""
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Where it listens. TLS is the business of the proxy in front of it."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8_085
+    """0 takes a free one, which is told on stdout."""
+    checking: CheckingConfig = CheckingConfig()
+    connections: Annotated[int, Meta(ge=1, le=100)] = 4
+    """Database connections that requests share. More wait in the service, not in the database."""
+    body_bytes_max: Annotated[int, Meta(ge=1_024, le=64 * 2**20)] = 8 * 2**20
+    """Of one request."""
+    request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    """Deadline of one request, its body included."""
+    requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    """Requests at work at once; beyond it they get 503 at once."""
+    message_age_seconds_max: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 48 * 3_600.0
+    """How old an id may be that a client has drawn. Below the retention: what was stored under an
+    older one could be forgotten, and would be stored a second time."""
+    message_ahead_seconds_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    """How far ahead of our clock a client's may be."""
+    stop_seconds: Annotated[float, Meta(gt=0, le=3600)] = 15.0
+    """How long requests under way may take at a stop."""

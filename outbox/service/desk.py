@@ -1,0 +1,233 @@
+"""What the service does for a client, over the tables; HTTP is `app`'s business."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import msgspec
+
+from orderchain.sql import load_sql
+from outbox.adding import store_messages
+from outbox.errors import DestinationMissing, MessageError, TransitionRefused
+from outbox.message import Message, draw_message_ids
+from outbox.prepared import decide_messages, standings
+from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, Stored
+from outbox.service.refusals import Refusal
+from outbox.service.sessions import Sessions
+from outbox.statuses import Change, Status
+from outbox.store import RelayStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orderchain.clock import Clock
+    from orderchain.errors import RefusedError
+    from outbox.prepared import Standing
+    from outbox.service.config import ServiceConfig
+    from outbox.session import Session
+    from outbox.store import Applied
+
+SQL: Final = load_sql("outbox.service", "service.sql")
+
+_FIRST_ID: Final = UUID(int=0)
+_STORE_TRIES: Final = 3
+"""Each one but the first means that another instance stored the same messages just then."""
+
+_WORDS: Final = {Change.COMMITTED: "committed", Change.ROLLED_BACK: "rolled back"}
+
+
+class MessageDesk:
+    """The operations of the service."""
+
+    def __init__(self, config: ServiceConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._sessions = Sessions(config.relay, config.connections)
+        self._confirms = RelayStore(config.relay, lambda: None)
+
+    async def store(self, sender: str, messages: Sequence[Message], *, is_prepared: bool) -> Stored:
+        """Store messages once, however often the same are given.
+
+        Raises Refusal, MessageError, DestinationMissing with nothing stored; RetryError where it is
+        not known whether they were.
+        """
+        self._check_ids(messages)
+        check_at = None
+        if is_prepared:
+            rules = self._config.checking.rules
+            check_at = self._now() + timedelta(seconds=rules.first_seconds)
+        async with self._sessions.take() as session:
+            for _ in range(_STORE_TRIES):
+                new = await self._new_of(session, sender, messages)
+                if await _stored(session, new, sender, check_at):
+                    break
+            else:
+                raise MessageError("message_id", "one of several", "an id that nobody else stores")
+        ids = [str(message.message_id) for message in messages]
+        return Stored(ids, len(messages) - len(new))
+
+    async def decide(self, sender: str, change: Change, message_ids: Sequence[UUID]) -> Decided:
+        """Commit or roll back messages; one that can't be is refused before any is touched."""
+        async with self._sessions.take() as session:
+            before = await standings(session, message_ids)
+            undecided = [
+                message_id
+                for message_id in message_ids
+                if _is_undecided(sender, change, message_id, before.get(message_id))
+            ]
+            decided = await decide_messages(session, change, undecided)
+            if late := [each for each in undecided if each not in decided]:
+                # A check, or the same request to another instance, came in between.
+                after = await standings(session, late)
+                for message_id in late:
+                    if _is_undecided(sender, change, message_id, after.get(message_id)):
+                        raise TransitionRefused("unknown", _WORDS[change], "prepared")
+        return Decided(len(decided), len(message_ids) - len(decided))
+
+    async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
+        """Move deliveries to `consumed`, as a consumer's confirm on Kafka does."""
+        return await self._confirms.apply([(each, consumer) for each in message_ids])
+
+    async def get(self, sender: str, message_id: UUID) -> ShownMessage:
+        """Return a message of the sender's with its deliveries. Raises Refusal."""
+        async with self._sessions.take() as session:
+            rows = await session.fetch(SQL["message"], message_id, sender)
+            if not rows:
+                raise _unknown(message_id)
+            deliveries = await session.fetch(SQL["deliveries"], message_id)
+        row = dict(rows[0])
+        row["headers"] = _headers(row["headers"])
+        return ShownMessage(**row, deliveries=[_shown(each) for each in deliveries])
+
+    async def page(
+        self,
+        sender: str,
+        *,
+        after: tuple[UUID, str] | None,
+        destination: str | None,
+        status: Status | None,
+        rows_max: int,
+    ) -> Page:
+        """Return deliveries of the sender's messages, by message_id and consumer."""
+        async with self._sessions.take() as session:
+            rows = await session.fetch(
+                SQL["page"], sender, *(after or (_FIRST_ID, "")), destination, status, rows_max
+            )
+        shown = [_shown(row) for row in rows]
+        if len(shown) < rows_max:
+            return Page(shown, None, None)
+        return Page(shown, shown[-1].message_id, shown[-1].consumer)
+
+    async def is_ready(self) -> bool:
+        """Ask the database. Raises RetryError, ConnectError, SchemaError."""
+        async with self._sessions.take() as session:
+            return bool(await session.fetch(SQL["ready"]))
+
+    async def close(self) -> None:
+        """Close the connections; never raises."""
+        await self._sessions.close()
+        await self._confirms.close()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+
+    def _check_ids(self, messages: Sequence[Message]) -> None:
+        """Refuse ids that stand twice, or whose time is not about now."""
+        now = self._clock.wall_ns() / 1e9
+        seen: set[UUID] = set()
+        for message in messages:
+            made = (message.message_id.int >> 80) / 1e3
+            if made < now - self._config.message_age_seconds_max:
+                raise _bad_time(message.message_id, "one that is younger: draw a new one")
+            if made > now + self._config.message_ahead_seconds_max:
+                raise _bad_time(message.message_id, "one that is not ahead of our clock")
+            if message.message_id in seen:
+                expected = "each id once in a request"
+                raise MessageError("message_id", str(message.message_id), expected)
+            seen.add(message.message_id)
+
+    async def _new_of(
+        self, session: Session, sender: str, messages: Sequence[Message]
+    ) -> list[Message]:
+        """Return those that are not stored yet. Raises Refusal where another one has the id."""
+        ids = sorted(message.message_id for message in messages)
+        rows = await session.fetch(SQL["stored"], ids, ids[0], ids[-1])
+        stored = {row["message_id"]: row for row in rows}
+        for message in messages:
+            row = stored.get(message.message_id)
+            if row is not None and not _is_same(row, sender, message):
+                raise Refusal(
+                    409, "id_taken", "message_id", str(message.message_id),
+                    "an id that is not another message's",
+                )  # fmt: skip
+        return [message for message in messages if message.message_id not in stored]
+
+
+async def _stored(
+    session: Session, messages: Sequence[Message], sender: str, check_at: datetime | None
+) -> bool:
+    """Store messages; False where another instance was faster with one of them."""
+    if not messages:
+        return True
+    refused: RefusedError | None = None
+    async with session.transaction() as connection:
+        try:
+            await store_messages(connection, messages, check_at=check_at, sender=sender)
+        except (MessageError, DestinationMissing) as error:
+            # Nothing was stored, and the connection is as good as before: it is not given up.
+            refused = error
+    if refused is None:
+        return True
+    if refused.field == "message_id":
+        return False
+    raise refused
+
+
+def draw_missing(ids: Sequence[UUID | None]) -> list[UUID]:
+    """Return `ids`, with new ones in place of those that are missing."""
+    drawn = iter(draw_message_ids(sum(each is None for each in ids)))
+    return [next(drawn) if each is None else each for each in ids]
+
+
+def _is_undecided(sender: str, change: Change, message_id: UUID, standing: Standing | None) -> bool:
+    """Say whether `change` is to be made; False: it was. Raises Refusal, TransitionRefused."""
+    if standing is None or standing.sender != sender:
+        raise _unknown(message_id)
+    if standing.pending and not standing.is_decided:
+        return True
+    is_against = standing.is_cancelled or Status.ABANDONED in standing.done
+    if is_against != (change is Change.ROLLED_BACK):
+        raise TransitionRefused(standing.shown, _WORDS[change], "prepared")
+    return False
+
+
+def _is_same(row: Any, sender: str, message: Message) -> bool:  # noqa: ANN401 - an asyncpg record
+    return bool(
+        row["sender"] == sender
+        and row["destination"] == message.destination
+        and row["key"] == message.key
+        and row["payload"] == message.payload
+        and (_headers(row["headers"]) or None) == (message.headers or None)
+    )
+
+
+def _headers(stored: str | None) -> dict[str, str] | None:
+    return None if stored is None else msgspec.json.decode(stored, type=dict[str, str])
+
+
+def _shown(row: Any) -> ShownDelivery:  # noqa: ANN401 - an asyncpg record
+    told = dict(row)
+    told["status"] = Status(told["status"]).name.lower()
+    return ShownDelivery(**told)
+
+
+def _unknown(message_id: UUID) -> Refusal:
+    return Refusal(
+        404, "unknown_message", "message_id", str(message_id), "a message that this client stored"
+    )
+
+
+def _bad_time(message_id: UUID, expected: str) -> Refusal:
+    return Refusal(409, "id_time", "message_id", str(message_id), expected)

@@ -1,0 +1,173 @@
+"""An instance of the message service: the HTTP server, a relay, and check-back, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from orderchain.clock import SystemClock
+from orderchain.errors import ConnectError
+from outbox.alerts import Alerts
+from outbox.callback.callback_service import CallbackService
+from outbox.callback.calls import HttpSenderCalls
+from outbox.callback.intake import CallbackIntake
+from outbox.checking import CheckBack
+from outbox.relay import Relay
+from outbox.service.app import MessageApp
+from outbox.service.calling import ClientCalls
+from outbox.service.desk import MessageDesk
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+    from orderchain.clock import Clock
+    from outbox.callback.config import CallbackConfig
+    from outbox.service.clients import Clients
+    from outbox.service.config import ServiceConfig
+
+_log = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 30
+_BACKLOG = 1_024
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: whoever runs the service has some already."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave them as they are."""
+        yield
+
+
+class MessageService:
+    """Serves clients, sends what they store, and asks about what they prepared.
+
+    Any number may run side by side on the same tables: each message, check and send is claimed by
+    one of them, and what a dead one had claimed falls due again.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        clients: Clients,
+        *,
+        callback: CallbackConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`callback` makes it a callback service, too (mode 5)."""
+        clock = clock or SystemClock()
+        self.relay = Relay(config.relay, clock=clock)
+        self._config = config
+        self._desk = MessageDesk(config, clock)
+        self.app = MessageApp(config, clients, self._desk, clock, self._is_working)
+        self._alerts = Alerts(config.relay, self.relay.stats)
+        calls = ClientCalls(clients, config.checking.ask_seconds)
+        self.check_back = CheckBack(
+            config.relay, calls.check, config.checking, clock=clock, on_abnormal=self._alerts.tell
+        )
+        self.callback: CallbackService | None = None
+        if callback is not None:
+            sender_calls = HttpSenderCalls(calls.client, callback.call_seconds)
+            self.callback = CallbackService(callback, sender_calls, clock=clock)
+            self._intake = CallbackIntake(callback, self.callback, clock=clock)
+        self._server = _Server(_uvicorn_config(config, self.app.asgi))
+        self._socket: socket.socket | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Connect to the database, listen, and begin. Raises ConnectError, SchemaError."""
+        await self._desk.is_ready()
+        if self.callback is not None:
+            await self.callback.check()
+        self._socket = _listening(self._config)
+        try:
+            await self.relay.start()
+        except BaseException:
+            await self.stop()
+            raise
+        works: list[tuple[str, Coroutine[Any, Any, None]]] = [
+            ("http", self._server.serve(sockets=[self._socket])),
+            ("relay", self.relay.run()),
+            ("check-back", self.check_back.run()),
+            ("alerts", self._alerts.run()),
+        ]
+        if self.callback is not None:
+            works += [("callback", self.callback.run()), ("intake", self._intake.run())]
+        self._tasks = [
+            asyncio.create_task(work, name=f"orderchain messages {name}") for name, work in works
+        ]
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a URL."""
+        if self._socket is None:
+            return ""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(self) -> None:
+        """Return when a part has ended, which none does by itself; raises what it raised."""
+        ended, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+
+    async def stop(self) -> None:
+        """Answer the requests under way, send what they stored, and end. Never raises."""
+        self._server.should_exit = True
+        for task in self._tasks[:1]:
+            await asyncio.wait([task], timeout=self._config.stop_seconds)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        with suppress(OSError):
+            if self._socket is not None:
+                self._socket.close()
+        await self.relay.stop()
+        await self.check_back.close()
+        if self.callback is not None:
+            await self.callback.close()
+        await self._desk.close()
+
+    async def __aenter__(self) -> MessageService:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _is_working(self) -> bool:
+        return all(not task.done() for task in self._tasks)
+
+
+def _listening(config: ServiceConfig) -> socket.socket:
+    """Return a socket that listens. Raises ConnectError."""
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        where = f"{config.host}:{config.port}"
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ConnectError("address", where, f"one to listen at: {reason}") from error
+
+
+def _uvicorn_config(config: ServiceConfig, app: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type] # an ASGI application
+        lifespan="off",
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=config.requests_max,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(config.stop_seconds),
+    )

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.errors import SettingError
+from outbox.service.clients import Client, Clients, draw_token, hash_token, read_clients
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HASH = hash_token("a token").hex()
+
+
+def client(name: str = "payments", *tokens: str, **settings: object) -> Client:
+    hashes = tuple(hash_token(each).hex() for each in tokens or (name,))
+    return Client(name=name, token_sha256=hashes, **settings)  # type: ignore[arg-type]
+
+
+def test_token_finds_its_client_and_nobody_else() -> None:
+    old, new = draw_token(), draw_token()
+    clients = Clients([client("a"), client("b", old, new), client("c")])
+    assert clients.by_token(old) is clients.by_token(new) is clients.by_name("b")
+    for told in ("", "A", " b", new + "x", HASH, "x" * 10_000, "\ud800"):
+        assert clients.by_token(told) is None
+
+
+def test_star_is_every_destination_and_nothing_is_none() -> None:
+    named = client(destinations=("clearing",))
+    assert named.may_send_to("clearing")
+    assert not named.may_send_to("ledger")
+    assert client(destinations=("*",)).may_send_to("ledger")
+    assert not client().may_send_to("clearing")
+    assert not client().may_confirm_as("clearing-service")
+    assert client(consumers=("x",)).may_confirm_as("x")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        (client("a", "1"), client("a", "2"), "stands twice"),
+        (client("a", "1"), client("b", "1"), "token_sha256"),
+    ],
+)
+def test_name_or_token_of_two_clients_is_refused(one: Client, other: Client, match: str) -> None:
+    with pytest.raises(SettingError, match=match):
+        Clients([one, other])
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://host/x", "http://", "check", "http://user:secret@host/", "http://h:0/", "http://a b/"],
+)
+def test_url_that_can_not_be_called_is_refused_without_its_secret(url: str) -> None:
+    with pytest.raises(SettingError, match="check_url of client payments") as caught:
+        client(check_url=url)
+    assert "secret" not in str(caught.value)
+
+
+def test_file_of_clients_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "clients.toml"
+    path.write_text(f'[[client]]\nname = "payments"\ntoken_sha256 = ["{HASH}"]\ncall_token = "s"\n')
+    found = read_clients(path).by_token("a token")
+    assert found is not None
+    assert repr(found) == "Client(name='payments')", "it shows no secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "client"),
+        ("[[client]", "TOML"),
+        ('[[client]]\nname = "a"\n', "token_sha256"),
+        (f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH[:-1]}"]\n', "clients as documented"),
+        (f'[[client]]\nname = ""\ntoken_sha256 = ["{HASH}"]\n', "length >= 1"),
+        (f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH}"]\nsecret = "x"\n', "unknown field"),
+    ],
+)
+def test_file_of_clients_that_is_none_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "clients.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=match):
+        read_clients(path)
+
+
+def test_file_of_clients_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="No such file"):
+        read_clients(tmp_path / "none")
