@@ -50,6 +50,8 @@ class DeadLetter(Struct, frozen=True):
 class DeadLetterFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which dead letters are meant: those that fit all that is given."""
 
+    message_ids: tuple[UUID, ...] = ()
+    """Empty: whatever their ids."""
     consumer: str | None = None
     reason: str | None = None
     key: str | None = None
@@ -99,6 +101,7 @@ class DeadLetters:
             chosen.dead_before,
             chosen.with_abandoned,
             chosen.limit,
+            list(chosen.message_ids) or None,
         )
         return [_letter_of(row) for row in rows]
 

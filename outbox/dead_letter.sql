@@ -17,6 +17,7 @@ SELECT c.name AS consumer, d.message_id, d.destination, d.key, d.reason, d.failu
    AND ($3::bytea IS NULL OR d.key = $3)
    AND ($4::timestamptz IS NULL OR d.dead_at < $4)
    AND ($5 OR d.abandoned_at IS NULL)
+   AND ($7::uuid[] IS NULL OR d.message_id = ANY ($7))
  ORDER BY d.dead_at DESC, d.message_id
  LIMIT $6;
 

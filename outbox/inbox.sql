@@ -133,7 +133,8 @@ CREATE TABLE inbox_act (
     consumer_id integer     NOT NULL REFERENCES inbox_consumer,
     message_id  uuid        NOT NULL,
     act         text        NOT NULL CHECK (act IN ('retry', 'abandon')),
-    actor       text        NOT NULL CHECK (actor <> ''),
+    actor       text        NOT NULL CHECK (actor <> ''), -- who, in their own words
+    login       text        NOT NULL DEFAULT session_user, -- and in the server's
     reason      text        NOT NULL CHECK (reason <> ''),
     acted_at    timestamptz NOT NULL DEFAULT now()
 );
@@ -142,7 +143,7 @@ CREATE TABLE inbox_act (
 
 -- The smallest id that a message of this time can have (UUIDv7: 48 bits of milliseconds come first).
 CREATE FUNCTION inbox_id_at(of_time timestamptz) RETURNS uuid
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, public, pg_temp
 RETURN (lpad(to_hex(floor(extract(epoch FROM of_time) * 1000)::bigint), 12, '0')
     || repeat('0', 20))::uuid;
 
@@ -222,6 +223,7 @@ $$;
 -- ----------------------------------------------------------------------------------------- grants
 -- Every object, column and privilege is listed in docs/permissions.md.
 
+REVOKE ALL ON FUNCTION inbox_id_at(timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_extend(timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_retire(integer, uuid) FROM PUBLIC;
 
@@ -234,11 +236,13 @@ GRANT SELECT, INSERT ON inbox TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_parked TO outbox_consumer;
 -- Not UPDATE, not DELETE: a dead letter is a person's.
 GRANT SELECT, INSERT ON inbox_dead TO outbox_consumer;
-GRANT EXECUTE ON FUNCTION inbox_extend(timestamptz), inbox_retire(integer, uuid) TO outbox_consumer;
+GRANT EXECUTE ON FUNCTION inbox_id_at(timestamptz), inbox_extend(timestamptz),
+    inbox_retire(integer, uuid) TO outbox_consumer;
 
 GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox, inbox_parked, inbox_dead,
     inbox_act TO outbox_operator;
-GRANT INSERT ON inbox_parked, inbox_act TO outbox_operator;
+GRANT INSERT ON inbox_parked TO outbox_operator;
+GRANT INSERT (consumer_id, message_id, act, actor, reason) ON inbox_act TO outbox_operator;
 GRANT UPDATE (abandoned_at), DELETE ON inbox_dead TO outbox_operator;
 
 RESET ROLE;

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from chainctl.commands.outbox_dead import group as dead_group
 from chainctl.database import SQL, connected, version_refusal
 from chainctl.exits import ExitCode
 from chainctl.groups import SuggestingGroup
@@ -34,7 +35,10 @@ _PART: Final = PARTS["outbox"]
 
 @click.group(cls=SuggestingGroup)
 def command() -> None:
-    """Messages that must arrive, in any order: the sender's side."""
+    """Messages that must arrive, in any order: the sender's side, and a consumer's dead letters."""
+
+
+command.add_command(dead_group)
 
 
 # ------------------------------------------------------------------------------------------- relay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -10,14 +11,13 @@ import click
 from chainctl.database import connected
 from chainctl.groups import SuggestingGroup
 from chainctl.marking import who
-from chainctl.options import Integer, json_option, uses_settings
+from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
-    from datetime import datetime
     from uuid import UUID
 
     from chainctl.settings import Settings
@@ -42,12 +42,14 @@ def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose dead letters."""
     for option in (
         click.option("--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True,
-                     metavar="N", help="At most so many, the newest."),
-        click.option("--dead-before", type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]),
-                     metavar="TIME", help="Dead before this: 2026-11-21T12:00:00+00:00."),
-        click.option("--key", metavar="KEY", help="Of this key."),
-        click.option("--why", type=click.Choice(REASONS), help="Dead for this reason."),
-        click.option("--consumer", metavar="NAME", help="Of this consumer.  [default: all]"),
+                     metavar="N", help="Dead letters at most, the newest."),
+        click.option("--older-than", type=Seconds(10**9), metavar="SECONDS",
+                     help="Only those that were dead so long ago."),
+        click.option("--key", metavar="KEY", help="Only those of this key."),
+        click.option("--why", type=click.Choice(REASONS), help="Only those dead for this reason."),
+        click.option("--consumer", metavar="NAME", help="Only those of this consumer."),
+        click.option("--id", "message_ids", multiple=True, type=click.UUID, metavar="UUID",
+                     help="Only these messages. May be repeated."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -56,10 +58,13 @@ def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
 def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command what an act needs."""
     for option in (
-        click.option("--dry-run", is_flag=True, help="Tell which, and do nothing."),
-        click.option("--all", "is_all", is_flag=True, help="All that fit, not one by its id."),
+        uses_settings("database", "connect_seconds"),
+        json_option,
+        click.option("--dry-run", is_flag=True, help="Only tell which ones it would be."),
         click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
-        click.option("--reason", required=True, metavar="TEXT", help="Why; stored for good."),
+        click.option("--reason", required=True, metavar="TEXT", help="Why; it is stored for good."),
+        click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),
+        _chosen,
     ):
         function = option(function)
     return function
@@ -75,7 +80,7 @@ def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> 
 
     async def run() -> list[DeadLetter]:
         async with _letters(settings) as letters:
-            return await letters.list(_filter(abandoned, **chosen))
+            return await letters.list(_filter(with_abandoned=abandoned, **chosen))
 
     for letter in run_async(run()):
         _tell(letter, as_json)
@@ -104,24 +109,16 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
 
 
 @group.command()
-@click.argument("message_id", type=click.UUID, required=False)
-@_chosen
 @_acting
-@json_option
-@uses_settings("database", "connect_seconds")
-def retry(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401
-    """Give dead letters a new round of tries: one by its id, or with --all those that fit."""
+def retry(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Give dead letters a new round of tries."""
     _act("retry", settings, as_json, **given)
 
 
 @group.command()
-@click.argument("message_id", type=click.UUID, required=False)
-@_chosen
 @_acting
-@json_option
-@uses_settings("database", "connect_seconds")
-def abandon(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401
-    """End dead letters for good: one by its id, or with --all those that fit."""
+def abandon(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """End dead letters for good."""
     _act("abandon", settings, as_json, **given)
 
 
@@ -130,57 +127,47 @@ def _act(
     settings: Settings,
     as_json: bool,
     *,
-    message_id: UUID | None,
     is_all: bool,
     dry_run: bool,
     reason: str,
     actor: str | None,
-    **chosen: Any,  # noqa: ANN401
+    **chosen: Any,  # noqa: ANN401 - the options of `_chosen`
 ) -> None:
-    if (message_id is None) != is_all:
-        raise SettingError("message", message_id and str(message_id), "one id, or --all")
-    name = who(actor)
+    if not is_all and not any(chosen[name] for name in chosen if name != "limit"):
+        raise SettingError("filter", "nothing", "--id, --consumer, --why, ... or --all")
+    wanted, name = _filter(with_abandoned=False, **chosen), who(actor)
 
-    async def run() -> list[DeadLetter]:
+    async def run() -> Sequence[DeadLetter]:
         async with _letters(settings) as letters:
-            meant = await _meant(letters, message_id, _filter(False, **chosen))
             if dry_run:
-                return meant
-            do = letters.retry if act == "retry" else letters.abandon
-            return [one for one in meant if await do(one, actor=name, reason=reason)]
+                return await letters.list(wanted)
+            do = letters.retry_many if act == "retry" else letters.abandon_many
+            return await do(wanted, actor=name, reason=reason)
 
     done = run_async(run())
-    if message_id is not None and not done:
-        raise SettingError("message", str(message_id), "a dead letter that nobody has ended")
-    talk(f"chainctl: {len(done)} dead letters {'would be' if dry_run else 'were'} "
-         f"{'retried' if act == 'retry' else 'abandoned'}")  # fmt: skip
+    told = "would be" if dry_run else "were"
+    more = " (there may be more: see --limit)" if len(done) == wanted.limit else ""
+    verb = "retried" if act == "retry" else "abandoned"
+    talk(f"chainctl: {len(done)} dead letters {told} {verb}{more}")
     if as_json:
-        data_json({"act": act, "dry_run": dry_run, "messages": done})
-
-
-async def _meant(
-    letters: DeadLetters, message_id: UUID | None, chosen: DeadLetterFilter
-) -> list[DeadLetter]:
-    """Return the dead letters of an act, the oldest first."""
-    if message_id is None:
-        return list(reversed(await letters.list(chosen)))
-    found = await letters.show(message_id, chosen.consumer)
-    return [one.letter for one in found if one.letter.abandoned_at is None]
+        data_json(done)
 
 
 def _filter(
-    with_abandoned: bool,
     *,
+    with_abandoned: bool,
+    message_ids: tuple[UUID, ...],
     consumer: str | None,
     why: str | None,
     key: str | None,
-    dead_before: datetime | None,
+    older_than: float | None,
     limit: int,
 ) -> DeadLetterFilter:
     from outbox.dead_letter import DeadLetterFilter
 
+    before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
     return DeadLetterFilter(
-        consumer=consumer, reason=why, key=key, dead_before=dead_before,
+        message_ids=message_ids, consumer=consumer, reason=why, key=key, dead_before=before,
         with_abandoned=with_abandoned, limit=limit,
     )  # fmt: skip
 
