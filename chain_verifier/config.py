@@ -117,6 +117,8 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether the seals of the database are recomputed, which reads every column of every row."""
     kept_seal: KeptSeal | None = None
     """Held against the database; implies `seals`, since a seal alone says nothing of the rows."""
+    findings_folder: str | None = None
+    """Where all findings are written, as Parquet and as JSON; a report keeps a sample alone."""
     bucket_bits: Annotated[int, Meta(ge=1, le=62)] | None = None
     """Buckets hold 2^bits ids; None chooses by the span of ids. Fewer bits name faults with fewer
     rows read twice, and send more rows to the driver."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.finding_frame import finding_frame, sampled
+from chain_verifier.findings import Findings, Kind
 from chain_verifier.scan import placed
 from chain_verifier.sources.table import BLOCK, POSITION
 
@@ -28,23 +28,10 @@ def rows_out_of_order(source: str, rows: DataFrame, horizon: Horizon) -> Finding
     """
     firsts = _first_occurrences(placed(rows, horizon))
     late = _with_highest_before(firsts).where(F.col("id") < F.col(_HIGHEST))
-    groups = late.groupBy(_HIGHEST).agg(
+    groups = late.groupBy(F.col(_HIGHEST).alias("after_id")).agg(
         F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
     )
-    found = groups.orderBy("id", _HIGHEST).limit(FINDINGS_MAX).collect()
-    more = groups.count() - len(found) if len(found) == FINDINGS_MAX else 0
-    findings = [
-        Finding(
-            kind=Kind.OUT_OF_ORDER,
-            source=source,
-            id=row["id"],
-            until_id=row["until_id"],
-            after_id=row[_HIGHEST],
-            count=row["count"],
-        )
-        for row in found
-    ]
-    return gathered(findings, {Kind.OUT_OF_ORDER: more})
+    return sampled(finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=source))
 
 
 def _first_occurrences(rows: DataFrame) -> DataFrame:

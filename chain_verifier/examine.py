@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from chain_verifier.bucket import Bucket, is_one_path, row_count
+from chain_verifier.bucket import is_one_path, row_count
 from chain_verifier.disorder import rows_out_of_order
-from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
+from chain_verifier.examined import Examined
+from chain_verifier.findings import Findings, gathered, joined
 from chain_verifier.locate import locate
 from chain_verifier.open_rows import RowOpener, foreign_rows, rows_with_null
 from chain_verifier.scan import (
@@ -25,36 +24,10 @@ from chain_verifier.spark_errors import as_broken
 from orderchain.errors import InputError, SourceBroken
 
 if TYPE_CHECKING:
+    from chain_verifier.bucket import Bucket
     from chain_verifier.horizon import Horizon
+    from chain_verifier.how import How
     from chain_verifier.sources.table import Table
-
-
-class How(Struct, frozen=True, kw_only=True):
-    """How sources are scanned; the same for all, so that their buckets compare."""
-
-    key: int
-    """Seeds every hash."""
-    bits: int
-    leaf_bits: int
-    fingerprints: bool
-    """Whether whole rows are hashed, to be compared with another source."""
-
-
-class Examined(Struct, frozen=True, kw_only=True):
-    """One source after its scan."""
-
-    buckets: list[Bucket]
-    findings: Findings
-    notes: tuple[str, ...]
-    rows_beyond: int
-    """Rows behind the head; whether they are wrong is not decided here."""
-    beyond_id: int | None
-    """The highest id of those."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the chain between start and head."""
-        return row_count(self.buckets)
 
 
 def examine(table: Table, horizon: Horizon, how: How) -> Examined:
@@ -137,15 +110,11 @@ def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:
     count = sum(bucket.nulls for bucket in found.buckets) + found.outside.get(UNPLACED_ROWS, 0)
     if not count:
         return Findings()
-    return _counted(rows_with_null(table.name, table.rows, horizon), Kind.NULL, count)
+    return rows_with_null(table.name, table.rows, horizon, count)
 
 
 def _foreign(table: Table, horizon: Horizon, found: Scan) -> Findings:
     count = found.outside.get(FOREIGN_ROWS, 0)
     if not count:
         return Findings()
-    return _counted(foreign_rows(table.name, table.rows, horizon), Kind.FOREIGN_CHAIN, count)
-
-
-def _counted(findings: list[Finding], kind: Kind, count: int) -> Findings:
-    return gathered(findings, {kind: count - len(findings)})
+    return foreign_rows(table.name, table.rows, horizon, count)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from chain_verifier.config import FINDINGS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Kind(enum.StrEnum):
@@ -130,6 +130,9 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     kept: tuple[Finding, ...] = ()
     counts: dict[str, int] = {}
+    wholes: tuple[object, ...] = ()
+    """What gives all of them again, for whoever wants more than the sample: tuples of findings,
+    functions that look again (the local mode), frames (Spark)."""
 
     @property
     def total(self) -> int:
@@ -137,19 +140,31 @@ class Findings(Struct, frozen=True, kw_only=True):
         return sum(self.counts.values())
 
 
-def gathered(findings: Iterable[Finding], more: Mapping[Kind, int] | None = None) -> Findings:
-    """Return `findings`, at most `FINDINGS_MAX` of a kind, with the count of each kind.
-
-    `more` counts findings that exist beside those given.
-    """
+def gathered(findings: Iterable[Finding]) -> Findings:
+    """Return `findings`, at most `FINDINGS_MAX` of a kind, with the count of each kind."""
+    every = tuple(findings)
     by_kind: dict[Kind, list[Finding]] = {}
-    for finding in findings:
+    for finding in every:
         by_kind.setdefault(finding.kind, []).append(finding)
-    counts = {kind.value: len(found) for kind, found in by_kind.items()}
-    for kind, count in (more or {}).items():
-        counts[kind.value] = counts.get(kind.value, 0) + count
-    kept = [finding for found in by_kind.values() for finding in found[:FINDINGS_MAX]]
-    return Findings(kept=tuple(kept), counts={name: n for name, n in counts.items() if n})
+    return Findings(
+        kept=tuple(one for found in by_kind.values() for one in found[:FINDINGS_MAX]),
+        counts={kind.value: len(found) for kind, found in by_kind.items()},
+        wholes=(every,) if every else (),
+    )
+
+
+def counted(look: Callable[[], Iterable[Finding]]) -> Findings:
+    """Return what `look` finds, however much: it passes by, and only the sample is kept.
+
+    `look` is called again by whoever wants all.
+    """
+    kept: list[Finding] = []
+    counts: dict[str, int] = {}
+    for finding in look():
+        counts[finding.kind.value] = counts.get(finding.kind.value, 0) + 1
+        if counts[finding.kind.value] <= FINDINGS_MAX:
+            kept.append(finding)
+    return Findings(kept=tuple(kept), counts=counts, wholes=(look,) if kept else ())
 
 
 def joined(parts: Sequence[Findings]) -> Findings:
@@ -158,4 +173,8 @@ def joined(parts: Sequence[Findings]) -> Findings:
     for part in parts:
         for kind, count in part.counts.items():
             counts[kind] = counts.get(kind, 0) + count
-    return Findings(kept=tuple(one for part in parts for one in part.kept), counts=counts)
+    return Findings(
+        kept=tuple(one for part in parts for one in part.kept),
+        counts=counts,
+        wholes=tuple(whole for part in parts for whole in part.wholes),
+    )

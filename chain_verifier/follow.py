@@ -15,11 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.follow_log import FollowLog
+from chain_verifier.frame_reading import FORGED
+from chain_verifier.published import place_of
 from chain_verifier.pursuit import Arrived, Pursuit
 from chain_verifier.reconcile import by_id, findings_of, pairs_of
 from chain_verifier.sources.database import DatabaseTable
 from chain_verifier.sources.frames import (
-    FORGED,
     HEADS_SCHEMA,
     ROWS_SCHEMA,
     STANDING,
@@ -76,9 +77,7 @@ class Follower:
         self._tell = tell
         self._source = topic.name
         self._database = DatabaseTable(spark, database, chain_id)
-        head = self._database.head
-        self._topic = topic.topic or head.topic
-        self._partition = head.topic_partition if self._topic == head.topic else 0
+        self._topic, self._partition = place_of(topic, chain_id, self._database.head)
         self._servers = topic.servers
         bounds = bounds_of(spark, self._servers, self._topic, self._partition)
         self._log = FollowLog(folder, chain_id)

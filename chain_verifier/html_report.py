@@ -13,9 +13,10 @@ from chain_verifier.html_chart import chain_chart, findings_strip
 from chain_verifier.report import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from chain_verifier.chains_report import ChainsReport
     from chain_verifier.picture import Picture
     from chain_verifier.report import Report
 
@@ -54,6 +55,7 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 .band { fill: transparent; } .band.odd { fill: var(--odd); }
 .most { fill: var(--two); } .mean, .bar { fill: var(--one); }
 .gap { fill: var(--warn); } .fault { fill: var(--bad); }
+section { border-top: 3px solid var(--line); margin-top: 2.5rem; padding-top: 1rem; }
 .key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
 .key.k1 { background: var(--one); } .key.k2 { background: var(--two); }
 .key.k3 { background: var(--warn); }
@@ -62,21 +64,54 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 
 def html_report(report: Report, picture: Picture | None, made_at: datetime) -> str:
     """Return the page; `picture` is None where no database could tell of batches and epochs."""
-    body = [
-        *_verdict(report, made_at),
-        *_findings(report),
-        *_chain(report, picture),
-        *_sources(report),
-        *_durations(report),
-    ]
+    title = f"Chain {report.chain_id}: {report.verdict}"
+    return _page(title, [*_verdict(report, made_at), *_body(report, picture)])
+
+
+def html_chains_report(
+    chains: ChainsReport, pictures: Mapping[int, Picture | None], made_at: datetime
+) -> str:
+    """Return one page for several chains: what is each's verdict, then all of each."""
+    body = [*_verdicts(chains, made_at)]
+    for report in chains.reports:
+        body.append(f'<section id="chain-{report.chain_id}">')
+        body += [*_verdict(report, made_at), *_body(report, pictures.get(report.chain_id))]
+        body.append("</section>")
+    clean = sum(report.is_clean for report in chains.reports)
+    return _page(f"{clean} of {len(chains.outcomes)} chains clean", body)
+
+
+def _body(report: Report, picture: Picture | None) -> Iterable[str]:
+    yield from _findings(report)
+    yield from _chain(report, picture)
+    yield from _sources(report)
+    yield from _durations(report)
+
+
+def _page(title: str, body: Iterable[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Chain {report.chain_id}: {escape(report.verdict)}</title>\n"
+        f"<title>{escape(title)}</title>\n"
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+
+
+def _verdicts(chains: ChainsReport, made_at: datetime) -> Iterable[str]:
+    """Yield the verdict of each chain, worst first, in one table."""
+    clean = sum(report.is_clean for report in chains.reports)
+    tone = "good" if chains.is_clean else "bad"
+    yield "<h1>Verification of several chains</h1>"
+    yield f'<p class="verdict {tone}">{clean} of {len(chains.outcomes)} clean</p>'
+    yield f'<p class="note">Made {made_at:%Y-%m-%d %H:%M:%S %Z} in {chains.seconds:.1f} s.</p>'
+    rows = [(str(one.chain_id), "not verified", "", one.reason) for one in chains.unverified]
+    for report in sorted(chains.reports, key=lambda report: report.is_clean):
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
+        head = "not known" if report.head is None else str(report.head)
+        rows.append((str(report.chain_id), report.verdict.value, head, counted or "none"))
+    yield _table(("Chain", "Verdict", "Head", "Findings"), rows, numbers=(0, 2))
 
 
 def _verdict(report: Report, made_at: datetime) -> Iterable[str]:

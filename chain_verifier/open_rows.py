@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.faults import Link
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.finding_frame import finding_frame, sampled
+from chain_verifier.findings import Findings, Kind
 from chain_verifier.scan import (
     BEYOND_ROWS,
     FOREIGN_ROWS,
@@ -23,7 +23,7 @@ from chain_verifier.sources.table import CONTENT, HAS_NULL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
     from chain_verifier.bucket import Bucket
     from chain_verifier.horizon import Horizon
@@ -74,39 +74,30 @@ def _is_in(buckets: Sequence[Bucket]) -> Column:
     return found
 
 
-def rows_with_null(source: str, rows: DataFrame, horizon: Horizon) -> list[Finding]:
-    """Return the rows that have NULL in some column, at most `FINDINGS_MAX`."""
+def rows_with_null(source: str, rows: DataFrame, horizon: Horizon, count: int) -> Findings:
+    """Return the rows that have NULL in some column, which a scan has counted."""
     counted_elsewhere = class_of(horizon, _ANY_BITS).isin(MALFORMED_ROWS, FOREIGN_ROWS, BEYOND_ROWS)
     found = looked_at(rows, horizon).where(F.col(HAS_NULL) & ~counted_elsewhere)
-    marks = [F.col(name).isNull().alias(name) for name in CONTENT]
-    taken = found.select("id", "pid", F.struct(*marks).alias("nulls")).orderBy("id", "pid")
-    return [_null_finding(source, row) for row in taken.limit(FINDINGS_MAX).collect()]
+    names = F.array_compact(F.array(*map(_name_if_null, CONTENT))).alias("columns")
+    frame = finding_frame(found.select("id", "pid", names), kind=Kind.NULL.value, source=source)
+    return sampled(frame, {Kind.NULL: count})
 
 
-def _null_finding(source: str, row: Row) -> Finding:
-    columns = tuple(name for name in CONTENT if row["nulls"][name])
-    return Finding(kind=Kind.NULL, source=source, id=row["id"], pid=row["pid"], columns=columns)
+def _name_if_null(name: str) -> Column:
+    return F.when(F.col(name).isNull(), F.lit(name))
 
 
-def foreign_rows(source: str, rows: DataFrame, horizon: Horizon) -> list[Finding]:
-    """Return the rows of other chains, at most `FINDINGS_MAX`."""
-    taken = _of_class(rows, horizon, FOREIGN_ROWS).select("id", "pid", "chain_id")
-    return [
-        Finding(kind=Kind.FOREIGN_CHAIN, source=source, **row.asDict())
-        for row in taken.orderBy("id").limit(FINDINGS_MAX).collect()
-    ]
+def foreign_rows(source: str, rows: DataFrame, horizon: Horizon, count: int) -> Findings:
+    """Return the rows of other chains, which a scan has counted."""
+    found = _of_class(rows, horizon, FOREIGN_ROWS).select("id", "pid", "chain_id")
+    frame = finding_frame(found, kind=Kind.FOREIGN_CHAIN.value, source=source)
+    return sampled(frame, {Kind.FOREIGN_CHAIN: count})
 
 
 def rows_beyond(source: str, rows: DataFrame, horizon: Horizon, head: int) -> Findings:
     """Return the rows behind `head`, which may itself lie behind that of `horizon`."""
-    beyond = _of_class(rows, horizon, BEYOND_ROWS).where(F.col("id") > head).select("id", "pid")
-    taken = beyond.orderBy("id", "pid").limit(FINDINGS_MAX).collect()
-    found = [
-        Finding(kind=Kind.BEYOND_HEAD, source=source, until_id=head, **row.asDict())
-        for row in taken
-    ]
-    more = beyond.count() - len(found) if len(found) == FINDINGS_MAX else 0
-    return gathered(found, {Kind.BEYOND_HEAD: more})
+    found = _of_class(rows, horizon, BEYOND_ROWS).where(F.col("id") > head).select("id", "pid")
+    return sampled(finding_frame(found, kind=Kind.BEYOND_HEAD.value, source=source, until_id=head))
 
 
 def _of_class(rows: DataFrame, horizon: Horizon, number: int) -> DataFrame:

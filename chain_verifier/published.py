@@ -1,57 +1,106 @@
-"""What a topic need not hold: ranges that the publisher skipped, and said so in the database."""
+"""What was published of a chain: what a topic holds, what it need not hold, and in which order."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812
+from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.reconcile import by_id, findings_of, pairs_of
+from orderchain.topic import default_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chain_verifier.bounds import Bounds
+    from chain_verifier.config import TopicSource
     from chain_verifier.horizon import Horizon
-    from chain_verifier.sources.table import Table
-    from chain_verifier.sources.topic import TopicTable
+    from chain_verifier.topic_log import TopicLog
+    from chain_verifier.truth import DatabaseHead
 
     Ranges = Sequence[tuple[int, int]]
 
 
-def notes_on(
-    topic: TopicTable, horizon: Horizon, of_all: Horizon, skips: Ranges
-) -> tuple[str, ...]:
-    """Return what `topic` holds beside its rows, and what it need not hold."""
-    told = [f"rows behind {after} up to {until} were skipped" for after, until in skips]
-    if horizon.head != of_all.head:
-        told.append(f"rows behind {horizon.head} are not known to be published yet")
-    return (*topic.notes, *told)
+class Published(ABC):
+    """One topic, opened: every record was read once, to learn which frames there are."""
+
+    name: str
+    _log: TopicLog
+    _bounds: Bounds
+    _head: DatabaseHead | None
+    """What the database says of the chain, where it is among the sources."""
+
+    @abstractmethod
+    def disorder(self, horizon: Horizon) -> Findings:
+        """Return the new rows that stand behind later ones. Raises SourceBroken."""
+
+    @property
+    def span(self) -> int:
+        """How many ids lie between the first row and the last."""
+        return self._log.walk.highest - (self._log.walk.first_pid or 0)
+
+    @property
+    def first_start(self) -> int:
+        """The pid of the first frame: what lies before is not on the topic."""
+        return self._log.walk.first_pid or 0
+
+    def narrowed(self, horizon: Horizon) -> Horizon:
+        """Return what of `horizon` the topic is to hold: not what retention removed, nor what the
+        database does not yet say was published.
+        """
+        head = horizon.head
+        if self._head is not None and head == self._head.last_id:
+            told = max(self._head.published_id, self._log.heartbeat_id, self._log.walk.highest)
+            head = min(told, head)
+        if not self._bounds.first:
+            return replace(horizon, head=head)
+        start = max(horizon.start, self.first_start or head or 0)
+        return replace(horizon, start=start, head=None if head is None else max(head, start))
+
+    def notes_on(self, horizon: Horizon, of_all: Horizon, skips: Ranges) -> tuple[str, ...]:
+        """Return what the topic holds beside its rows, and what it need not hold."""
+        told = list(self._log.notes())
+        if self._bounds.first:
+            told.append(f"retention has removed the rows up to {self.first_start}")
+        told += [f"rows behind {after} up to {until} were skipped" for after, until in skips]
+        if horizon.head != of_all.head:
+            told.append(f"rows behind {horizon.head} are not known to be published yet")
+        return tuple(told)
+
+
+def place_of(source: TopicSource, chain_id: int, head: DatabaseHead | None) -> tuple[str, int]:
+    """Return topic and partition: as named, else as the database says, else by the chain's name."""
+    topic = source.topic or (head.topic if head else default_topic(chain_id))
+    is_own = head is not None and head.topic == topic
+    return topic, head.topic_partition if head is not None and is_own else 0
 
 
 def without_skipped(findings: Findings, skips: Ranges) -> Findings:
     """Return `findings` without the gaps that lie wholly within a range that was skipped."""
-    dropped = sum(_is_skipped(finding, skips) for finding in findings.kept)
-    if not dropped:
+    gaps = sum(_is_skipped(one, skips) for one in _listed(findings))
+    if not gaps:
         return findings
-    kept = tuple(finding for finding in findings.kept if not _is_skipped(finding, skips))
-    gaps = findings.counts[Kind.GAP.value] - dropped
-    others = {kind: count for kind, count in findings.counts.items() if kind != Kind.GAP.value}
-    return Findings(kept=kept, counts=others | ({Kind.GAP.value: gaps} if gaps else {}))
+    counts = findings.counts | {Kind.GAP.value: findings.counts[Kind.GAP.value] - gaps}
+    return Findings(
+        kept=tuple(finding for finding in findings.kept if not _is_skipped(finding, skips)),
+        counts={kind: count for kind, count in counts.items() if count},
+        wholes=tuple(_without(whole, skips) for whole in findings.wholes),
+    )
+
+
+def _listed(findings: Findings) -> list[Finding]:
+    """Return those that are listed one by one, as all gaps are."""
+    return [one for whole in findings.wholes if isinstance(whole, tuple) for one in whole]
+
+
+def _without(whole: object, skips: Ranges) -> object:
+    if not isinstance(whole, tuple):
+        return whole
+    return tuple(finding for finding in whole if not _is_skipped(finding, skips))
 
 
 def _is_skipped(finding: Finding, skips: Ranges) -> bool:
     if finding.kind is not Kind.GAP or finding.after_id is None or finding.until_id is None:
         return False
     return any(after <= finding.after_id and finding.until_id <= until for after, until in skips)
-
-
-def strays(topic: TopicTable, base: Table, horizon: Horizon) -> Findings:
-    """Return the rows of forged frames that `base` does not hold, or holds with other content."""
-    forged = topic.forged_rows
-    if forged is None:
-        return Findings()
-    here = by_id(forged.distinct())
-    there = base.rows.where(F.col("chain_id") == horizon.chain_id)
-    pairs = pairs_of(here, by_id(there.join(here.select("id"), "id", "left_semi")))
-    return findings_of(pairs.where(F.col("kind") != Kind.LACKING.value), topic.name, base.name)

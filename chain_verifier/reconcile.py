@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.finding_frame import finding_frame, sampled
+from chain_verifier.findings import Findings, Kind
 from chain_verifier.open_rows import in_buckets
 from chain_verifier.scan import placed
 from chain_verifier.sources.table import CONTENT
@@ -16,10 +16,9 @@ from chain_verifier.spark_errors import as_broken
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
     from chain_verifier.bucket import Bucket
-    from chain_verifier.examine import Examined
     from chain_verifier.horizon import Horizon
     from chain_verifier.sources.table import Table
 
@@ -28,23 +27,12 @@ _COMPARED: Final = tuple(name for name in CONTENT if name not in ("chain_id", "i
 
 def compare(
     table: Table,
-    own: Examined,
     base: Table,
-    of_base: Examined,
+    differing: Sequence[Bucket],
     horizon: Horizon,
     skips: Sequence[tuple[int, int]] = (),
 ) -> Findings:
-    """Return what `table` lacks, has too much, or holds with other content than `base`.
-
-    Only between the ends of `horizon`, which may be narrower than what was scanned of either.
-    Ranges (after, until] of `skips` may be lacking.
-    """
-    differing = [
-        bucket for bucket in differing_buckets(own.buckets, of_base.buckets)
-        if _is_within(bucket, horizon)
-    ]  # fmt: skip
-    if not differing:
-        return Findings()
+    """Return what `table` lacks, has too much, or holds otherwise in the buckets that differ."""
     with as_broken(f"{table.name} against {base.name}"):
         here = by_id(in_buckets(placed(table.rows, horizon), differing))
         there = by_id(in_buckets(placed(base.rows, horizon), differing))
@@ -55,37 +43,22 @@ def compare(
         return findings_of(pairs, table.name, base.name)
 
 
-def _is_within(bucket: Bucket, horizon: Horizon) -> bool:
-    """Say whether a bucket can hold a row between start and head."""
-    ends_behind_start = bucket.upper_id - 1 > horizon.start
-    return ends_behind_start and (horizon.head is None or bucket.lower_id <= horizon.head)
+def strays(name: str, forged: DataFrame, base: Table, horizon: Horizon) -> Findings:
+    """Return the rows of forged frames that `base` does not hold, or holds with other content."""
+    here = by_id(forged.distinct())
+    there = base.rows.where(F.col("chain_id") == horizon.chain_id)
+    with as_broken(f"{name} against {base.name}"):
+        pairs = pairs_of(here, by_id(there.join(here.select("id"), "id", "left_semi")))
+        return findings_of(pairs.where(F.col("kind") != Kind.LACKING.value), name, base.name)
 
 
 def findings_of(pairs: DataFrame, source: str, against: str) -> Findings:
     """Return `pairs` as findings of `source`; all are counted, of each kind the first are kept."""
-    counts = {row["kind"]: row["count"] for row in pairs.groupBy("kind").count().collect()}
-    findings: list[Finding] = []
-    for kind in counts:
-        taken = pairs.where(F.col("kind") == kind).orderBy("id").limit(FINDINGS_MAX).collect()
-        findings += [_finding(row, source, against) for row in taken]
-    kept = {kind: sum(finding.kind == kind for finding in findings) for kind in counts}
-    return gathered(findings, {Kind(kind): counts[kind] - kept[kind] for kind in counts})
-
-
-def differing_buckets(one: Sequence[Bucket], other: Sequence[Bucket]) -> list[Bucket]:
-    """Return the buckets, from either side, whose rows are not the same multiset."""
-    left = {bucket.number: bucket for bucket in one}
-    right = {bucket.number: bucket for bucket in other}
-    differing = []
-    for number in sorted(left.keys() | right.keys()):
-        here, there = left.get(number), right.get(number)
-        if here is None or there is None or _print_of(here) != _print_of(there):
-            differing.append(here or there)
-    return [bucket for bucket in differing if bucket is not None]
-
-
-def _print_of(bucket: Bucket) -> tuple[int, tuple[int, int]]:
-    return bucket.rows, bucket.fingerprint
+    frame = finding_frame(pairs, source=source, against=against).persist()
+    try:
+        return sampled(frame)
+    finally:
+        frame.unpersist()
 
 
 def by_id(rows: DataFrame) -> DataFrame:
@@ -108,7 +81,8 @@ def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
         .when(_differs(), Kind.DIFFERING.value)
     )
     columns = F.array_compact(F.array(*map(_name_if_other, _COMPARED)))
-    compared = joined.select("id", kind.alias("kind"), columns.alias("columns"))
+    named = F.when(own == base, columns)
+    compared = joined.select("id", kind.alias("kind"), named.alias("columns"))
     return compared.where(F.col("kind").isNotNull())
 
 
@@ -121,9 +95,3 @@ def _name_if_other(name: str) -> Column:
     lowest = F.col(f"h.lowest.{name}").eqNullSafe(F.col(f"t.lowest.{name}"))
     highest = F.col(f"h.highest.{name}").eqNullSafe(F.col(f"t.highest.{name}"))
     return F.when(~(lowest & highest), F.lit(name))
-
-
-def _finding(row: Row, source: str, against: str) -> Finding:
-    kind = Kind(row["kind"])
-    columns = tuple(row["columns"]) if kind is Kind.DIFFERING else ()
-    return Finding(kind=kind, source=source, against=against, id=row["id"], columns=columns)

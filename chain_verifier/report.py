@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from chain_verifier.findings import Finding
+
+if TYPE_CHECKING:
+    from chain_verifier.findings import Findings
+    from chain_verifier.horizon import Horizon
 
 
 class Verdict(enum.StrEnum):
@@ -20,6 +24,13 @@ class Verdict(enum.StrEnum):
     """One path, but where it ends only the data says: later rows may be missing."""
     BROKEN = "broken"
     """There are findings."""
+
+
+def verdict_of(findings: Findings, horizon: Horizon) -> Verdict:
+    """Return what is proven of rows in which `findings` were found, between those ends."""
+    if findings.total:
+        return Verdict.BROKEN
+    return Verdict.CONTIGUOUS if horizon.head is None else Verdict.COMPLETE
 
 
 class SourceReport(Struct, frozen=True, kw_only=True):

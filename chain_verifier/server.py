@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
@@ -15,6 +15,13 @@ from orderchain.refusals import connect_refusal, statement_refusal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""What asyncpg raises; the last one stands apart, and comes of a server that speaks otherwise."""
+
 
 @asynccontextmanager
 async def connected(dsn: str, role_that: str) -> AsyncIterator[Any]:
@@ -22,7 +29,6 @@ async def connected(dsn: str, role_that: str) -> AsyncIterator[Any]:
 
     Raises ConnectError, SchemaError, SettingError or RetryError for what the database says.
     """
-    driver_errors = (asyncpg.PostgresError, asyncpg.InterfaceError)
     try:
         connection = await asyncpg.connect(
             dsn,
@@ -30,17 +36,17 @@ async def connected(dsn: str, role_that: str) -> AsyncIterator[Any]:
             command_timeout=READ_TIMEOUT_S,
             server_settings={"application_name": "chain_verifier"},
         )
-    except (OSError, ValueError, *driver_errors) as error:
+    except (OSError, ValueError, *DRIVER_ERRORS) as error:
         raise connect_refusal(error, dsn) from error
     try:
         yield connection
     except asyncpg.ReadOnlySQLTransactionError as error:
         raise ConnectError("database", mask_dsn(dsn), f"a role that {role_that}") from error
-    except (OSError, *driver_errors) as error:
+    except (OSError, *DRIVER_ERRORS) as error:
         raise statement_refusal(
             error,
             dsn,
-            driver_errors=driver_errors,
+            driver_errors=DRIVER_ERRORS,
             deadline_seconds=READ_TIMEOUT_S,
             role_that=role_that,
         ) from error

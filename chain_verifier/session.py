@@ -13,8 +13,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from chain_verifier.connectors import OWN_JARS, packages_for
 from chain_verifier.java import EXPECTED, require_java
+from chain_verifier.packages import OWN_JARS, packages_for
 from orderchain.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ _COMMON: Final = {
     "spark.sql.adaptive.enabled": "false",
     # Records of a topic that cross to Python at once: each may hold a frame of many rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
+    # Where in our code a column was made helps nobody, and was two of three calls to Java.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # What reaches the driver are buckets and samples; whoever wants more has made a mistake.
+    "spark.driver.maxResultSize": "256m",
     # Rows are never cached, so a lost task has to read its part again: the outcome is the same.
     "spark.sql.catalogImplementation": "in-memory",
 }

@@ -44,7 +44,13 @@ async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connectio
             command_timeout=COMMAND_SECONDS,
             server_settings={"application_name": "chainctl"},
         )
-    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (
+        OSError,
+        ValueError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+    ) as error:
         raise connect_refusal(error, dsn) from error
     try:
         await _require_version(connection)

@@ -6,8 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.findings import Finding, Findings, Kind, counted
 from chain_verifier.local.scan import in_buckets
 from chain_verifier.local.spool import SQL, open_spool
 from chain_verifier.local.table import CONTENT
@@ -18,51 +17,61 @@ if TYPE_CHECKING:
 
     from chain_verifier.bucket import Bucket
     from chain_verifier.horizon import Horizon
-    from chain_verifier.local.examine import Examined
     from chain_verifier.local.table import Row, Table
+    from chain_verifier.local.topic import TopicTable
 
 _COMPARED: Final = CONTENT[2:]
 
 
 def compare(
-    table: Table, own: Examined, base: Table, of_base: Examined, horizon: Horizon
+    table: Table,
+    base: Table,
+    differing: Sequence[Bucket],
+    horizon: Horizon,
+    skips: Sequence[tuple[int, int]] = (),
 ) -> Findings:
-    """Return what `table` lacks, has too much, or holds with other content than `base`."""
-    differing = _differing(own.buckets, of_base.buckets)
-    if not differing:
+    """Return what `table` lacks, has too much, or holds otherwise in the buckets that differ."""
+
+    def look() -> Iterator[Finding]:
+        with open_spool("pairs", f"{table.name} against {base.name}") as spool:
+            _keep(spool, table, differing, horizon, is_base=False)
+            _keep(spool, base, differing, horizon, is_base=True)
+            for found in _findings(spool, table.name, base.name):
+                if found.kind is not Kind.LACKING or not _is_in(found.id or 0, skips):
+                    yield found
+
+    return counted(look)
+
+
+def strays(topic: TopicTable, base: Table) -> Findings:
+    """Return the rows of forged frames that `base` does not hold, or holds with other content.
+
+    What is looked for goes to disk first, then `base` passes by once.
+    """
+    if not topic.has_forged:
         return Findings()
-    counts: dict[Kind, int] = {}
-    findings: list[Finding] = []
-    with open_spool("pairs", f"{table.name} against {base.name}") as spool:
-        _keep(spool, table, differing, horizon, is_base=False)
-        _keep(spool, base, differing, horizon, is_base=True)
-        for kind, row_id, columns in _differences(spool.execute(SQL["sorted"])):
-            counts[kind] = counts.get(kind, 0) + 1
-            if counts[kind] <= FINDINGS_MAX:
-                found = Finding(
-                    kind=kind, source=table.name, against=base.name, id=row_id, columns=columns
-                )
-                findings.append(found)
-    return gathered(
-        findings, {kind: max(0, count - FINDINGS_MAX) for kind, count in counts.items()}
-    )
+
+    def look() -> Iterator[Finding]:
+        with open_spool("pairs", f"{topic.name} against {base.name}") as spool:
+            spool.execute(SQL["wanted"])
+            for page in topic.forged_pages():
+                spool.executemany(SQL["want"], ((row[1],) for row in page))
+                spool.executemany(SQL["pair"], (_kept(row, is_base=False) for row in page))
+            first_id, last_id = spool.execute(SQL["wanted_range"]).fetchone()
+            for page in base.pages((first_id, last_id + 1)):
+                own = (row for row in page if row[0] == topic.chain_id and row[1] is not None)
+                values = ((*_kept(row, is_base=True), row[1]) for row in own)
+                spool.executemany(SQL["pair_if_wanted"], values)
+            spool.execute(SQL["without_repeats"])
+            for found in _findings(spool, topic.name, base.name):
+                if found.kind is not Kind.LACKING:
+                    yield found
+
+    return counted(look)
 
 
-def _differing(one: Sequence[Bucket], other: Sequence[Bucket]) -> list[Bucket]:
-    """Return the buckets, from either side, whose rows are not the same multiset."""
-    left = {bucket.number: bucket for bucket in one}
-    right = {bucket.number: bucket for bucket in other}
-    pairs = [(left.get(n), right.get(n)) for n in sorted(left.keys() | right.keys())]
-    return [
-        bucket
-        for here, there in pairs
-        if (bucket := here or there) is not None
-        and (
-            here is None
-            or there is None
-            or (here.rows, here.fingerprint) != (there.rows, there.fingerprint)
-        )
-    ]
+def _is_in(row_id: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(after < row_id <= until for after, until in ranges)
 
 
 def _keep(
@@ -83,6 +92,11 @@ def _kept(row: Row, *, is_base: bool) -> tuple[Any, ...]:
     _, row_id, pid, key, event_time_ns, payload = row
     # As bytes: texts of SQLite end at a NUL for some of its functions, and sort as bytes anyway.
     return row_id, is_base, pid, None if key is None else key.encode(), event_time_ns, payload
+
+
+def _findings(spool: sqlite3.Connection, source: str, against: str) -> Iterator[Finding]:
+    for kind, row_id, columns in _differences(spool.execute(SQL["sorted"])):
+        yield Finding(kind=kind, source=source, against=against, id=row_id, columns=columns)
 
 
 def _differences(

@@ -10,6 +10,8 @@ import asyncpg
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSource
 from chain_verifier.local.table import PAGE_ROWS, Row
+from chain_verifier.server import DRIVER_ERRORS
+from chain_verifier.truth import DatabaseHead, Truth
 from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SourceBroken
 from orderchain.refusals import connect_refusal, schema_refusal
@@ -24,7 +26,7 @@ _SQL: Final = load_sql("chain_verifier.local", "database.sql")
 _ID_MIN: Final = -(2**63)
 
 
-class DatabaseTable:
+class DatabaseTable(Truth):
     """The rows of one chain up to the last one there was when the head was read.
 
     To open it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each page is a
@@ -55,7 +57,7 @@ class DatabaseTable:
                 command_timeout=READ_TIMEOUT_S,
                 server_settings={"application_name": "chain_verifier"},
             )
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (OSError, ValueError, *DRIVER_ERRORS) as error:
             raise connect_refusal(error, self._dsn) from error
 
     @contextmanager
@@ -63,7 +65,7 @@ class DatabaseTable:
         """Raise SchemaError or ConnectError for what the database says at the first contact."""
         try:
             yield
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (OSError, *DRIVER_ERRORS) as error:
             expected = f"to get in ({_reason_of(error)})"
             refused = ConnectError("database", mask_dsn(self._dsn), expected)
             raise schema_refusal(error) or refused from error
@@ -72,7 +74,7 @@ class DatabaseTable:
     def _as_broken(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (OSError, *DRIVER_ERRORS) as error:
             raise SourceBroken(self.name, _reason_of(error)) from error
 
     def _fetch(self, statement: str, *values: object) -> list[Any]:
@@ -86,12 +88,7 @@ class DatabaseTable:
         heads = self._fetch("head", self._chain_id)
         if not heads:
             raise ChainMissing(self._chain_id)
-        head = heads[0]
-        self.head: int = head["last_id"]
-        self.rows_counted: int = head["rows_counted"]
-        self._first_row_id: int | None = head["first_row_id"]
-        # Beyond the head only if the table contradicts it.
-        self._last_row_id = max(self.head, head["last_row_id"] or 0)
+        self.head = DatabaseHead(**heads[0])
 
     def head_now(self) -> int:
         """Read the head once more. Raises SourceBroken."""
@@ -99,11 +96,38 @@ class DatabaseTable:
             found: int = self._fetch("head", self._chain_id)[0]["last_id"]
             return found
 
-    @property
-    def span(self) -> int:
-        """How many ids lie between the first row and the last."""
-        first = self._first_row_id
-        return 0 if first is None else self._last_row_id - first + 1
+    def skips(self) -> list[tuple[int, int]]:
+        """Return the ranges (after, until] that were never published. Raises SourceBroken."""
+        with self._as_broken():
+            return [tuple(row) for row in self._fetch("skips", self._chain_id)]
+
+    def seal_at(self, last_id: int) -> bytes | None:
+        """Return the seal after the batch that ends with `last_id`; None if none does."""
+        with self._as_broken():
+            found = self._fetch("seal_at", self._chain_id, last_id)
+        return found[0]["seal"] if found else None
+
+    def batches_at(self, ids: Sequence[int]) -> dict[int, Any]:
+        """Return, for each of `ids`, the batch that ends there or before and the one behind it.
+
+        As of now: what is committed while a topic is read counts too. Raises SourceBroken.
+        """
+        with self._as_broken():
+            found = self._fetch("batches_at", self._chain_id, list(set(ids)))
+        return {row["at_id"]: row for row in found}
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches up to the head in the order of ids. Raises SourceBroken."""
+        after_id = -1
+        while True:
+            with self._as_broken():
+                found = self._fetch(
+                    "batches", self._chain_id, after_id, self.head.last_id, PAGE_ROWS
+                )
+            yield from map(dict, found)
+            if len(found) < PAGE_ROWS:
+                return
+            after_id = found[-1]["id"]
 
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
@@ -113,7 +137,7 @@ class DatabaseTable:
         Where the primary key was taken away, an id may stand several times: rows of one id always
         come in one page.
         """
-        after_id, until_id = _ID_MIN, self._last_row_id
+        after_id, until_id = _ID_MIN, self.last_row_id
         if ids is not None:
             after_id, until_id = ids[0] - 1, min(until_id, ids[1] - 1)
         limit = PAGE_ROWS

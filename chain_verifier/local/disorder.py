@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.findings import Finding, Findings, Kind, counted
 from chain_verifier.local.scan import is_placed, looked_at
 from chain_verifier.local.spool import SQL, open_spool
 
@@ -22,15 +21,13 @@ def rows_out_of_order(table: Table, horizon: Horizon) -> Findings:
     A row that stands twice is a duplicate; only where it stands first counts here. Runs only where
     the scan found something, since it keeps every id on disk for a while.
     """
-    with open_spool("firsts", table.name) as spool:
-        for pairs in _with_highest_before(table, horizon):
-            spool.executemany(SQL["first"], pairs)
-        count = 0
-        findings: list[Finding] = []
-        for first_id, last_id, highest, rows in spool.execute(SQL["late"]):
-            count += 1
-            if count <= FINDINGS_MAX:
-                found = Finding(
+
+    def look() -> Iterator[Finding]:
+        with open_spool("firsts", table.name) as spool:
+            for pairs in _with_highest_before(table, horizon):
+                spool.executemany(SQL["first"], pairs)
+            for first_id, last_id, highest, rows in spool.execute(SQL["late"]):
+                yield Finding(
                     kind=Kind.OUT_OF_ORDER,
                     source=table.name,
                     id=first_id,
@@ -38,8 +35,8 @@ def rows_out_of_order(table: Table, horizon: Horizon) -> Findings:
                     after_id=highest,
                     count=rows,
                 )
-                findings.append(found)
-    return gathered(findings, {Kind.OUT_OF_ORDER: count - len(findings)})
+
+    return counted(look)
 
 
 def _with_highest_before(table: Table, horizon: Horizon) -> Iterator[list[tuple[int, int]]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from chain_verifier.bucket import Bucket, is_one_path, row_count
+from chain_verifier.bucket import is_one_path, row_count
 from chain_verifier.config import FINDINGS_MAX
+from chain_verifier.examined import Examined
 from chain_verifier.faults import Link
 from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
 from chain_verifier.local.disorder import rows_out_of_order
@@ -18,34 +17,12 @@ from chain_verifier.locate import locate
 from orderchain.errors import InputError, SourceBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from chain_verifier.bucket import Bucket
     from chain_verifier.horizon import Horizon
+    from chain_verifier.how import How
     from chain_verifier.local.table import Row, Table
-
-
-class How(Struct, frozen=True, kw_only=True):
-    """How sources are scanned; the same for all, so that their buckets compare."""
-
-    key: int
-    bits: int
-    leaf_bits: int
-    fingerprints: bool
-
-
-class Examined(Struct, frozen=True, kw_only=True):
-    """One source after its scan."""
-
-    buckets: list[Bucket]
-    findings: Findings
-    notes: tuple[str, ...]
-    rows_beyond: int
-    beyond_id: int | None
-
-    @property
-    def rows(self) -> int:
-        """Rows of the chain between start and head."""
-        return row_count(self.buckets)
 
 
 def examine(table: Table, horizon: Horizon, how: How) -> Examined:
@@ -128,20 +105,17 @@ class _RowOpener:
 
 def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:
     count = sum(bucket.nulls for bucket in found.buckets) + found.unplaced
-    if not count:
-        return Findings()
-    rows = (row for row in _rows(table, horizon) if _has_null_of_its_own(row, horizon))
-    findings = [
-        Finding(
-            kind=Kind.NULL,
-            source=table.name,
-            id=row[1],
-            pid=row[2],
-            columns=tuple(name for name, value in zip(CONTENT, row, strict=True) if value is None),
-        )
-        for row in nsmallest(FINDINGS_MAX, rows, key=_by_ids)
-    ]
-    return gathered(findings, {Kind.NULL: count - len(findings)})
+
+    def look() -> Iterator[Finding]:
+        for row in _rows(table, horizon):
+            if _has_null_of_its_own(row, horizon):
+                pairs = zip(CONTENT, row, strict=True)
+                columns = tuple(name for name, value in pairs if value is None)
+                yield Finding(
+                    kind=Kind.NULL, source=table.name, id=row[1], pid=row[2], columns=columns
+                )
+
+    return _lowest(Kind.NULL, look, count)
 
 
 def _has_null_of_its_own(row: Row, horizon: Horizon) -> bool:
@@ -153,32 +127,36 @@ def _has_null_of_its_own(row: Row, horizon: Horizon) -> bool:
 
 
 def _foreign(table: Table, horizon: Horizon, found: Scan) -> Findings:
-    if not found.foreign:
-        return Findings()
-    rows = (row for row in _rows(table, horizon) if row[0] not in (None, horizon.chain_id))
-    findings = [
-        Finding(kind=Kind.FOREIGN_CHAIN, source=table.name, id=row[1], pid=row[2], chain_id=row[0])
-        for row in nsmallest(FINDINGS_MAX, rows, key=_by_ids)
-    ]
-    return gathered(findings, {Kind.FOREIGN_CHAIN: found.foreign - len(findings)})
+    def look() -> Iterator[Finding]:
+        for chain_id, row_id, pid, *_ in _rows(table, horizon):
+            if chain_id not in (None, horizon.chain_id):
+                yield Finding(
+                    kind=Kind.FOREIGN_CHAIN, source=table.name, id=row_id, pid=pid,
+                    chain_id=chain_id,
+                )  # fmt: skip
+
+    return _lowest(Kind.FOREIGN_CHAIN, look, found.foreign)
 
 
 def rows_beyond(table: Table, horizon: Horizon, head: int) -> Findings:
     """Return the rows behind `head`, which may itself lie behind that of `horizon`."""
-    count = 0
 
-    def beyond() -> Iterator[Row]:
-        nonlocal count
+    def look() -> Iterator[Finding]:
         for row in _rows(table, horizon):
             if row[0] == horizon.chain_id and None not in row[1:3] and row[1] > head:
-                count += 1
-                yield row
+                yield Finding(
+                    kind=Kind.BEYOND_HEAD, source=table.name, until_id=head, id=row[1], pid=row[2]
+                )
 
-    findings = [
-        Finding(kind=Kind.BEYOND_HEAD, source=table.name, until_id=head, id=row[1], pid=row[2])
-        for row in nsmallest(FINDINGS_MAX, beyond(), key=_by_ids)
-    ]
-    return gathered(findings, {Kind.BEYOND_HEAD: count - len(findings)})
+    return _lowest(Kind.BEYOND_HEAD, look, sum(1 for _ in look()))
+
+
+def _lowest(kind: Kind, look: Callable[[], Iterator[Finding]], count: int) -> Findings:
+    """Return the findings with the lowest ids of the `count` that `look` gives in any order."""
+    if not count:
+        return Findings()
+    kept = nsmallest(FINDINGS_MAX, look(), key=_by_ids)
+    return Findings(kept=tuple(kept), counts={kind.value: count}, wholes=(look,))
 
 
 def _rows(table: Table, horizon: Horizon) -> Iterator[Row]:
@@ -191,6 +169,6 @@ def _ids_of(horizon: Horizon) -> tuple[int, int] | None:
     return (horizon.start + 1, 2**63) if horizon.start else None
 
 
-def _by_ids(row: Row) -> tuple[Any, ...]:
+def _by_ids(finding: Finding) -> tuple[tuple[bool, int], ...]:
     """Sort by id, then pid; what has none comes first."""
-    return tuple((value is not None, value or 0) for value in row[1:3])
+    return tuple((value is not None, value or 0) for value in (finding.id, finding.pid))

@@ -9,6 +9,7 @@ import asyncpg
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSource
 from chain_verifier.picture import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
+from chain_verifier.server import DRIVER_ERRORS
 from orderchain.errors import SourceBroken
 from orderchain.sql import load_sql
 
@@ -28,7 +29,7 @@ def read_picture(request: VerifyRequest) -> Picture | None:
         return None
     try:
         return asyncio.run(_read(source.dsn, request.chain_id, request.start))
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, *DRIVER_ERRORS) as error:
         raise SourceBroken(source.name, " ".join(str(error).split())) from error
 
 

@@ -27,3 +27,30 @@ INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?)
 -- sorted: all of them, equal ids together; NULL comes first
 SELECT id, is_base, pid, key, event_time_ns, payload FROM pairs
  ORDER BY id, is_base, pid, key, event_time_ns, payload
+
+-- wanted: the ids of rows that are looked for in another source
+CREATE TABLE wanted (id INTEGER PRIMARY KEY)
+
+-- want: one of them
+INSERT OR IGNORE INTO wanted VALUES (?)
+
+-- wanted_range: the lowest and the highest of them
+SELECT min(id), max(id) FROM wanted
+
+-- pair_if_wanted: a row of the other source, if it is looked for
+INSERT INTO pairs SELECT ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM wanted WHERE id = ?)
+
+-- without_repeats: a forged row that stands several times counts once
+DELETE FROM pairs WHERE is_base = 0 AND rowid NOT IN (
+       SELECT min(rowid) FROM pairs WHERE is_base = 0
+        GROUP BY id, pid, key, event_time_ns, payload)
+
+-- changed: rows that stand again on a topic, but not as they stood before; numbered, to be paged
+CREATE TABLE changed AS
+SELECT id, pid, key, event_time_ns, payload FROM pairs WHERE is_base = 0
+EXCEPT
+SELECT id, pid, key, event_time_ns, payload FROM pairs WHERE is_base = 1
+
+-- changed_page: one page of them
+SELECT rowid, id, pid, key, event_time_ns, payload FROM changed WHERE rowid > ?
+ ORDER BY rowid LIMIT ?

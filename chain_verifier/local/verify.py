@@ -1,219 +1,140 @@
-"""`verify` in plain Python: reads the head, scans every source, compares them, and reports."""
+"""`verify` in plain Python, without Java and Spark: each chain by the same steps."""
 
 from __future__ import annotations
 
-import secrets
 import time
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, bucket_bits
-from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
-from chain_verifier.horizon import Horizon
-from chain_verifier.local.compare import compare
+from chain_verifier.chains_report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, TopicSource
+from chain_verifier.findings import Findings
+from chain_verifier.local.compare import compare, strays
 from chain_verifier.local.database import DatabaseTable
-from chain_verifier.local.examine import Examined, How, examine, rows_beyond
+from chain_verifier.local.examine import examine, rows_beyond
 from chain_verifier.local.journal import JournalTable
-from chain_verifier.local.table import Table
-from chain_verifier.report import Comparison, Report, SourceReport, Verdict
+from chain_verifier.local.seals import check_seals
+from chain_verifier.request_check import require_sound
+from chain_verifier.verification import Verification, silent
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from chain_verifier.config import Source, VerifyRequest
-
-    Progress = Callable[[str], None]
-
-_KEY_BITS: Final = 63
-"""As long a key as the other mode's."""
-
-
-def _silent(line: str) -> None:
-    """Tell nobody."""
+    from chain_verifier.bucket import Bucket
+    from chain_verifier.config import KeptSeal, Source, VerifyRequest
+    from chain_verifier.examined import Examined
+    from chain_verifier.horizon import Horizon
+    from chain_verifier.how import How
+    from chain_verifier.local.table import Table
+    from chain_verifier.report import Report
+    from chain_verifier.verification import Progress, Ranges
 
 
-def verify_locally(request: VerifyRequest, progress: Progress = _silent) -> Report:
+def verify_locally(request: VerifyRequest, progress: Progress = silent) -> Report:
     """Verify the sources of `request`, each alone and then against each other, without Spark.
 
     Memory stays flat however long the chain: rows pass by in pages. Raises RefusedError (a source
     cannot be used, nothing was found out) or SourceBroken (it broke off: nothing is known of the
     whole). A report means that all was read.
     """
-    _require_distinct(request.sources)
-    if request.master is not None:
-        raise SettingError("master", request.master, "none: the local mode runs without Spark")
-    with ExitStack() as stack:
-        return _Verification(request, progress, stack).run()
+    _require_local([request])
+    return _verified(request, progress)
 
 
-def _require_distinct(sources: Sequence[Source]) -> None:
-    names = [source.name for source in sources]
-    if not names:
-        raise SettingError("source", None, "at least one source")
-    for name in names:
-        if names.count(name) > 1:
-            raise SettingError("source", name, "each source once")
+def verify_chains_locally(
+    chains: Sequence[VerifyRequest | Unverified], progress: Progress = silent
+) -> ChainsReport:
+    """Verify several chains, one after the other.
+
+    Raises RefusedError for what shows before anything is read. Later a chain that cannot be
+    verified keeps no other from it: its outcome tells why, as of one that is `Unverified` already.
+    """
+    _require_local([one for one in chains if not isinstance(one, Unverified)])
+    began = time.monotonic()
+    outcomes = outcomes_of(chains, partial(_verified, progress=progress))
+    return ChainsReport(
+        outcomes=outcomes, spark_start_seconds=0, seconds=round(time.monotonic() - began, 3)
+    )
 
 
-class _Looked(Struct, frozen=True, kw_only=True):
-    """One source with what was found in it."""
-
-    table: Table
-    examined: Examined
-    findings: Findings
-    notes: tuple[str, ...]
-    seconds: float
+def _require_local(requests: Sequence[VerifyRequest]) -> None:
+    require_sound(requests)
+    for request in requests:
+        if request.master is not None:
+            raise SettingError("master", request.master, "none: the local mode runs without Spark")
 
 
-class _Verification:
-    """One run: the tables are opened first, so that all are looked at up to the same head."""
+def _verified(request: VerifyRequest, progress: Progress) -> Report:
+    with ExitStack() as opened:
+        return Verification(request, LocalMode(request, opened), progress).run()
 
-    def __init__(self, request: VerifyRequest, progress: Progress, stack: ExitStack) -> None:
-        self._request = request
-        self._progress = progress
-        self._stack = stack
-        self._began = time.monotonic()
 
-    def run(self) -> Report:
-        # The database first: what the others hold was committed before its head was read, or a
-        # second look at the head tells.
-        ordered = sorted(self._request.sources, key=lambda s: not isinstance(s, DatabaseSource))
-        self._progress("opening " + ", ".join(source.name for source in ordered))
-        tables = [self._opened(source) for source in ordered]
-        self._database = next((t for t in tables if isinstance(t, DatabaseTable)), None)
-        self._horizon = self._horizon_of_all()
-        how = self._how(tables)
-        looked = [self._look(table, how) for table in tables]
-        return self._report(looked, [self._compare(one, looked[0]) for one in looked[1:]])
+class LocalMode:
+    """The steps of a verification in plain Python. Implements `verification.Mode`."""
 
-    def _opened(self, source: Source) -> Table:
+    def __init__(self, request: VerifyRequest, opened: ExitStack) -> None:
+        self._chain_id = request.chain_id
+        self._opened = opened
+        self._database: DatabaseTable | None = None
+
+    def open(self, source: Source) -> Table:
+        """Open a source, the database first; it is closed with the stack."""
         if isinstance(source, DatabaseSource):
-            table = DatabaseTable(source, self._request.chain_id)
-            self._stack.callback(table.close)
-            return table
+            self._database = DatabaseTable(source, self._chain_id)
+            self._opened.callback(self._database.close)
+            return self._database
+        if isinstance(source, TopicSource):
+            return self._topic(source)
         if isinstance(source, JournalSource):
             return JournalTable(source)
-        if isinstance(source, ParquetSource):
-            return _parquet_table(source)
-        raise SettingError("source", source.name, "database, journal:FILE or parquet:PATH")
+        return _parquet_table(source)
 
-    def _horizon_of_all(self) -> Horizon:
-        """Return the horizon: a head that is asked for can only lie behind the database's own."""
-        heads = [self._request.head, self._database.head if self._database else None]
-        return Horizon(
-            chain_id=self._request.chain_id,
-            start=self._request.start,
-            head=max((head for head in heads if head is not None), default=None),
-        )
+    def _topic(self, source: TopicSource) -> Table:
+        """Open a topic; only this asks for aiokafka."""
+        from chain_verifier.local.topic import TopicTable
 
-    def _how(self, tables: Sequence[Table]) -> How:
-        spans = [table.span for table in tables]
-        known = None if None in spans else max(span for span in spans if span is not None)
-        return How(
-            key=secrets.randbits(_KEY_BITS),
-            bits=self._request.bucket_bits or bucket_bits(known),
-            leaf_bits=self._request.leaf_bits,
-            fingerprints=len(tables) > 1,
-        )
+        table = TopicTable(source, self._chain_id, self._database)
+        self._opened.callback(table.close)
+        return table
 
-    def _look(self, table: Table, how: How) -> _Looked:
-        self._progress(f"checking {table.name}")
-        with _stopwatch() as seconds:
-            examined = examine(table, self._horizon, how)
-            beyond, notes = self._judge_beyond(table, examined)
-            findings = joined([examined.findings, beyond])
-            counted = self._judge_count(table, examined, findings)
-        return _Looked(
-            table=table,
-            examined=examined,
-            findings=joined([findings, counted]),
-            notes=(*examined.notes, *notes),
-            seconds=seconds(),
-        )
+    def examine(self, table: Table, horizon: Horizon, how: How) -> Examined:
+        """Scan a source, and name its faults."""
+        return examine(table, horizon, how)
 
-    def _judge_beyond(self, table: Table, examined: Examined) -> tuple[Findings, tuple[str, ...]]:
-        """Tell rows that were committed after the head was read from rows that never were."""
-        head = self._horizon.head
-        if head is None or examined.beyond_id is None:
-            return Findings(), ()
-        notes: tuple[str, ...] = ()
-        if self._database is not None and table is not self._database:
-            head_now = max(head, self._database.head_now())
-            if head_now > head:
-                notes = (f"rows behind the head {head} were committed since, and left out",)
-            if examined.beyond_id <= head_now:
-                return Findings(), notes
-            head = head_now
-        return rows_beyond(table, self._horizon, head), notes
+    def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
+        """Return the rows behind `head`."""
+        return rows_beyond(table, horizon, head)
 
-    def _judge_count(self, table: Table, examined: Examined, findings: Findings) -> Findings:
-        """Hold the number of rows against what the commits counted, where nothing else is wrong.
+    def compare(
+        self,
+        table: Table,
+        base: Table,
+        differing: Sequence[Bucket],
+        horizon: Horizon,
+        skips: Ranges,
+    ) -> Findings:
+        """Compare two sources row by row, in the buckets that differ."""
+        return compare(table, base, differing, horizon, skips)
 
-        A row that was taken out together with the link to it leaves a path behind, one row short.
-        """
-        if not isinstance(table, DatabaseTable) or findings.total or self._request.start:
+    def strays(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
+        """Return the rows of forged frames that `base` does not hold so."""
+        from chain_verifier.local.topic import TopicTable
+
+        return strays(topic, base) if isinstance(topic, TopicTable) else Findings()
+
+    def check_seals(self, table: Table, kept: KeptSeal | None) -> Findings:
+        """Recompute the seals of the database."""
+        if not isinstance(table, DatabaseTable):
             return Findings()
-        if examined.rows == table.rows_counted:
-            return Findings()
-        finding = Finding(
-            kind=Kind.ROW_COUNT,
-            source=table.name,
-            count=examined.rows,
-            expected_count=table.rows_counted,
-        )
-        return gathered([finding])
+        return check_seals(table, self._chain_id, kept)
 
-    def _compare(self, one: _Looked, base: _Looked) -> tuple[Comparison, Findings]:
-        name, against = one.table.name, base.table.name
-        self._progress(f"comparing {name} with {against}")
-        with _stopwatch() as seconds:
-            found = compare(one.table, one.examined, base.table, base.examined, self._horizon)
-        comparison = Comparison(
-            source=name,
-            against=against,
-            is_equal=not found.total,
-            counts=found.counts,
-            seconds=seconds(),
-        )
-        return comparison, found
+    def write_findings(self, findings: Findings, folder: str) -> None:
+        """Add all `findings` to the files in `folder`; only this and Parquet ask for pyarrow."""
+        from chain_verifier.local.written_findings import write_findings
 
-    def _report(
-        self, looked: Sequence[_Looked], compared: Sequence[tuple[Comparison, Findings]]
-    ) -> Report:
-        every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
-        return Report(
-            chain_id=self._request.chain_id,
-            verdict=self._verdict(every),
-            start=self._horizon.start,
-            head=self._horizon.head,
-            sources=tuple(map(self._source_report, looked)),
-            comparisons=tuple(comparison for comparison, _ in compared),
-            counts=every.counts,
-            findings=every.kept,
-            spark_start_seconds=0,
-            seconds=round(time.monotonic() - self._began, 3),
-        )
-
-    def _source_report(self, one: _Looked) -> SourceReport:
-        buckets = one.examined.buckets
-        return SourceReport(
-            source=one.table.name,
-            verdict=self._verdict(one.findings),
-            rows=one.examined.rows,
-            first_id=min((bucket.first_id for bucket in buckets), default=None),
-            last_id=max((bucket.last_id for bucket in buckets), default=None),
-            counts=one.findings.counts,
-            notes=one.notes,
-            seconds=one.seconds,
-        )
-
-    def _verdict(self, findings: Findings) -> Verdict:
-        if findings.total:
-            return Verdict.BROKEN
-        return Verdict.CONTIGUOUS if self._horizon.head is None else Verdict.COMPLETE
+        write_findings(self._chain_id, findings, folder)
 
 
 def _parquet_table(source: ParquetSource) -> Table:
@@ -221,10 +142,3 @@ def _parquet_table(source: ParquetSource) -> Table:
     from chain_verifier.local.parquet import ParquetTable
 
     return ParquetTable(source)
-
-
-@contextmanager
-def _stopwatch() -> Iterator[Callable[[], float]]:
-    """Give a function that tells the seconds since the start."""
-    began = time.monotonic()
-    yield lambda: round(time.monotonic() - began, 3)

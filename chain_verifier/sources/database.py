@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
 from chain_verifier.jdbc import JdbcAddress, jdbc_address
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken, at_connect
+from chain_verifier.truth import DatabaseHead, Truth
 from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, SchemaError
 from orderchain.schema import SCHEMA_VERSION
@@ -25,27 +25,7 @@ _ROWS_A_CONNECTION: Final = 50_000
 """A second connection costs more than it saves below this many ids."""
 
 
-class DatabaseHead(Struct, frozen=True, kw_only=True):
-    """Where a chain stood at one instant."""
-
-    last_id: int
-    """head_persisted; 0 for an empty chain."""
-    first_row_id: int | None
-    last_row_id: int | None
-    """The lowest and the highest id in the table; None when it holds no row of the chain."""
-    rows_counted: int
-    """The rows that the commits of the chain counted."""
-    seal: bytes
-    """The seal after the last batch."""
-    epoch: int
-    published_id: int
-    """head_published, as far as a commit has told of it."""
-    topic: str
-    topic_partition: int
-    database_id: str
-
-
-class DatabaseTable:
+class DatabaseTable(Truth):
     """The rows of one chain up to the last one there was when the head was read.
 
     To open it reads the head, and raises ChainMissing, SchemaError or ConnectError.
@@ -123,17 +103,6 @@ class DatabaseTable:
         with as_broken(self.name):
             found = self._query("skips").where(F.col("chain_id") == self._chain_id).collect()
         return [(row["after_id"], row["until_id"]) for row in found]
-
-    @property
-    def last_row_id(self) -> int:
-        """The last id that is looked at; beyond the head only if the table contradicts it."""
-        return max(self.head.last_id, self.head.last_row_id or 0)
-
-    @property
-    def span(self) -> int:
-        """How many ids lie between the first row and the last."""
-        first = self.head.first_row_id
-        return 0 if first is None else self.last_row_id - first + 1
 
     @property
     def rows(self) -> DataFrame:

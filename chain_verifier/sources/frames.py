@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from chain_verifier.frame_reading import events_of, header_of, standing_of
 from chain_verifier.sources.table import EVENT_TYPES
-from orderchain.errors import FrameError
-from orderchain.frame import FrameHeader, decode_header, decode_linked_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,21 +20,12 @@ if TYPE_CHECKING:
 
     Decoder = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
-OTHER_CHAIN: Final = "chain"
-"""The reason counted for a frame of another chain, beside those of `docs/wire.md`."""
-
 HEADS_SCHEMA: Final = (
     "offset bigint, reason string, is_heartbeat boolean, first_pid bigint, first_id bigint, "
     "last_id bigint, count int, epoch bigint, seal_before binary, seal_after binary, "
     "is_batch_end boolean"
 )
 """One row a record; `reason` says why it is no frame that can be used, else it is NULL."""
-
-FIRST: Final = 0
-REPEATED: Final = 1
-LATE: Final = 2
-"""New, but behind a row that comes after it in the chain."""
-FORGED: Final = 3
 
 STANDING: Final = "standing"
 HIGHEST: Final = "highest_before"
@@ -44,8 +34,8 @@ ROWS_SCHEMA: Final = (
     ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
     + f", {STANDING} int, {HIGHEST} bigint"
 )
-"""The rows of all frames; `standing` is one of the four numbers above, and `highest_before` the
-highest id of the frames before, where that is told."""
+"""The rows of all frames; `standing` is one of the numbers of `frame_reading`, and `highest_before`
+the highest id of the frames before, where that is told."""
 
 _NO_HEAD: Final = (None,) * 9
 
@@ -65,14 +55,9 @@ def heads_decoder(chain_id: int) -> Decoder:
 
 
 def _head_of(value: bytes | None, chain_id: int) -> tuple[object, ...]:
-    try:
-        header = decode_header(value)
-        if header.chain_id != chain_id:
-            return (OTHER_CHAIN, *_NO_HEAD)
-        if value is not None and not header.is_heartbeat:
-            decode_linked_body(value, header)
-    except FrameError as error:
-        return (error.reason, *_NO_HEAD)
+    header = header_of(value, chain_id)
+    if isinstance(header, str):
+        return (header, *_NO_HEAD)
     return (
         None,
         header.is_heartbeat,
@@ -108,22 +93,12 @@ def rows_decoder(chain_id: int, marks: Mapping[int, FrameMark], forged: Collecti
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for offset, value in zip(batch["offset"], batch["value"], strict=True):
-                events = _events_of(value.as_py(), chain_id)
+                events = events_of(value.as_py(), chain_id)
                 if events:
                     at = offset.as_py()
                     yield _rows_batch(chain_id, events, marks.get(at), is_forged=at in forged)
 
     return decode
-
-
-def _events_of(value: bytes | None, chain_id: int) -> list[Event]:
-    try:
-        header: FrameHeader = decode_header(value)
-        if value is None or header.chain_id != chain_id or header.is_heartbeat:
-            return []
-        return decode_linked_body(value, header)
-    except FrameError:
-        return []
 
 
 def _rows_batch(
@@ -132,7 +107,7 @@ def _rows_batch(
     import pyarrow as pa
 
     count = len(events)
-    standing = [FORGED] * count if is_forged else [_standing(event.id, mark) for event in events]
+    standing = [standing_of(event.id, mark, is_forged=is_forged) for event in events]
     highest = None if mark is None else mark.highest_before
     columns = {
         "chain_id": pa.array([chain_id] * count, pa.int32()),
@@ -145,11 +120,3 @@ def _rows_batch(
         HIGHEST: pa.array([highest] * count, pa.int64()),
     }
     return pa.RecordBatch.from_pydict(columns)
-
-
-def _standing(row_id: int, mark: FrameMark | None) -> int:
-    if mark is None:
-        return FIRST
-    if mark.is_seen(row_id):
-        return REPEATED
-    return LATE if row_id < mark.highest_before else FIRST

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.request_check import require_readable
 from chain_verifier.sources.table import (
     BLOCK,
     CONTENT,
@@ -121,15 +122,6 @@ class JournalTable:
 
 _SHOWN_CHARACTERS_MAX: Final = 120
 """Enough of a line to recognise it."""
-
-
-def require_readable(source: JournalSource) -> None:
-    """Raise InputError unless there is a file that can be read."""
-    try:
-        with Path(source.path).open("rb"):
-            pass
-    except OSError as error:
-        raise InputError("journal", source.path, f"a readable file ({error.strerror})") from error
 
 
 def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:

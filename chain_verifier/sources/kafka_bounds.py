@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
 from py4j.protocol import Py4JError
 
+from chain_verifier.bounds import Bounds
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.spark_errors import reason_of
 from orderchain.errors import ConnectError, TopicError
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BYTES: Final = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-
-
-class Bounds(Struct, frozen=True, kw_only=True):
-    """The offsets of a partition: records from `first` on, below `end`."""
-
-    first: int
-    """Above 0 when retention has removed what stood before."""
-    end: int
 
 
 def bounds_of(spark: SparkSession, servers: str, topic: str, partition: int) -> Bounds:

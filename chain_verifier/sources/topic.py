@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.finding_frame import finding_frame, sampled
+from chain_verifier.findings import Findings, Kind, gathered, joined
+from chain_verifier.frame_reading import FIRST, FORGED, LATE, REPEATED
+from chain_verifier.published import Published, place_of
 from chain_verifier.scan import looked_at
 from chain_verifier.sources.frames import (
-    FIRST,
-    FORGED,
     HEADS_SCHEMA,
     HIGHEST,
-    LATE,
-    REPEATED,
     ROWS_SCHEMA,
     STANDING,
     heads_decoder,
@@ -27,13 +23,10 @@ from chain_verifier.sources.frames import (
 from chain_verifier.sources.kafka_bounds import bounds_of
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken
-from chain_verifier.topic_walk import FrameHead, TopicWalk
-from orderchain.topic import default_topic
+from chain_verifier.topic_log import TopicLog, TopicRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from chain_verifier.config import TopicSource
     from chain_verifier.horizon import Horizon
@@ -44,7 +37,7 @@ _HEAD_COLUMNS: Final = (
 )  # fmt: skip
 
 
-class TopicTable:
+class TopicTable(Published):
     """The rows of a topic, each where it stands first; a row that stands again as it was is none.
 
     To open it reads every record once, to learn which frames there are; the rows are decoded when
@@ -67,61 +60,13 @@ class TopicTable:
         self._servers = source.servers
         self._chain_id = chain_id
         self._database = database
-        head = None if database is None else database.head
-        self._topic = source.topic or (head.topic if head else default_topic(chain_id))
-        is_own = head is not None and head.topic == self._topic
-        self._partition = head.topic_partition if head is not None and is_own else 0
+        self._head = None if database is None else database.head
+        self._topic, self._partition = place_of(source, chain_id, self._head)
         self._bounds = bounds_of(spark, self._servers, self._topic, self._partition)
-        self._walk = TopicWalk()
-        self._counts: Counter[str] = Counter()
-        self._forged: set[int] = set()
-        self._epochs: list[Finding] = []
-        self._heartbeat_id = 0
+        self._log = TopicLog(self.name)
         with as_broken(self.name):
             self._read_frames()
             self._changed = self._changed_repeats()
-
-    @property
-    def span(self) -> int:
-        """How many ids lie between the first row and the last."""
-        return self._walk.highest - (self._walk.first_pid or 0)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the topic holds beside rows that stand once, and what it no longer holds."""
-        told = [f"{self._walk.frames} frames, {self._counts['heartbeat']} heartbeats"]
-        refused = {
-            name: count for name, count in self._counts.items() if name not in _COUNTED_APART
-        }
-        if refused:
-            shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
-            told.append(f"{sum(refused.values())} records that are no frame of the chain: {shown}")
-        if self._counts["forged"]:
-            told.append(
-                f"{self._counts['forged']} forged frames: their seals are not the database's"
-            )
-        repeats = sum(bool(mark.seen) for mark in self._walk.marks.values())
-        if repeats:
-            told.append(f"{repeats} frames hold rows that were published before")
-        if self._bounds.first:
-            told.append(f"retention has removed the rows up to {self._first_start()}")
-        return tuple(told)
-
-    def narrowed(self, horizon: Horizon) -> Horizon:
-        """Return what of `horizon` the topic is to hold: not what retention removed, nor what the
-        database does not yet say was published.
-        """
-        head = horizon.head
-        if self._database is not None and head == self._database.head.last_id:
-            told = max(self._database.head.published_id, self._heartbeat_id, self._walk.highest)
-            head = min(told, head)
-        if not self._bounds.first:
-            return replace(horizon, head=head)
-        start = max(horizon.start, self._first_start() or head or 0)
-        return replace(horizon, start=start, head=None if head is None else max(head, start))
-
-    def _first_start(self) -> int:
-        return self._walk.first_pid or 0
 
     @property
     def rows(self) -> DataFrame:
@@ -133,45 +78,26 @@ class TopicTable:
     @property
     def forged_rows(self) -> DataFrame | None:
         """The rows of frames that the database disowns; None without such frames."""
-        return self._standing(FORGED) if self._forged else None
+        return self._standing(FORGED) if self._log.forged else None
 
-    def findings(self, horizon: Horizon) -> Findings:
+    def disorder(self, horizon: Horizon) -> Findings:
         """Return what is wrong with the order of the frames. Raises SourceBroken."""
-        falls = [
-            Finding(
-                kind=Kind.WRONG_EPOCH,
-                source=self.name,
-                id=fall.id,
-                epoch=fall.epoch,
-                expected_epoch=fall.expected_epoch,
-            )
-            for fall in self._walk.falls
-        ]
-        if not self._walk.is_late:
-            return gathered([*self._epochs, *falls])
+        epochs = gathered(self._log.wrong_epochs())
+        if not self._log.walk.is_late:
+            return epochs
         late = looked_at(self._decoded(), horizon).where(F.col(STANDING) == LATE)
-        groups = late.groupBy(HIGHEST).agg(
+        groups = late.groupBy(F.col(HIGHEST).alias("after_id")).agg(
             F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
         )
         with as_broken(self.name):
-            found = groups.orderBy("id", HIGHEST).collect()
-        return gathered([*self._epochs, *falls, *(self._late_finding(row) for row in found)])
-
-    def _late_finding(self, row: Row) -> Finding:
-        return Finding(
-            kind=Kind.OUT_OF_ORDER,
-            source=self.name,
-            id=row["id"],
-            until_id=row["until_id"],
-            after_id=row[HIGHEST],
-            count=row["count"],
-        )
+            frame = finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=self.name)
+            return joined([epochs, sampled(frame)])
 
     def _read_frames(self) -> None:
         heads = self._records().mapInArrow(heads_decoder(self._chain_id), HEADS_SCHEMA).persist()
         try:
             for head in self._judged(heads).orderBy("offset").toLocalIterator():
-                self._take(head)
+                self._log.take(TopicRecord(**head.asDict()))
         finally:
             heads.unpersist()
 
@@ -181,36 +107,9 @@ class TopicTable:
             judged = {"is_genuine": F.lit(True), "batch_epoch": F.col("epoch")}
             return heads.withColumns(judged).select(*_HEAD_COLUMNS, *judged)
         batches = self._database.batches()
-        joined = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
+        joined_rows = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
         judged = {"is_genuine": F.coalesce(is_genuine(), F.lit(False))}
-        return joined.withColumns(judged).select(*_HEAD_COLUMNS, *judged, "batch_epoch")
-
-    def _take(self, head: Row) -> None:
-        if head["reason"] is not None:
-            self._counts[head["reason"]] += 1
-        elif not head["is_genuine"]:
-            self._counts["forged"] += 1
-            if not head["is_heartbeat"]:
-                self._forged.add(head["offset"])
-        elif head["is_heartbeat"]:
-            self._counts["heartbeat"] += 1
-            self._heartbeat_id = max(self._heartbeat_id, head["last_id"])
-        else:
-            self._take_frame(head)
-
-    def _take_frame(self, head: Row) -> None:
-        fields = FrameHead.__struct_fields__
-        self._walk.add(FrameHead(**{name: head[name] for name in fields}))
-        if head["epoch"] != head["batch_epoch"]:
-            finding = Finding(
-                kind=Kind.WRONG_EPOCH,
-                source=self.name,
-                id=head["first_id"],
-                epoch=head["epoch"],
-                expected_epoch=head["batch_epoch"],
-            )
-            if len(self._epochs) < FINDINGS_MAX:
-                self._epochs.append(finding)
+        return joined_rows.withColumns(judged).select(*_HEAD_COLUMNS, *judged, "batch_epoch")
 
     def _changed_repeats(self) -> DataFrame | None:
         """Return the rows that stand again, but not as they stood before; None if there are none.
@@ -218,7 +117,7 @@ class TopicTable:
         Only the ids that stand twice are looked at, so what is shuffled is as little as was
         published again.
         """
-        seen = list(_ranges_of(self._walk))
+        seen = list(self._log.seen_again())
         if not seen:
             return None
         low, high = min(after for after, _ in seen), max(until for _, until in seen)
@@ -229,13 +128,13 @@ class TopicTable:
         return None if changed.isEmpty() else changed
 
     def _removed_until(self) -> int:
-        return self._first_start() if self._bounds.first else 0
+        return self.first_start if self._bounds.first else 0
 
     def _standing(self, *standings: int) -> DataFrame:
         return self._decoded().where(F.col(STANDING).isin(*standings)).select(*CONTENT)
 
     def _decoded(self) -> DataFrame:
-        decoder = rows_decoder(self._chain_id, self._walk.marks, frozenset(self._forged))
+        decoder = rows_decoder(self._chain_id, self._log.walk.marks, frozenset(self._log.forged))
         return self._records().mapInArrow(decoder, ROWS_SCHEMA)
 
     def _records(self) -> DataFrame:
@@ -257,9 +156,6 @@ class TopicTable:
         )
 
 
-_COUNTED_APART: Final = frozenset({"heartbeat", "forged"})
-
-
 def is_genuine() -> Column:
     """Return whether a frame is (a slice of) the batch behind the seal that it names."""
     at_head = F.col("last_id") == F.col("anchor_id")
@@ -272,8 +168,3 @@ def is_genuine() -> Column:
     return F.when(F.col("is_heartbeat"), at_head).otherwise(
         within & (~F.col("is_batch_end") | ends)
     )
-
-
-def _ranges_of(walk: TopicWalk) -> Iterator[tuple[int, int]]:
-    for mark in walk.marks.values():
-        yield from mark.seen

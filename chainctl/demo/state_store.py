@@ -76,7 +76,13 @@ async def open_state_store(dsn: str, chain_id: int, receiver: str) -> AsyncItera
         connection = await asyncpg.connect(
             dsn, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS
         )
-    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (
+        OSError,
+        ValueError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+    ) as error:
         raise connect_refusal(error, dsn) from error
     try:
         yield StateStore(connection, chain_id, receiver)

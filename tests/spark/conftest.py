@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import ParquetSource
-from chain_verifier.examine import Examined, How, examine
+from chain_verifier.examine import examine
 from chain_verifier.horizon import Horizon
+from chain_verifier.how import How
 from chain_verifier.session import open_session
 from chain_verifier.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
 from tests.spark.planting import CHAIN_ID, Row
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chain_verifier.examined import Examined
     from chain_verifier.sources.table import Table
 
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
@@ -43,6 +45,10 @@ def spark() -> Iterator[SparkSession]:
     with open_session(None, kafka=True) as session:
         # A few rows a test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
+        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
+        # The command line, the cluster and the demo are tested with compiled plans.
+        session.conf.set("spark.sql.codegen.wholeStage", "false")
+        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         yield session
 
 

@@ -121,11 +121,13 @@ _SPACING = 8
 """Faults next to each other can look like other faults; each gets this many rows of its own."""
 
 
-def plant(rng: random.Random, rows: Sequence[Row], source: str) -> Planted:
-    """Plant 1 to 5 faults, at most one of them a second root, the first row left as it is."""
+def plant(
+    rng: random.Random, rows: Sequence[Row], source: str, faults: tuple[int, int] = (1, 5)
+) -> Planted:
+    """Plant 1 to 5 `faults`, at most one of them a second root, the first row left as it is."""
     planted = Planted(list(rows), [], source)
     places = range(2, len(rows) - 4, _SPACING)
-    chosen = rng.sample(places, rng.randint(1, 5))
+    chosen = rng.sample(places, rng.randint(*faults))
     kinds = [_repeat, _fork, _orphan, _raise_pid]
     # From the end on, so that the places before stay where they are.
     for nth, index in enumerate(sorted(chosen, reverse=True)):

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
@@ -16,6 +17,7 @@ from chain_verifier.report import Report, Verdict
 from chain_verifier.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR, GAP_READER
+from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, write_journal
 
 if TYPE_CHECKING:
@@ -89,13 +91,13 @@ def audit(stored: str, role_dsn: Callable[[str], str]) -> DatabaseSource:
 
 @pytest.fixture
 def verified(spark: SparkSession, audit: DatabaseSource) -> Verified:
-    """Verifies the stored chain, alone or with journals."""
+    """Verifies the stored chain, alone or with journals, by both modes."""
 
     def run(*others: JournalSource, **options: Any) -> Report:
         request = VerifyRequest(
             chain_id=CHAIN_ID, sources=(*others, audit), bucket_bits=5, leaf_bits=5, **options
         )
-        return verify(request, spark)
+        return verified_by_both(request, spark)
 
     return run
 
@@ -116,17 +118,18 @@ def test_database_with_an_empty_chain_is_complete(
     assert (report.verdict, report.head, report.sources[0].rows) == (Verdict.COMPLETE, 0, 0)
 
 
-@pytest.mark.parametrize("index", [0, 150, 299])
-def test_database_with_a_row_deleted_names_its_id(
-    verified: Verified, execute: Callable[..., None], index: int
+def test_database_with_rows_deleted_names_their_ids(
+    verified: Verified, execute: Callable[..., None]
 ) -> None:
-    row = ROWS[index]
-    execute(f"DELETE FROM chain_event WHERE chain_id = {CHAIN_ID} AND id = {row.id}")  # noqa: S608
+    rows = [ROWS[index] for index in (0, 150, 299)]
+    for row in rows:
+        execute(f"DELETE FROM chain_event WHERE chain_id = {CHAIN_ID} AND id = {row.id}")  # noqa: S608
     report = verified()
-    expected = Finding(kind=Kind.GAP, source="database", after_id=row.pid, until_id=row.id)
-    assert report.findings == (expected,)
+    assert report.findings == tuple(
+        Finding(kind=Kind.GAP, source="database", after_id=row.pid, until_id=row.id) for row in rows
+    )
     assert report.verdict is Verdict.BROKEN
-    assert f"missing {row.id}" in "\n".join(report.lines())
+    assert f"missing {rows[1].id}" in "\n".join(report.lines())
 
 
 def test_database_with_a_row_and_the_link_to_it_taken_out_lacks_one_row(
@@ -160,33 +163,35 @@ def test_database_with_a_head_known_to_lie_further_lacks_the_tail(verified: Veri
     assert verified(head=HEAD - 10).verdict is Verdict.COMPLETE
 
 
-def test_database_against_a_whole_journal_is_complete(verified: Verified, tmp_path: Path) -> None:
-    journal = write_journal(tmp_path / "j", ROWS)
-    report = verified(JournalSource(path=str(journal)))
-    assert report.verdict is Verdict.COMPLETE
-    assert [comparison.against for comparison in report.comparisons] == ["database"]
-    assert report.comparisons[0].is_equal
-
-
-def test_database_against_a_journal_that_ends_early_names_the_tail(
+def test_database_against_journals_names_what_each_lacks_or_has_too_much(
     verified: Verified, tmp_path: Path
 ) -> None:
-    journal = JournalSource(path=str(write_journal(tmp_path / "j", ROWS[:-3])))
-    report = verified(journal)
-    gap = Finding(kind=Kind.GAP, source=journal.name, after_id=ROWS[-4].id, until_id=HEAD)
-    assert gap in report.findings
-    assert report.comparisons[0].counts == {"lacking": 3}
-
-
-def test_database_against_a_journal_with_rows_never_committed_names_them(
-    verified: Verified, tmp_path: Path
-) -> None:
+    """One whole; one that ends early; one with a row that was never committed, and one changed."""
     phantom = Row(HEAD + 1, HEAD, "phantom")
-    journal = JournalSource(path=str(write_journal(tmp_path / "j", [*ROWS, phantom])))
-    expected = Finding(
-        kind=Kind.BEYOND_HEAD, source=journal.name, id=phantom.id, pid=HEAD, until_id=HEAD
+    changed = [replace(row, key="other") if row is ROWS[5] else row for row in ROWS]
+    whole, short, other = (
+        JournalSource(path=str(write_journal(tmp_path / name, rows)))
+        for name, rows in (("whole", ROWS), ("short", ROWS[:-3]), ("other", [*changed, phantom]))
     )
-    assert verified(journal).findings == (expected,)
+    report = verified(whole, short, other)
+    assert [comparison.against for comparison in report.comparisons] == ["database"] * 3
+    assert [one.counts for one in report.comparisons] == [{}, {"lacking": 3}, {"differing": 1}]
+    verdicts = [source.verdict for source in report.sources]
+    assert verdicts == [Verdict.COMPLETE, Verdict.COMPLETE, Verdict.BROKEN, Verdict.BROKEN]
+    assert set(report.findings) == {
+        Finding(kind=Kind.GAP, source=short.name, after_id=ROWS[-4].id, until_id=HEAD),
+        *(
+            Finding(kind=Kind.LACKING, source=short.name, against="database", id=row.id)
+            for row in ROWS[-3:]
+        ),
+        Finding(
+            kind=Kind.BEYOND_HEAD, source=other.name, id=phantom.id, pid=HEAD, until_id=HEAD
+        ),
+        Finding(
+            kind=Kind.DIFFERING, source=other.name, against="database", id=ROWS[5].id,
+            columns=("key",),
+        ),
+    }  # fmt: skip
 
 
 def test_database_that_grows_meanwhile_leaves_the_new_rows_of_a_journal_out(

@@ -10,13 +10,15 @@ import pytest
 
 from chain_verifier.config import DatabaseSource, JournalSource, KeptSeal, VerifyRequest
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.local.verify import verify_locally
 from chain_verifier.verify import verify
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
 from orderchain.row_image import column_images
 from orderchain.seal import next_seal
-from tests.spark.planting import CHAIN_ID, chain_of, head_of
-from tests.spark.storing import execute, store
+from tests.spark.agreeing import verified_by_both
+from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
+from tests.spark.storing import batches_of, execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,13 +32,11 @@ if TYPE_CHECKING:
 
 ROWS = chain_of(random.Random(17), 60)
 HEAD = head_of(ROWS)
-FIRST, LAST = ROWS[20].id, ROWS[29].id
-"""The ends of the third batch, which the tests damage."""
 
 
 @pytest.fixture
 def verified(spark: SparkSession, database: str, role_dsn: Callable[[str], str]) -> Verified:
-    """Stores a chain of six batches, and verifies it with its seals."""
+    """Stores a chain of six batches, and verifies it with its seals, by both modes."""
     asyncio.run(store(database, ROWS))
 
     def run(**options: Any) -> Report:
@@ -48,7 +48,7 @@ def verified(spark: SparkSession, database: str, role_dsn: Callable[[str], str])
             leaf_bits=5,
             **({"seals": True} | options),
         )
-        return verify(request, spark)
+        return verified_by_both(request, spark)
 
     return run
 
@@ -66,74 +66,68 @@ def test_seals_with_a_clean_chain_have_no_findings(verified: Verified) -> None:
     assert verified().findings == ()
 
 
-@pytest.mark.parametrize(
-    "assignment",
-    ["payload = payload || '\\x00'", "key = key || ' '", "event_time_ns = event_time_ns + 1"],
-)
-def test_seals_with_a_row_changed_name_its_batch(
-    verified: Verified, change: Execute, assignment: str
+def batch(number: int) -> list[Row]:
+    """The rows of a batch; of the first ones these are ten."""
+    return batches_of(ROWS)[number]
+
+
+def ends(number: int) -> dict[str, int | None]:
+    return {"id": batch(number)[0].id, "until_id": batch(number)[-1].id}
+
+
+def test_seals_with_one_column_of_a_row_changed_name_its_batch(
+    verified: Verified, change: Execute
 ) -> None:
-    change(f"UPDATE chain_event SET {assignment} WHERE id = {ROWS[25].id}")  # noqa: S608 - numbers
+    assignments = (
+        "payload = payload || '\\x00'", "key = key || ' '", "event_time_ns = event_time_ns + 1",
+    )  # fmt: skip
+    for number, assignment in enumerate(assignments):
+        row_id = batch(number)[5].id
+        change(f"UPDATE chain_event SET {assignment} WHERE id = {row_id}")  # noqa: S608 - numbers
     assert verified(seals=False).is_clean
-    assert verified().findings == (finding(Kind.SEAL_MISMATCH, id=FIRST, until_id=LAST),)
+    expected = tuple(finding(Kind.SEAL_MISMATCH, **ends(number)) for number in range(3))
+    assert verified().findings == expected
 
 
-def test_seals_with_a_row_taken_out_and_its_link_mended_name_its_batch(
+def test_seals_with_rows_taken_out_or_under_another_id_name_their_batches(
     verified: Verified, change: Execute
 ) -> None:
+    taken, moved = batch(1)[5].id, (batch(3)[-1].id or 0) - 1
     change(
-        f"DELETE FROM chain_event WHERE id = {ROWS[25].id}",  # noqa: S608 - numbers
-        f"UPDATE chain_event SET pid = {ROWS[24].id} WHERE id = {ROWS[26].id}",  # noqa: S608 - numbers
-    )
-    counted = finding(Kind.BATCH_COUNT, id=FIRST, until_id=LAST, count=9, expected_count=10)
-    assert counted in verified().findings
-
-
-def test_seals_with_the_last_row_of_a_batch_under_another_id_name_the_range(
-    verified: Verified, change: Execute
-) -> None:
-    moved = (LAST or 0) - 1
-    change(
-        f"UPDATE chain_event SET id = {moved} WHERE id = {LAST}",  # noqa: S608 - numbers
-        f"UPDATE chain_event SET pid = {moved} WHERE id = {ROWS[30].id}",  # noqa: S608 - numbers
+        f"DELETE FROM chain_event WHERE id = {taken}",  # noqa: S608 - numbers
+        f"UPDATE chain_event SET pid = {batch(1)[4].id} WHERE id = {batch(1)[6].id}",  # noqa: S608
+        f"UPDATE chain_event SET id = {moved} WHERE id = {batch(3)[-1].id}",  # noqa: S608
+        f"UPDATE chain_event SET pid = {moved} WHERE id = {batch(4)[0].id}",  # noqa: S608
     )
     found = verified().findings
-    expected = finding(
-        Kind.BATCH_RANGE, id=FIRST, until_id=LAST, ids=(FIRST, moved), pid=ROWS[19].id
-    )
-    assert expected in found
-    assert {one.kind for one in found} == {Kind.BATCH_RANGE}
-    assert {one.id for one in found} == {FIRST, ROWS[30].id}
+    counted = finding(Kind.BATCH_COUNT, **ends(1), count=9, expected_count=10)
+    first_id, before = batch(3)[0].id, batch(2)[-1].id
+    ranged = finding(Kind.BATCH_RANGE, **ends(3), ids=(first_id, moved), pid=before)
+    assert {counted, ranged} <= set(found)
+    # The batch behind the moved row now begins behind another one than it says.
+    (behind,) = {one.id for one in found if one.kind is Kind.BATCH_RANGE} - {first_id}
+    assert behind == batch(4)[0].id
+    assert {one.kind for one in found} == {Kind.BATCH_COUNT, Kind.BATCH_RANGE, Kind.ROW_COUNT}
 
 
-@pytest.mark.parametrize(
-    "assignment", ["committed_at = committed_at + interval '1 us'", "epoch = epoch + 1"]
-)
-def test_seals_with_the_line_of_a_batch_changed_name_it(
-    verified: Verified, change: Execute, assignment: str
-) -> None:
-    change(f"UPDATE chain_batch SET {assignment} WHERE last_id = {LAST}")  # noqa: S608 - numbers
-    mismatch = finding(Kind.SEAL_MISMATCH, id=FIRST, until_id=LAST)
-    assert mismatch in verified().findings
-
-
-def test_seals_with_a_falling_epoch_name_the_batch(verified: Verified, change: Execute) -> None:
-    change(f"UPDATE chain_batch SET epoch = 0 WHERE last_id = {LAST}")  # noqa: S608 - numbers
-    epochs = finding(Kind.WRONG_EPOCH, id=FIRST, until_id=LAST, epoch=0, expected_epoch=1)
-    mismatch = finding(Kind.SEAL_MISMATCH, id=FIRST, until_id=LAST)
-    assert set(verified().findings) == {epochs, mismatch}
-
-
-def test_seals_with_the_head_row_changed_name_it(verified: Verified, change: Execute) -> None:
-    change("UPDATE chain_head SET last_seal = decode(repeat('00', 32), 'hex')")
-    assert verified().findings == (finding(Kind.HEAD_SEAL, id=HEAD, until_id=HEAD),)
-
-
-def test_seals_with_another_database_id_name_the_genesis(
+def test_seals_with_the_lines_of_batches_changed_name_each(
     verified: Verified, change: Execute
 ) -> None:
-    change("UPDATE schema_version SET database_id = gen_random_uuid()")
-    assert verified().findings == (finding(Kind.SEAL_MISMATCH, id=0, until_id=0),)
+    change(
+        f"UPDATE chain_batch SET committed_at = now() WHERE last_id = {batch(0)[-1].id}",  # noqa: S608
+        f"UPDATE chain_batch SET epoch = 0 WHERE last_id = {batch(2)[-1].id}",  # noqa: S608
+        f"UPDATE chain_batch SET epoch = epoch + 1 WHERE last_id = {batch(-1)[-1].id}",  # noqa: S608
+        "UPDATE chain_head SET last_seal = decode(repeat('00', 32), 'hex')",
+        "UPDATE schema_version SET database_id = gen_random_uuid()",
+    )
+    expected = {
+        finding(Kind.SEAL_MISMATCH, id=0, until_id=0),
+        *(finding(Kind.SEAL_MISMATCH, **ends(number)) for number in (0, 2, -1)),
+        finding(Kind.WRONG_EPOCH, **ends(2), epoch=0, expected_epoch=1),
+        finding(Kind.HEAD_SEAL, id=HEAD, until_id=HEAD),
+    }
+    found = verified().findings
+    assert (set(found), len(found)) == (expected, len(expected))
 
 
 def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(
@@ -144,17 +138,16 @@ def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(
     asyncio.run(_rewrite_last_batch(database))
     assert verified().is_clean
     assert verified(kept_seal=kept).findings == (finding(Kind.KEPT_SEAL, id=HEAD, until_id=HEAD),)
-
-
-def test_kept_seal_of_no_batch_is_found(verified: Verified) -> None:
-    kept = KeptSeal(id=(LAST or 0) + 1, seal=bytes(32))
-    assert verified(kept_seal=kept).counts == {"kept_seal": 1}
+    of_none = KeptSeal(id=(ROWS[29].id or 0) + 1, seal=bytes(32))
+    assert verified(kept_seal=of_none).counts == {"kept_seal": 1}
 
 
 def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:
     request = VerifyRequest(chain_id=1, sources=(JournalSource(path="x"),), seals=True)
     with pytest.raises(SettingError, match="whose seals"):
         verify(request, spark)
+    with pytest.raises(SettingError, match="whose seals"):
+        verify_locally(request)
 
 
 async def _head_seal(dsn: str) -> bytes:

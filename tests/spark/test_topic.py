@@ -13,12 +13,14 @@ from aiokafka.structs import TopicPartition
 from msgspec.structs import replace
 
 from chain_verifier.config import DatabaseSource, JournalSource, TopicSource, VerifyRequest
-from chain_verifier.findings import Finding, Kind
+from chain_verifier.findings import Kind
+from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR
+from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, chain_of, head_of, write_journal
 from tests.spark.publishing import frame_of, frames_of, heartbeat_of, publish
 from tests.spark.storing import execute, store
@@ -78,14 +80,14 @@ def topic(kafka_server: KafkaServer) -> Topic:
 
 @pytest.fixture
 def alone(spark: SparkSession, topic: Topic) -> Verified:
-    """Verifies the topic without anything else."""
+    """Verifies the topic without anything else, by both modes."""
 
     def run(**options: Any) -> Report:
         source = TopicSource(servers=topic.servers, topic=topic.name)
         request = VerifyRequest(
             chain_id=CHAIN_ID, sources=(source,), bucket_bits=5, leaf_bits=5, **options
         )
-        return verify(request, spark)
+        return verified_by_both(request, spark)
 
     return run
 
@@ -101,7 +103,7 @@ def frames(database: str) -> list[bytes]:
 def both(
     spark: SparkSession, topic: Topic, frames: list[bytes], role_dsn: Callable[[str], str]
 ) -> Verified:
-    """Verifies topic and database, and journals if some are given."""
+    """Verifies topic and database, and journals if some are given, by both modes."""
 
     def run(*others: JournalSource, **options: Any) -> Report:
         published = TopicSource(servers=topic.servers, topic=topic.name)
@@ -113,13 +115,13 @@ def both(
             leaf_bits=5,
             **options,
         )
-        return verify(request, spark)
+        return verified_by_both(request, spark)
 
     return run
 
 
-def sliced(rows: list[Any], size: int = 10) -> list[bytes]:
-    return [frame_of(rows[at : at + size]) for at in range(0, len(rows), size)]
+def sliced(rows: list[Any], size: int = 10, **fields: Any) -> list[bytes]:
+    return [frame_of(rows[at : at + size], **fields) for at in range(0, len(rows), size)]
 
 
 def found(report: Report) -> set[tuple[Any, ...]]:
@@ -135,75 +137,45 @@ def against(report: Report) -> list[tuple[Kind, int | None]]:
     return sorted((one.kind, one.id) for one in report.findings if one.against)
 
 
-def test_topic_with_the_whole_chain_is_proven_and_heartbeats_are_counted(
+def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
     topic: Topic, alone: Verified
 ) -> None:
-    topic.send(*sliced(ROWS), heartbeat_of(HEAD, bytes(32)))
+    """Heartbeats, records that are no frames of the chain, and repeats in other slices."""
+    first = sliced(ROWS)
+    broken = first[0][:-1] + bytes([first[0][-1] ^ 1])
+    refused = [b"{}", broken, b"", frame_of(ROWS[:5], chain_id=8)]
+    repeats = [*sliced(ROWS[15:]), *sliced(ROWS[50:], 3)]
+    topic.send(first[0], *refused, first[0], *first[1:4], *repeats, heartbeat_of(HEAD, bytes(32)))
     report = alone(head=HEAD)
-    assert report.verdict is Verdict.COMPLETE
+    assert (report.verdict, report.findings) == (Verdict.COMPLETE, ())
     assert report.sources[0].rows == len(ROWS)
-    assert "6 frames, 1 heartbeats" in report.sources[0].notes
+    frames = 5 + len(repeats)
+    assert set(report.sources[0].notes) == {
+        f"{frames} frames, 1 heartbeats",
+        "4 records that are no frame of the chain: 1 chain, 1 crc, 1 empty, 1 magic",
+        "8 frames hold rows that were published before",
+    }
     assert alone().verdict is Verdict.CONTIGUOUS
 
 
-def test_topic_with_repeats_in_other_slices_is_clean(topic: Topic, alone: Verified) -> None:
-    first = sliced(ROWS)
-    topic.send(first[0], first[0], *first[1:4], *sliced(ROWS[15:]), *sliced(ROWS[50:], 3))
-    report = alone(head=HEAD)
-    assert report.is_clean, report.findings
-    assert report.sources[0].rows == len(ROWS)
-    assert any("published before" in note for note in report.sources[0].notes)
-
-
-def test_topic_with_records_that_are_no_frames_counts_them_by_reason(
+def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each(
     topic: Topic, alone: Verified
 ) -> None:
-    frames = sliced(ROWS)
-    broken = frames[0][:-1] + bytes([frames[0][-1] ^ 1])
-    topic.send(b"{}", broken, b"", *frames, frame_of(ROWS[:5], chain_id=8))
+    """The frame of rows 10 to 19 is lost, that of 30 to 39 early, row 45 changed, the tail lost."""
+    frames = sliced(ROWS[:40], epoch=3)
+    changed = [replace(row, key="other") if row is ROWS[45] else row for row in ROWS[40:50]]
+    tail = frame_of(ROWS[40:50], epoch=2)
+    topic.send(frames[0], frames[3], frames[2], frames[3], tail, frame_of(changed, epoch=2))
     report = alone(head=HEAD)
-    assert report.is_clean, report.findings
-    expected = "4 records that are no frame of the chain: 1 chain, 1 crc, 1 empty, 1 magic"
-    assert expected in report.sources[0].notes
-
-
-def test_topic_with_a_lost_frame_names_the_gap(topic: Topic, alone: Verified) -> None:
-    frames = sliced(ROWS)
-    topic.send(*frames[:2], *frames[3:])
-    gap = (Kind.GAP, None, ROWS[19].id, ROWS[29].id, None)
-    assert found(alone(head=HEAD)) == {gap}
-
-
-def test_topic_with_a_lost_last_frame_names_it_by_the_head(topic: Topic, alone: Verified) -> None:
-    topic.send(*sliced(ROWS)[:-1])
-    assert found(alone(head=HEAD)) == {(Kind.GAP, None, ROWS[49].id, HEAD, None)}
-
-
-def test_topic_with_frames_out_of_order_names_the_late_rows(topic: Topic, alone: Verified) -> None:
-    frames = sliced(ROWS)
-    topic.send(*frames[:2], frames[3], frames[2], frames[3], *frames[4:])
-    late = (Kind.OUT_OF_ORDER, ROWS[20].id, ROWS[39].id, ROWS[29].id, 10)
-    assert found(alone(head=HEAD)) == {late}
-
-
-def test_topic_with_a_row_that_stands_again_otherwise_names_a_duplicate(
-    topic: Topic, alone: Verified
-) -> None:
-    changed = [replace(row, key="other") if row is ROWS[12] else row for row in ROWS]
-    topic.send(*sliced(ROWS), *sliced(changed[10:20]))
-    assert found(alone(head=HEAD)) == {(Kind.DUPLICATE, ROWS[12].id, None, None, 2)}
-
-
-def test_topic_with_a_falling_epoch_names_the_row(topic: Topic, alone: Verified) -> None:
-    topic.send(frame_of(ROWS[:10], epoch=3), frame_of(ROWS[10:], epoch=2))
-    expected = Finding(
-        kind=Kind.WRONG_EPOCH,
-        source=f"topic:{topic.name}",
-        id=ROWS[10].id,
-        epoch=2,
-        expected_epoch=3,
-    )
-    assert alone(head=HEAD).findings == (expected,)
+    assert found(report) == {
+        (Kind.GAP, None, ROWS[9].id, ROWS[19].id, None),
+        (Kind.OUT_OF_ORDER, ROWS[20].id, ROWS[39].id, ROWS[29].id, 10),
+        (Kind.DUPLICATE, ROWS[45].id, None, None, 2),
+        (Kind.WRONG_EPOCH, ROWS[40].id, None, None, None),
+        (Kind.GAP, None, ROWS[49].id, HEAD, None),
+    }
+    (fall,) = (one for one in report.findings if one.kind is Kind.WRONG_EPOCH)
+    assert (fall.epoch, fall.expected_epoch) == (2, 3)
 
 
 def test_topic_with_nothing_in_it_is_a_gap_up_to_the_head(topic: Topic, alone: Verified) -> None:
@@ -211,16 +183,20 @@ def test_topic_with_nothing_in_it_is_a_gap_up_to_the_head(topic: Topic, alone: V
     assert alone(head=0).is_clean
 
 
-def test_topic_that_is_not_there_is_refused(topic: Topic, alone: Verified) -> None:
-    topic.name = "missing"
-    with pytest.raises(TopicError, match="missing"):
-        alone()
-
-
-def test_topic_with_no_broker_is_refused(topic: Topic, alone: Verified) -> None:
-    topic.servers = "127.0.0.1:1"
-    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1"):
-        alone()
+def test_topic_that_is_not_there_or_has_no_broker_is_refused(
+    spark: SparkSession, topic: Topic
+) -> None:
+    missing = TopicSource(servers=topic.servers, topic="missing")
+    closed = TopicSource(servers="127.0.0.1:1", topic=topic.name)
+    for source, error, told in (
+        (missing, TopicError, "missing, partition 0"),
+        (closed, ConnectError, r"127\.0\.0\.1:1"),
+    ):
+        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,))
+        with pytest.raises(error, match=told):
+            verify(request, spark)
+        with pytest.raises(error, match=told):
+            verify_locally(request)
 
 
 def test_topic_with_retention_is_told_from_loss(
@@ -233,16 +209,6 @@ def test_topic_with_retention_is_told_from_loss(
     of_topic = report.sources[1]
     assert (of_topic.rows, of_topic.first_id) == (40, ROWS[20].id)
     assert f"retention has removed the rows up to {ROWS[19].id}" in of_topic.notes
-
-
-def test_topic_with_a_frame_lost_behind_retention_names_each_row(
-    topic: Topic, both: Verified, frames: list[bytes]
-) -> None:
-    topic.send(*frames[:3], *frames[4:])
-    topic.remove_before(2)
-    report = both()
-    assert found(report) == {(Kind.GAP, None, ROWS[29].id, ROWS[39].id, None)}
-    assert against(report) == [(Kind.LACKING, row.id) for row in ROWS[30:40]]
 
 
 def test_topic_with_a_range_that_the_publisher_skipped_is_clean(
@@ -271,41 +237,38 @@ def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_
     assert against(both()) == lacking
 
 
-def test_topic_with_forged_frames_counts_them_and_names_rows_of_no_commit(
-    topic: Topic, both: Verified, frames: list[bytes]
-) -> None:
-    last_id = HEAD + 10**6
-    foreign = [replace(OUTSIDE[0], id=last_id, pid=HEAD)]
-    topic.send(frame_of(foreign), *frames[:3], frame_of(ROWS[20:30]), *frames[3:])
-    report = both()
-    assert found(report) == set()
-    assert against(report) == [(Kind.SURPLUS, last_id)]
-    told = "2 forged frames: their seals are not the database's"
-    assert told in report.sources[1].notes
-
-
-def test_topic_with_another_epoch_than_the_batch_names_it(
-    topic: Topic, both: Verified, frames: list[bytes]
-) -> None:
-    header = decode_header(frames[1])
-    other = frame_of(
-        ROWS[10:20], epoch=2, seal_before=header.seal_before, seal_after=header.seal_after,
-        is_batch_end=True,
-    )  # fmt: skip
-    topic.send(frames[0], other, *frames[2:])
-    findings = both().findings
-    assert (Kind.WRONG_EPOCH, ROWS[10].id, 2, 1) in {
-        (one.kind, one.id, one.epoch, one.expected_epoch) for one in findings
-    }
-
-
-def test_three_sources_at_once_name_what_each_lacks(
+def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     topic: Topic, both: Verified, frames: list[bytes], tmp_path: Path
 ) -> None:
-    topic.send(*frames[:1], *frames[2:])
+    """On the topic retention removed two frames, a frame is lost, one is under another epoch, and
+    three are forged: with rows of no commit, with a changed row, and that one again.
+    """
+    phantom = replace(OUTSIDE[0], id=HEAD + 10**6, pid=HEAD)
+    changed = [replace(ROWS[40], key="other"), *ROWS[41:50]]
+    header = decode_header(frames[2])
+    other_epoch = frame_of(
+        ROWS[20:30], epoch=2, seal_before=header.seal_before, seal_after=header.seal_after,
+        is_batch_end=True,
+    )  # fmt: skip
+    forged = [frame_of([phantom]), frame_of(changed), frame_of(changed)]
+    topic.send(*frames[:2], other_epoch, *forged[:2], *frames[4:5], forged[2], *frames[5:])
+    topic.remove_before(2)
     path = write_journal(tmp_path / "j.jsonl", [*ROWS[:40], *ROWS[41:]])
     report = both(JournalSource(path=str(path)))
+    assert found(report) == {
+        (Kind.GAP, None, ROWS[29].id, ROWS[39].id, None),
+        (Kind.WRONG_EPOCH, ROWS[20].id, None, None, None),
+    }
+    (epoch,) = (one for one in report.findings if one.kind is Kind.WRONG_EPOCH)
+    assert (epoch.epoch, epoch.expected_epoch) == (2, 1)
+    assert [f for f in against(report) if f[0] is not Kind.LACKING] == [
+        (Kind.DIFFERING, ROWS[40].id), (Kind.SURPLUS, phantom.id),
+    ]  # fmt: skip
     assert {one.source: one.counts for one in report.comparisons} == {
-        f"topic:{topic.name}": {"lacking": 10},
+        f"topic:{topic.name}": {"lacking": 10, "differing": 1, "surplus": 1},
         f"journal:{path}": {"lacking": 1},
     }
+    lacking = [row_id for kind, row_id in against(report) if kind is Kind.LACKING]
+    assert lacking == [*(row.id for row in ROWS[30:40]), ROWS[40].id]
+    notes = {source.source: source.notes for source in report.sources}[f"topic:{topic.name}"]
+    assert "3 forged frames: their seals are not the database's" in notes

@@ -22,9 +22,11 @@ PROMISES = {
     "outbox": ["outbox"],
     "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
     "spark": ["chain_verifier.verify"],
-    "local": ["chain_verifier.local.verify", "chain_verifier.local.parquet"],
+    "local": [
+        "chain_verifier.local.verify", "chain_verifier.local.parquet", "chain_verifier.local.topic",
+    ],
     "stack": ["local_stack"],
-}
+}  # fmt: skip
 """What can be imported with each extra."""
 
 FOREIGN = {
@@ -34,7 +36,7 @@ FOREIGN = {
     "outbox": ["pyspark", "click", "rich", "numpy", "starlette"],
     "cli": ["pyspark"],
     "spark": ["asyncpg", "aiokafka", "click"],
-    "local": ["pyspark", "aiokafka", "click"],
+    "local": ["pyspark", "click"],
     "stack": ["asyncpg", "aiokafka", "click"],
 }
 """What an extra must not bring along."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from chain_verifier.batch_check import misfits_of
 from chain_verifier.config import KeptSeal, parse_kept_seal
-from chain_verifier.sources.batches import misfits_of
 from orderchain.errors import SettingError
 
 CHAIN_ID = 7

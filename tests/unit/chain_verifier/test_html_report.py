@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from chain_verifier.chains_report import ChainsReport, Unverified
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.html_report import html_report
+from chain_verifier.html_report import html_chains_report, html_report
 from chain_verifier.picture import FilledGap, Picture, Tile
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
 
@@ -142,3 +143,16 @@ def test_page_with_more_findings_than_it_shows_counts_the_rest() -> None:
     )
     report = replace(CLEAN, verdict=Verdict.BROKEN, counts={"gap": 9_000}, findings=gaps)
     assert "8000 more, not shown here" in _Page(html_report(report, None, NOW)).text
+
+
+def test_page_of_several_chains_tells_each_verdict_first_and_then_all_of_each() -> None:
+    gone = Unverified(chain_id=3, is_refused=False, reason=HOSTILE)
+    chains = ChainsReport(
+        outcomes=(CLEAN, replace(broken(), chain_id=8), gone), spark_start_seconds=0, seconds=3.0
+    )
+    page = _Page(html_chains_report(chains, {7: PICTURE}, NOW))
+    assert page.open == []
+    assert "1 of 3 clean" in page.text
+    assert page.text.index(HOSTILE) < page.text.index("Verification of chain 7")
+    assert "Verification of chain 8" in page.text
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img"})

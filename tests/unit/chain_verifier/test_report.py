@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
+from chain_verifier.findings import Finding, Findings, Kind, counted, gathered, joined
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
 
 
@@ -57,7 +57,12 @@ def test_report_with_every_kind_has_a_text_for_it() -> None:
 
 
 def test_findings_beyond_the_bound_are_counted_and_not_kept() -> None:
-    found = gathered(map(gap, range(1, FINDINGS_MAX + 11)), {Kind.GAP: 5, Kind.NULL: 0})
+    every = tuple(map(gap, range(1, FINDINGS_MAX + 11)))
+    found = gathered(every)
     assert len(found.kept) == FINDINGS_MAX
-    assert found.counts == {"gap": FINDINGS_MAX + 15}
-    assert joined([found, found]).total == 2 * (FINDINGS_MAX + 15)
+    assert found.counts == {"gap": FINDINGS_MAX + 10}
+    assert found.wholes == (every,)
+    both = joined([found, counted(lambda: every)])
+    assert both.total == 2 * (FINDINGS_MAX + 10)
+    assert len(both.kept) == 2 * FINDINGS_MAX
+    assert joined([gathered([]), counted(lambda: [])]) == Findings()

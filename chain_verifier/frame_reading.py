@@ -1,0 +1,61 @@
+"""What a verifier makes of one record of a topic: a frame and its rows, or why it is none. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from orderchain.errors import FrameError
+from orderchain.frame import decode_header, decode_linked_body
+
+if TYPE_CHECKING:
+    from chain_verifier.topic_walk import FrameMark
+    from orderchain.event import Event
+    from orderchain.frame import FrameHeader
+
+OTHER_CHAIN: Final = "chain"
+"""The reason counted for a frame of another chain, beside those of `docs/wire.md`."""
+
+FIRST: Final = 0
+REPEATED: Final = 1
+LATE: Final = 2
+"""New, but behind a row that comes after it in the chain."""
+FORGED: Final = 3
+"""Of a frame that the database disowns."""
+
+
+def header_of(value: bytes | None, chain_id: int) -> FrameHeader | str:
+    """Return the header of a frame, or the reason why a record is no frame of the chain.
+
+    The whole frame is decoded: what a receiver drops for its body is no frame here either.
+    """
+    try:
+        header = decode_header(value)
+        if header.chain_id != chain_id:
+            return OTHER_CHAIN
+        if value is not None and not header.is_heartbeat:
+            decode_linked_body(value, header)
+    except FrameError as error:
+        return error.reason
+    return header
+
+
+def events_of(value: bytes | None, chain_id: int) -> list[Event]:
+    """Return the rows of a frame of the chain; none of any other record."""
+    try:
+        header = decode_header(value)
+        if value is None or header.chain_id != chain_id or header.is_heartbeat:
+            return []
+        return decode_linked_body(value, header)
+    except FrameError:
+        return []
+
+
+def standing_of(row_id: int, mark: FrameMark | None, *, is_forged: bool) -> int:
+    """Return how a row of a frame with `mark` stands on the topic: one of the four numbers."""
+    if is_forged:
+        return FORGED
+    if mark is None:
+        return FIRST
+    if mark.is_seen(row_id):
+        return REPEATED
+    return LATE if row_id < mark.highest_before else FIRST

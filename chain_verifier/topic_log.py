@@ -1,0 +1,111 @@
+"""What the records of a topic come to, taken one by one in the order of their offsets. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.topic_walk import FrameHead, TopicWalk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COUNTED_APART: Final = frozenset({"heartbeat", "forged"})
+
+
+class TopicRecord(Struct, frozen=True, gc=False):
+    """One record, judged by itself and by the database."""
+
+    offset: int
+    reason: str | None = None
+    """Why it is no frame of the chain; the fields below say nothing then."""
+    is_heartbeat: bool | None = None
+    first_pid: int | None = None
+    first_id: int | None = None
+    last_id: int | None = None
+    count: int | None = None
+    epoch: int | None = None
+    is_genuine: bool = False
+    """Its seals are those of a batch of the database; True where there is none to ask."""
+    batch_epoch: int | None = None
+    """Under which the database holds the batch."""
+
+
+class TopicLog:
+    """The frames of one topic, as far as their places go."""
+
+    def __init__(self, source: str) -> None:
+        self.walk = TopicWalk()
+        self.forged: set[int] = set()
+        """Offsets of frames that the database disowns."""
+        self.heartbeat_id = 0
+        """The highest head that a genuine heartbeat has told of."""
+        self._source = source
+        self._counts: Counter[str] = Counter()
+        self._epochs: list[Finding] = []
+
+    def take(self, record: TopicRecord) -> None:
+        """Take the next record."""
+        if record.reason is not None:
+            self._counts[record.reason] += 1
+        elif not record.is_genuine:
+            self._counts["forged"] += 1
+            if not record.is_heartbeat:
+                self.forged.add(record.offset)
+        elif record.is_heartbeat:
+            self._counts["heartbeat"] += 1
+            self.heartbeat_id = max(self.heartbeat_id, record.last_id or 0)
+        else:
+            self._take_frame(record)
+
+    def _take_frame(self, record: TopicRecord) -> None:
+        frame = FrameHead(
+            offset=record.offset,
+            first_pid=record.first_pid or 0,
+            first_id=record.first_id or 0,
+            last_id=record.last_id or 0,
+            count=record.count or 0,
+            epoch=record.epoch or 0,
+        )
+        self.walk.add(frame)
+        if record.epoch != record.batch_epoch:
+            self._epochs.append(self._wrong_epoch(frame.first_id, frame.epoch, record.batch_epoch))
+
+    def wrong_epochs(self) -> list[Finding]:
+        """Return the frames under another epoch than their batch, or under a lower one than those
+        before; at most one a frame.
+        """
+        falls = [
+            self._wrong_epoch(fall.id, fall.epoch, fall.expected_epoch) for fall in self.walk.falls
+        ]
+        return [*self._epochs, *falls]
+
+    def _wrong_epoch(self, row_id: int, epoch: int, expected: int | None) -> Finding:
+        return Finding(
+            kind=Kind.WRONG_EPOCH,
+            source=self._source,
+            id=row_id,
+            epoch=epoch,
+            expected_epoch=expected,
+        )
+
+    def seen_again(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges (after, until] of rows that were published before."""
+        for mark in self.walk.marks.values():
+            yield from mark.seen
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the topic holds beside rows that stand once."""
+        yield f"{self.walk.frames} frames, {self._counts['heartbeat']} heartbeats"
+        refused = {name: n for name, n in self._counts.items() if name not in _COUNTED_APART}
+        if refused:
+            shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
+            yield f"{sum(refused.values())} records that are no frame of the chain: {shown}"
+        if self._counts["forged"]:
+            yield f"{self._counts['forged']} forged frames: their seals are not the database's"
+        repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
+        if repeats:
+            yield f"{repeats} frames hold rows that were published before"

@@ -1,0 +1,261 @@
+"""The steps of a verification, the same for Spark and plain Python: open, look, compare, tell."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from chain_verifier.config import DatabaseSource
+from chain_verifier.differing import differing_buckets
+from chain_verifier.examined import Examined
+from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
+from chain_verifier.horizon import Horizon
+from chain_verifier.how import How, how_to_scan
+from chain_verifier.published import Published, without_skipped
+from chain_verifier.report import Comparison, Report, SourceReport, verdict_of
+from chain_verifier.stopwatch import stopwatch
+from chain_verifier.truth import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chain_verifier.bucket import Bucket
+    from chain_verifier.config import KeptSeal, Source, VerifyRequest
+
+    Progress = Callable[[str], None]
+    Ranges = Sequence[tuple[int, int]]
+
+
+class OpenTable(Protocol):
+    """One source, opened; the modes add how its rows are read."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        ...
+
+    @property
+    def span(self) -> int | None:
+        """About how many ids lie between the first row and the last; None if not known."""
+        ...
+
+
+T = TypeVar("T", bound=OpenTable)
+
+
+class Mode(Protocol[T]):
+    """What Spark and plain Python each do in their own way. Raises RefusedError, SourceBroken."""
+
+    def open(self, source: Source) -> T:
+        """Open a source; the database comes before all others."""
+        ...
+
+    def examine(self, table: T, horizon: Horizon, how: How) -> Examined:
+        """Scan a source, and name its faults."""
+        ...
+
+    def rows_beyond(self, table: T, horizon: Horizon, head: int) -> Findings:
+        """Return the rows behind `head`, which may itself lie behind that of `horizon`."""
+        ...
+
+    def compare(
+        self, table: T, base: T, differing: Sequence[Bucket], horizon: Horizon, skips: Ranges
+    ) -> Findings:
+        """Return what `table` lacks, has too much, or holds with other content than `base`.
+
+        Only in the buckets that differ, and only between the ends of `horizon`, which may be
+        narrower than what was scanned of either. Rows in the ranges (after, until] of `skips` may
+        be lacking.
+        """
+        ...
+
+    def strays(self, topic: T, base: T, horizon: Horizon) -> Findings:
+        """Return the rows of forged frames that `base` does not hold, or holds otherwise."""
+        ...
+
+    def check_seals(self, table: T, kept: KeptSeal | None) -> Findings:
+        """Return the batches of the database whose rows do not give their seals."""
+        ...
+
+    def write_findings(self, findings: Findings, folder: str) -> None:
+        """Add all `findings` to the files in `folder`."""
+        ...
+
+
+class Looked(Struct, Generic[T], frozen=True, kw_only=True):
+    """One source with what was found in it."""
+
+    table: T
+    horizon: Horizon
+    examined: Examined
+    findings: Findings
+    notes: tuple[str, ...]
+    seconds: float
+
+
+class Verification(Generic[T]):
+    """One run over one chain: all tables are opened first, and looked at up to the same head."""
+
+    def __init__(self, request: VerifyRequest, mode: Mode[T], progress: Progress) -> None:
+        self._request = request
+        self._mode = mode
+        self._progress = progress
+        self._began = time.monotonic()
+        self._truth: Truth | None = None
+        self._skips: Ranges = ()
+
+    def run(self, start_seconds: float = 0.0) -> Report:
+        """Verify, and report; `start_seconds` is what starting Spark took, and counts too."""
+        self._began -= start_seconds
+        # The database first: what the others hold was committed before its head was read, or a
+        # second look at the head tells.
+        ordered = sorted(self._request.sources, key=lambda s: not isinstance(s, DatabaseSource))
+        self._progress("opening " + ", ".join(source.name for source in ordered))
+        tables = [self._mode.open(source) for source in ordered]
+        self._truth = next((table for table in tables if isinstance(table, Truth)), None)
+        self._horizon = self._horizon_of_all()
+        if self._truth is not None and any(isinstance(table, Published) for table in tables):
+            self._skips = self._truth.skips()
+        how = how_to_scan(self._request, (table.span for table in tables))
+        looked = [self._look(table, how) for table in tables]
+        compared = [self._compare(one, looked[0]) for one in looked[1:]]
+        every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
+        if self._request.findings_folder is not None:
+            self._progress(f"writing {every.total} findings")
+            self._mode.write_findings(every, self._request.findings_folder)
+        return self._report(looked, [one for one, _ in compared], every, start_seconds)
+
+    def _horizon_of_all(self) -> Horizon:
+        """Return the horizon: a head that is asked for can only lie behind the database's own."""
+        heads = [self._request.head, self._truth.head.last_id if self._truth else None]
+        return Horizon(
+            chain_id=self._request.chain_id,
+            start=self._request.start,
+            head=max((head for head in heads if head is not None), default=None),
+        )
+
+    def _look(self, table: T, how: How) -> Looked[T]:
+        self._progress(f"checking {table.name}")
+        with stopwatch() as seconds:
+            topic = table if isinstance(table, Published) else None
+            horizon = topic.narrowed(self._horizon) if topic else self._horizon
+            examined = self._mode.examine(table, horizon, how)
+            beyond, notes = self._judge_beyond(table, examined, horizon)
+            parts = [joined([examined.findings, beyond])]
+            if topic is not None:
+                notes += topic.notes_on(horizon, self._horizon, self._skips)
+                parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
+            parts.append(self._judge_count(table, examined, joined(parts)))
+            parts.append(self._judge_seals(table))
+        return Looked(
+            table=table,
+            horizon=horizon,
+            examined=examined,
+            findings=joined(parts),
+            notes=(*examined.notes, *notes),
+            seconds=seconds(),
+        )
+
+    def _judge_beyond(
+        self, table: T, examined: Examined, horizon: Horizon
+    ) -> tuple[Findings, tuple[str, ...]]:
+        """Tell rows that were committed after the head was read from rows that never were."""
+        head = horizon.head
+        if head is None or examined.beyond_id is None:
+            return Findings(), ()
+        notes: tuple[str, ...] = ()
+        if self._truth is not None and table is not self._truth:
+            head_now = max(head, self._truth.head_now())
+            if head_now > head:
+                notes = (f"rows behind the head {head} were committed since, and left out",)
+            if examined.beyond_id <= head_now:
+                return Findings(), notes
+            head = head_now
+        return self._mode.rows_beyond(table, horizon, head), notes
+
+    def _judge_count(self, table: T, examined: Examined, findings: Findings) -> Findings:
+        """Hold the number of rows against what the commits counted, where nothing else is wrong.
+
+        A row that was taken out together with the link to it leaves a path behind, one row short.
+        """
+        if not isinstance(table, Truth) or findings.total or self._request.start:
+            return Findings()
+        expected = table.head.rows_counted
+        if examined.rows == expected:
+            return Findings()
+        finding = Finding(
+            kind=Kind.ROW_COUNT,
+            source=table.name,
+            count=examined.rows,
+            expected_count=expected,
+        )
+        return gathered([finding])
+
+    def _judge_seals(self, table: T) -> Findings:
+        if table is not self._truth or not self._request.checks_seals:
+            return Findings()
+        self._progress(f"recomputing the seals of {table.name}")
+        return self._mode.check_seals(table, self._request.kept_seal)
+
+    def _compare(self, one: Looked[T], base: Looked[T]) -> tuple[Comparison, Findings]:
+        name, against = one.table.name, base.table.name
+        self._progress(f"comparing {name} with {against}")
+        with stopwatch() as seconds:
+            horizon = one.horizon.within(base.horizon)
+            found = self._differences(one, base, horizon)
+            if isinstance(one.table, Published):
+                found = joined([found, self._mode.strays(one.table, base.table, horizon)])
+        comparison = Comparison(
+            source=name,
+            against=against,
+            is_equal=not found.total,
+            counts=found.counts,
+            seconds=seconds(),
+        )
+        return comparison, found
+
+    def _differences(self, one: Looked[T], base: Looked[T], horizon: Horizon) -> Findings:
+        differing = differing_buckets(one.examined.buckets, base.examined.buckets, horizon)
+        if not differing:
+            return Findings()
+        skips = self._skips if isinstance(one.table, Published) else ()
+        return self._mode.compare(one.table, base.table, differing, horizon, skips)
+
+    def _report(
+        self,
+        looked: Sequence[Looked[T]],
+        comparisons: Sequence[Comparison],
+        every: Findings,
+        start_seconds: float,
+    ) -> Report:
+        return Report(
+            chain_id=self._request.chain_id,
+            verdict=verdict_of(every, self._horizon),
+            start=self._horizon.start,
+            head=self._horizon.head,
+            sources=tuple(self._source_report(one) for one in looked),
+            comparisons=tuple(comparisons),
+            counts=every.counts,
+            findings=every.kept,
+            spark_start_seconds=round(start_seconds, 3),
+            seconds=round(time.monotonic() - self._began, 3),
+        )
+
+    def _source_report(self, one: Looked[Any]) -> SourceReport:
+        buckets = one.examined.buckets
+        return SourceReport(
+            source=one.table.name,
+            verdict=verdict_of(one.findings, self._horizon),
+            rows=one.examined.rows,
+            first_id=min((bucket.first_id for bucket in buckets), default=None),
+            last_id=max((bucket.last_id for bucket in buckets), default=None),
+            counts=one.findings.counts,
+            notes=one.notes,
+            seconds=one.seconds,
+        )
+
+
+def silent(line: str) -> None:
+    """Tell nobody: the progress of whoever does not watch."""

@@ -1,0 +1,80 @@
+"""Several chains in one run, in one Spark: each with its own sources, verdict and findings."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from chain_verifier.chains_report import Unverified
+from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
+from chain_verifier.local.verify import verify_chains_locally
+from chain_verifier.report import Report, Verdict
+from chain_verifier.verify import verify_chains
+from orderchain.errors import InputError, SettingError
+from tests.spark.agreeing import said
+from tests.spark.planting import chain_of, head_of, write_journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def request_of(
+    folder: Path, chain_id: int, *, lacks: int | None = None, of: int | None = None
+) -> VerifyRequest:
+    """A chain whose journal lacks a row, or holds rows `of` another chain."""
+    rows = [replace(row, chain_id=of or chain_id) for row in chain_of(random.Random(chain_id), 30)]
+    kept = [row for number, row in enumerate(rows) if number != lacks]
+    path = write_journal(folder / f"{chain_id}.jsonl", kept)
+    source = JournalSource(path=str(path))
+    return VerifyRequest(chain_id=chain_id, sources=(source,), head=head_of(rows))
+
+
+def test_chains_with_each_another_outcome_are_told_apart_by_both_modes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    known = Unverified(chain_id=5, is_refused=False, reason="known before")
+    away = DatabaseSource(dsn="postgresql://auditor:sesame@127.0.0.1:1/x")
+    chains = [
+        request_of(tmp_path, 1),
+        request_of(tmp_path, 2, lacks=9),
+        request_of(tmp_path, 3, of=8),
+        VerifyRequest(chain_id=4, sources=(away,)),
+        known,
+    ]
+    by_spark = verify_chains(chains, spark)
+    locally = verify_chains_locally(chains)
+    for report in (by_spark, locally):
+        clean, broken, foreign, unreachable, kept = report.outcomes
+        assert isinstance(clean, Report)
+        assert isinstance(broken, Report)
+        assert (clean.verdict, broken.verdict) == (Verdict.COMPLETE, Verdict.BROKEN)
+        assert broken.counts == {"gap": 1}
+        assert isinstance(foreign, Unverified)
+        assert isinstance(unreachable, Unverified)
+        assert (foreign.is_refused, unreachable.is_refused) == (True, True)
+        assert "none of chain 3" in foreign.reason
+        assert "sesame" not in unreachable.reason
+        assert kept is known
+    pairs = zip(by_spark.reports, locally.reports, strict=True)
+    assert [said(one) == said(other) for one, other in pairs] == [True, True]
+
+
+def test_chains_with_what_cannot_be_used_are_refused_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    whole = request_of(tmp_path, 1)
+    missing = JournalSource(path=str(tmp_path / "missing"))
+    for wrong, error in (
+        (VerifyRequest(chain_id=2, sources=(missing,)), InputError),
+        (VerifyRequest(chain_id=2, sources=whole.sources * 2), SettingError),
+        (VerifyRequest(chain_id=2, sources=whole.sources, seals=True), SettingError),
+    ):
+        with pytest.raises(error):
+            verify_chains([whole, wrong])
+        with pytest.raises(error):
+            verify_chains_locally([whole, wrong])

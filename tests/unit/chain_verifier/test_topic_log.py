@@ -1,0 +1,95 @@
+"""What a verifier remembers of a topic: frames, what is none, what is forged, epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chain_verifier.bounds import Bounds
+from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.horizon import Horizon
+from chain_verifier.published import Published, without_skipped
+from chain_verifier.topic_log import TopicLog, TopicRecord
+from chain_verifier.truth import DatabaseHead
+
+HORIZON = Horizon(chain_id=7, start=0, head=40)
+
+
+def frame(offset: int, pid: int, last_id: int, **fields: Any) -> TopicRecord:
+    given = {"epoch": 1, "batch_epoch": 1, "is_genuine": True, "is_heartbeat": False} | fields
+    return TopicRecord(
+        offset=offset, first_pid=pid, first_id=pid + 1, last_id=last_id, count=10, **given
+    )
+
+
+class Topic(Published):
+    """A topic of which only its places are known."""
+
+    name = "topic"
+
+    def __init__(self, *records: TopicRecord, first: int = 0, head: int | None = None) -> None:
+        self._log = TopicLog("topic")
+        self._bounds = Bounds(first=first, end=first + len(records))
+        self._head = None
+        if head is not None:
+            self._head = DatabaseHead(
+                last_id=head, first_row_id=1, last_row_id=head, rows_counted=head, seal=b"",
+                epoch=1, published_id=0, topic="t", topic_partition=0, database_id="",
+            )  # fmt: skip
+        for record in records:
+            self._log.take(record)
+
+    def disorder(self, horizon: Horizon) -> Findings:
+        return gathered(self._log.wrong_epochs())
+
+
+def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
+    topic = Topic(
+        frame(0, 0, 10),
+        TopicRecord(offset=1, reason="crc"),
+        frame(2, 500, 510, is_genuine=False),
+        frame(3, 10, 10, is_heartbeat=True),
+        frame(4, 900, 900, is_heartbeat=True, is_genuine=False),
+        frame(5, 0, 10),
+    )
+    assert topic.notes_on(HORIZON, HORIZON, [(10, 20)]) == (
+        "2 frames, 1 heartbeats",
+        "1 records that are no frame of the chain: 1 crc",
+        "2 forged frames: their seals are not the database's",
+        "1 frames hold rows that were published before",
+        "rows behind 10 up to 20 were skipped",
+    )
+    assert topic.span == 10
+
+
+def test_log_names_a_frame_of_another_epoch_than_its_batch_and_one_that_falls() -> None:
+    topic = Topic(frame(0, 0, 10, epoch=3, batch_epoch=2), frame(1, 10, 20, epoch=2, batch_epoch=2))
+    found = topic.disorder(HORIZON)
+    assert [(one.id, one.epoch, one.expected_epoch) for one in found.kept] == [
+        (1, 3, 2),
+        (11, 2, 3),
+    ]
+    assert found.counts == {"wrong_epoch": 2}
+
+
+def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -> None:
+    records = (frame(5, 10, 20), frame(6, 20, 30))
+    cut = Topic(*records, first=5, head=40)
+    assert cut.narrowed(HORIZON) == Horizon(chain_id=7, start=10, head=30)
+    assert "retention has removed the rows up to 10" in cut.notes_on(HORIZON, HORIZON, ())
+    told = Topic(*records, frame(7, 35, 35, is_heartbeat=True), head=40)
+    assert told.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
+    assert Topic(*records).narrowed(HORIZON) == HORIZON
+    assert Topic(first=9, head=40).narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=0)
+
+
+def test_gaps_within_a_skipped_range_are_none_and_all_others_stay() -> None:
+    def gap(after_id: int, until_id: int) -> Finding:
+        return Finding(kind=Kind.GAP, source="topic", after_id=after_id, until_id=until_id)
+
+    fork = Finding(kind=Kind.FORK, source="topic", pid=5, ids=(6, 7))
+    found = gathered([gap(0, 5), gap(10, 20), gap(20, 31), fork])
+    left = without_skipped(found, [(10, 30)])
+    assert left.kept == (gap(0, 5), gap(20, 31), fork)
+    assert left.counts == {"gap": 2, "fork": 1}
+    assert left.wholes == ((gap(0, 5), gap(20, 31), fork),)
+    assert without_skipped(found, []) is found
