@@ -94,12 +94,12 @@ class FreshAttempt:
     async def fail(self, error: BaseException) -> None:
         """See `Attempt.fail`."""
         kit = self._kit
-        is_broken_off = isinstance(error, asyncio.CancelledError) or is_interruption(
-            error, self.connection
-        )
+        is_broken_off = is_interruption(error, self.connection)
         await self._roll_back()
         await kit.filter.clear([delivery.message_id for delivery in self.deliveries])
-        if is_broken_off:
+        if isinstance(error, asyncio.CancelledError):
+            kit.put_back(self.deliveries)
+        elif is_broken_off:
             kit.interrupted(error)
             kit.put_back(self.deliveries)
         elif len(self.deliveries) > 1:
@@ -174,7 +174,10 @@ class ParkedAttempt:
     async def fail(self, error: BaseException) -> None:
         """See `Attempt.fail`."""
         kit, (delivery,) = self._kit, self.deliveries
-        if isinstance(error, asyncio.CancelledError) or is_interruption(error, self._locking):
+        if isinstance(error, asyncio.CancelledError):
+            self._locking.terminate()
+            return
+        if is_interruption(error, self._locking):
             self._break_off(error)
             return
         try:
@@ -241,7 +244,8 @@ async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseExcep
                     connection, delivery,
                     failures=decision.failures, due_ns=decision.due_ns, error=told,
                 )  # fmt: skip
-                until_ns = await kit.inbox.parked_until(connection, delivery.message_id)
+                until = await kit.inbox.parked_until(connection, [delivery])
+                until_ns = until.get(delivery.message_id)
     except AWAY as broken:
         # It will fail once more and be counted then: a failure that is not stored is none.
         kit.interrupted(broken)

@@ -93,7 +93,8 @@ class ConsumerKit:
     def applied(self, deliveries: Iterable[Delivery]) -> None:
         """Take note of messages that are applied, now or before: finish, and confirm."""
         for delivery in deliveries:
-            self._confirm(delivery, APPLIED, 0)
+            if delivery.confirm_topic is not None:
+                self._confirm(delivery, APPLIED, 0)
             self.finished(delivery)
 
     def parked(self, delivery: Delivery, until_ns: int) -> None:
@@ -114,6 +115,12 @@ class ConsumerKit:
             )
             self.confirms.add(delivery.confirm_topic, confirm)
             self.settled.set()
+
+    def dealt_with(self, deliveries: Sequence[Delivery]) -> None:
+        """Finish messages of which there is nothing to tell, and open their lanes."""
+        for delivery in deliveries:
+            self.finished(delivery)
+        self.release(deliveries)
 
     # -- a delivery leaves a worker's hands ------------------------------------------------------
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from asyncpg.pgproto import pgproto
 from msgspec import Struct
 
 from orderchain.errors import SettingError
@@ -42,6 +43,8 @@ class Delivery(Struct, eq=False):
     """Whether it is tried without others: one of the batch that it was in has failed."""
     looked_before: bool = False
     """Whether another worker was found at work on it, and was given time."""
+    lane: bytes = b""
+    """What it is worked on in turn with: its key, or itself where it has none."""
     handling: Any = None
     """The block of `transaction` or `attempt`, where a loop got this delivery."""
 
@@ -59,15 +62,15 @@ class Delivery(Struct, eq=False):
         handling: Handling[None] = self._handling(is_idempotent=True)
         return handling
 
+    def __post_init__(self) -> None:
+        """Name the lane: keys begin with a letter, so none is taken for an id of 16 bytes."""
+        key = self.key_bytes
+        self.lane = self.message_id.bytes if key is None else b"key " + key
+
     @property
     def key(self) -> str | None:
         """The key as text; bytes that are no UTF-8 are shown with backslashes."""
         return None if self.key_bytes is None else self.key_bytes.decode(errors="backslashreplace")
-
-    @property
-    def lane(self) -> bytes:
-        """What it is worked on in turn with: its key, or itself where it has none."""
-        return self.message_id.bytes if self.key_bytes is None else b"k" + self.key_bytes
 
     @property
     def place(self) -> tuple[str, int]:
@@ -85,7 +88,7 @@ class Delivery(Struct, eq=False):
 
 def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
     """Return what a record holds. Raises BadRecord for one that is no message of ours."""
-    told = read_headers(record.headers)
+    told = read_headers(record.headers, make_id=pgproto.UUID)
     return Delivery(
         message_id=told.message_id,
         destination=told.destination,

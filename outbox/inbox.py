@@ -28,6 +28,8 @@ TRIES_USED_UP: Final = "tries used up"
 REFUSED: Final = "refused by the handler"
 TOO_OLD: Final = "older than the inbox"
 
+_BEHIND: Final = "waits behind an earlier message of its key"
+
 _ERROR_CHARS_MAX: Final = 2_000
 """What is kept of an error's text: it is read by a person, in a list."""
 
@@ -120,10 +122,28 @@ class Inbox:
             connection, "park", *_row_of(delivery), failures, _time_of(due_ns), shown(error)
         )
 
-    async def parked_until(self, connection: Connection, message_id: UUID) -> int | None:
-        """Return until when (ns) a message waits; None when it is parked no more."""
-        rows = await self._fetch(connection, "parked_until", message_id)
-        return _ns_of(rows[0]["due_at"]) if rows and rows[0]["due_at"] is not None else None
+    async def park_behind(
+        self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
+    ) -> None:
+        """Put messages aside behind the first ones of their keys; due at once if those are gone.
+
+        Needs a transaction, as `park`.
+        """
+        keys = {delivery.key_bytes for delivery in deliveries}
+        for key in sorted(key for key in keys if key is not None):
+            await self._lock_key(connection, key)
+        columns = zip(*map(_row_of, deliveries), strict=True)
+        await self._fetch(connection, "park_behind", *map(list, columns), _time_of(now_ns), _BEHIND)
+
+    async def parked_until(
+        self, connection: Connection, deliveries: Sequence[Delivery]
+    ) -> dict[UUID, int]:
+        """Return until when (ns) messages wait; those that are parked no more are left out."""
+        ids = [delivery.message_id for delivery in deliveries]
+        rows = await self._fetch(connection, "parked_until", ids)
+        return {
+            row["message_id"]: _ns_of(row["due_at"]) for row in rows if row["due_at"] is not None
+        }
 
     async def take_due(self, connection: Connection, now_ns: int) -> Delivery | None:
         """Return one parked message whose time has come, locked until the transaction ends."""

@@ -67,11 +67,29 @@ SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
        $14
 ON CONFLICT DO NOTHING;
 
--- parked_until: until when a parked message waits, or the first one of its key
-SELECT coalesce(p.due_at, (SELECT min(h.due_at) FROM inbox_parked h
+-- park_behind: put many messages aside behind the first ones of their keys
+-- Should such a first one have gone meanwhile, the first of these takes its place.
+INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+    record_offset, received_at, key, confirm_topic, headers, payload, failures, due_at, last_error)
+SELECT $1, g.message_id, g.destination, g.topic, g.topic_partition, g.record_offset, g.received_at,
+       g.key, g.confirm_topic, g.headers, g.payload, 0,
+       CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.place) = 1
+             AND NOT EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = g.key)
+            THEN $12::timestamptz END,
+       $13
+  FROM unnest($2::uuid[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::timestamptz[],
+              $8::bytea[], $9::text[], $10::bytea[], $11::bytea[])
+       WITH ORDINALITY AS g (message_id, destination, topic, topic_partition, record_offset,
+                             received_at, key, confirm_topic, headers, payload, place)
+ ORDER BY g.place
+ON CONFLICT DO NOTHING;
+
+-- parked_until: until when parked messages wait, or the first ones of their keys
+SELECT p.message_id,
+       coalesce(p.due_at, (SELECT min(h.due_at) FROM inbox_parked h
                             WHERE h.consumer_id = $1 AND h.key = p.key)) AS due_at
   FROM inbox_parked p
- WHERE p.consumer_id = $1 AND p.message_id = $2;
+ WHERE p.consumer_id = $1 AND p.message_id = ANY ($2::uuid[]);
 
 -- take_due: lock one parked message whose time has come; others take others
 SELECT message_id, destination, topic, topic_partition, record_offset, received_at, key,

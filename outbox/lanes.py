@@ -70,7 +70,11 @@ class Lanes(Generic[Item]):
                 lane.behind.append(item)
                 self._behind += 1
         for item in taken:
-            self._lanes.setdefault(item.lane, _Lane()).taken += 1
+            name = item.lane
+            lane = self._lanes.get(name)
+            if lane is None:
+                lane = self._lanes[name] = _Lane()
+            lane.taken += 1
         self._taken += len(taken)
         return taken
 

@@ -10,7 +10,7 @@ from outbox.inbox import TOO_OLD
 from outbox.inbox_decision import Stored, Verdict, by_database, by_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
     from outbox.attempts import Attempt
@@ -116,47 +116,68 @@ async def _settle_others(
     kit: ConsumerKit, others: Sequence[Delivery], stored: Mapping[UUID, Stored]
 ) -> None:
     """Deal with messages that were not claimed. Never raises for a database."""
+    sorted_out: dict[Verdict, list[Delivery]] = {verdict: [] for verdict in Verdict}
     for delivery in others:
         known = stored.get(delivery.message_id, Stored())
-        verdict = by_database(is_claimed=False, stored=known)
-        if verdict is Verdict.DONE:
-            await kit.filter.done([delivery.message_id])
-            _repeated(kit, delivery)
-            continue
-        await kit.filter.clear([delivery.message_id])
-        if verdict is Verdict.WAIT:
-            kit.set_aside(delivery)
-            continue
-        try:
-            await _settle_held(kit, delivery, verdict)
-        except AWAY as error:
-            kit.interrupted(error)
-            kit.put_back([delivery])
+        sorted_out[by_database(is_claimed=False, stored=known)].append(delivery)
+    done = sorted_out.pop(Verdict.DONE)
+    await kit.filter.done([delivery.message_id for delivery in done])
+    for delivery in done:
+        _repeated(kit, delivery)
+    rest = [delivery for some in sorted_out.values() for delivery in some]
+    await kit.filter.clear([delivery.message_id for delivery in rest])
+    for delivery in sorted_out[Verdict.WAIT]:
+        kit.set_aside(delivery)
+    await _held(kit, sorted_out[Verdict.BEHIND], _park_behind)
+    await _held(kit, sorted_out[Verdict.PARKED], _tell_parked)
+    await _held(kit, sorted_out[Verdict.TOO_OLD], _bury)
+    kit.dealt_with(sorted_out[Verdict.DEAD])
 
 
-async def _settle_held(kit: ConsumerKit, delivery: Delivery, verdict: Verdict) -> None:
-    """Deal with a message that is not to be worked on now."""
+async def _held(
+    kit: ConsumerKit,
+    deliveries: list[Delivery],
+    settle: Callable[[ConsumerKit, list[Delivery]], Awaitable[None]],
+) -> None:
+    """Settle messages that are not to be worked on; back they go if the database is away."""
+    if not deliveries:
+        return
+    try:
+        await settle(kit, deliveries)
+    except AWAY as error:
+        kit.interrupted(error)
+        kit.put_back(deliveries)
+        return
+    kit.release(deliveries)
+
+
+async def _park_behind(kit: ConsumerKit, deliveries: list[Delivery]) -> None:
     now_ns = kit.clock.wall_ns()
-    until_ns: int | None = None
     async with kit.connections.transaction() as connection:
-        if verdict is Verdict.BEHIND:
-            told = "waits behind an earlier message of its key"
-            await kit.inbox.park(connection, delivery, failures=0, due_ns=now_ns, error=told)
-        if verdict is Verdict.TOO_OLD:
-            told = "whether it was applied is no longer known"
+        await kit.inbox.park_behind(connection, deliveries, now_ns)
+        until = await kit.inbox.parked_until(connection, deliveries)
+    kit.stats.parked += len(deliveries)
+    for delivery in deliveries:
+        kit.parked(delivery, until.get(delivery.message_id, now_ns))
+
+
+async def _tell_parked(kit: ConsumerKit, deliveries: list[Delivery]) -> None:
+    now_ns = kit.clock.wall_ns()
+    async with kit.connections.transaction() as connection:
+        until = await kit.inbox.parked_until(connection, deliveries)
+    for delivery in deliveries:
+        kit.parked(delivery, until.get(delivery.message_id, now_ns))
+
+
+async def _bury(kit: ConsumerKit, deliveries: list[Delivery]) -> None:
+    told = "whether it was applied is no longer known"
+    async with kit.connections.transaction() as connection:
+        for delivery in deliveries:
             await kit.inbox.bury(connection, delivery, failures=0, reason=TOO_OLD, error=told)
-        if verdict in (Verdict.BEHIND, Verdict.PARKED):
-            until_ns = await kit.inbox.parked_until(connection, delivery.message_id)
-    if verdict is Verdict.BEHIND:
-        kit.stats.parked += 1
-    if verdict is Verdict.TOO_OLD:
-        kit.stats.dead += 1
+    kit.stats.dead += len(deliveries)
+    for delivery in deliveries:
         tell_dead(delivery, TOO_OLD, told)
-    if verdict in (Verdict.BEHIND, Verdict.PARKED):
-        kit.parked(delivery, now_ns if until_ns is None else until_ns)
-    else:
         kit.finished(delivery)
-    kit.release([delivery])
 
 
 async def _open_parked(kit: ConsumerKit, connection: Connection) -> Attempt | None:

@@ -15,10 +15,10 @@ from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
 from outbox.filters import NoFilter
 from outbox.retries import LEVELS_SECONDS, RetryLevels
 
-from .rig import DEADLINE_SECONDS, HandClock, Rig, apply
+from .rig import DEADLINE_SECONDS, HandClock, Rig, apply, apply_many
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from outbox.delivery import Delivery
     from outbox.message import Message
@@ -147,6 +147,45 @@ async def test_parked_messages_of_one_key_are_tried_in_the_order_received(rig: R
         consumer.stop()
         await running
     assert await rig.effects() == dict.fromkeys(["1", "2", "3", "4", "5", "last"], 1)
+
+
+async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_order(
+    rig: Rig,
+) -> None:
+    clock = HandClock(START_NS)
+    is_mended = False
+    handled: list[str] = []
+    kept = [rig.message(f"K {number}", "K") for number in range(60)]
+    others = [rig.message(f"L {number}", "L") for number in range(60)]
+    ends = asyncio.Event()
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        notes = [delivery.payload.decode() for delivery in deliveries]
+        if "K 0" in notes and not is_mended:
+            raise ValueError("poison")
+        await apply_many(deliveries, connection)
+        handled.extend(notes)
+        if {"L 59", "K 59"} & set(notes):
+            ends.set()
+
+    consumer = rig.consumer(clock=clock, filter=NoFilter(), batch_max=40)
+    for pair in zip(kept, others, strict=True):
+        await rig.send(*pair)
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        running = asyncio.create_task(consumer.run_many(handler))
+        await ends.wait()
+        assert handled == [f"L {number}" for number in range(60)]
+        await until(rig, "SELECT count(*) = 60 FROM inbox_parked")
+        assert await rig.admin.fetchval("SELECT count(due_at) FROM inbox_parked") == 1
+        ends.clear()
+        is_mended = True
+        clock.now_ns += 10 * SECOND
+        await ends.wait()
+        consumer.stop()
+        await running
+    assert handled[60:] == [f"K {number}" for number in range(60)]
+    assert max((await rig.effects()).values()) == 1
+    assert await rig.admin.fetchval("SELECT count(*) FROM inbox_parked") == 0
 
 
 async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None:
