@@ -124,28 +124,31 @@ def test_grants_printed_can_be_applied_again(
     assert call("schema", "check", settings=settings).code == 0
 
 
-def test_schema_of_the_outbox_stands_alone_or_beside_the_chain(
-    call: Call, refused: Refused, settings: dict[str, str]
+@pytest.mark.parametrize("name", ["outbox", "inbox"])
+def test_schema_of_another_part_stands_alone_or_beside_the_chain(
+    call: Call, refused: Refused, settings: dict[str, str], name: str
 ) -> None:
-    part = ["--part", "outbox"]
-    assert "part outbox" in refused("schema", "check", *part, settings=settings)
+    part = ["--part", name]
+    assert f"part {name}" in refused("schema", "check", *part, settings=settings)
     first = call("schema", "apply", *part, settings=settings)
     again = call("schema", "apply", *part, settings=settings)
-    assert first.err == "chainctl: schema of outbox, version 1 applied\n"
-    assert again.err == "chainctl: schema of outbox, version 1 is already there, nothing done\n"
+    assert first.err == f"chainctl: schema of {name}, version 1 applied\n"
+    assert again.err == f"chainctl: schema of {name}, version 1 is already there, nothing done\n"
     assert call("schema", "check", *part, settings=settings).code == 0
     assert "schema" in refused("schema", "check", settings=settings)
     assert call("schema", "apply", settings=settings).code == 0
     assert call("schema", "check", settings=settings).code == 0
 
 
-def test_grants_of_the_outbox_printed_can_be_applied_again(
+@pytest.mark.parametrize("name", ["outbox", "inbox"])
+def test_grants_of_another_part_printed_can_be_applied_again(
     call: Call,
     settings: dict[str, str],
     postgres_server: PostgresServer,
     empty_database_name: str,
+    name: str,
 ) -> None:
-    call("schema", "apply", "--part", "outbox", settings=settings)
-    grants = call("grants", "print", "--part", "outbox").out
+    call("schema", "apply", "--part", name, settings=settings)
+    grants = call("grants", "print", "--part", name).out
     postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
-    assert call("schema", "check", "--part", "outbox", settings=settings).code == 0
+    assert call("schema", "check", "--part", name, settings=settings).code == 0
