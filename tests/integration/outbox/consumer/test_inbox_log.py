@@ -1,0 +1,73 @@
+"""The sender's look into a consumer's inbox (mode 10): what is found there is not sent again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orderchain.errors import ConnectError, RetryError
+from outbox import InboxLog, draw_message_ids
+from outbox.inbox import Inbox
+
+from .test_inbox_schema import delivery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from uuid import UUID
+
+    import asyncpg
+
+
+@pytest.fixture
+async def applied(admin: asyncpg.Connection) -> list[UUID]:
+    """Ids that the consumer has applied."""
+    ids = draw_message_ids(3)
+    inbox = await Inbox.open(admin, "clearing", 10.0)
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(one) for one in ids])
+    return ids
+
+
+@pytest.fixture
+async def log(empty_database: str) -> AsyncIterator[InboxLog]:
+    made = InboxLog(empty_database, "clearing")
+    yield made
+    await made.close()
+
+
+async def test_log_tells_which_messages_the_consumer_has_applied(
+    log: InboxLog, applied: list[UUID]
+) -> None:
+    unknown = draw_message_ids(2)
+    assert await log.applied([applied[0], unknown[0], applied[2]]) == {applied[0], applied[2]}
+    assert await log.applied(unknown) == set()
+    assert await log.applied([]) == set()
+
+
+async def test_log_of_another_consumer_knows_nothing(
+    empty_database: str, applied: list[UUID]
+) -> None:
+    other = InboxLog(empty_database, "ledger")
+    assert await other.applied(applied) == set()
+    await other.close()
+
+
+async def test_log_whose_session_was_ended_opens_another(
+    log: InboxLog, applied: list[UUID], admin: asyncpg.Connection
+) -> None:
+    assert await log.applied(applied) == set(applied)
+    await admin.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    try:
+        found = await log.applied(applied)
+    except RetryError:
+        found = await log.applied(applied)
+    assert found == set(applied)
+
+
+async def test_log_without_a_server_is_refused() -> None:
+    with pytest.raises(ConnectError, match="database"):
+        await InboxLog("postgresql://nobody@127.0.0.1:9/none", "clearing").applied([])
