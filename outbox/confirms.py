@@ -96,11 +96,14 @@ class ConfirmIntake:
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )
+        # In a task of its own: a start that is cancelled leaves the connection open that it makes.
+        starting = asyncio.create_task(consumer.start(), name="orderchain confirm topics")
         try:
             async with asyncio.timeout(self._config.connect_seconds):
-                await consumer.start()
+                await asyncio.shield(starting)
             await self._take_all(consumer, topics)
         finally:
+            await asyncio.wait([starting], timeout=self._config.stop_seconds)
             with suppress(KafkaError, OSError, TimeoutError):
                 async with asyncio.timeout(self._config.stop_seconds):
                     await consumer.stop()

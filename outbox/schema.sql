@@ -103,7 +103,7 @@ CREATE TABLE outbox_pending (
     CHECK (is_decided OR status IN (3, 4)),
     CHECK (NOT (is_decided AND status = 4))
 ) WITH (
-    fillfactor = 60,
+    fillfactor = 40, -- a whole page of rows may be acknowledged by one statement, and grows by it
     -- Rows live for milliseconds: clean up often, by count and not by share, and without a pause.
     autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_insert_threshold = -1, autovacuum_vacuum_cost_delay = 0
