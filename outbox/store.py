@@ -249,7 +249,7 @@ class Claiming:
         )
         ids = sorted({row.message_id for row, _ in due})
         rows = await self._connection.fetch(SQL["messages"], ids, ids[0], ids[-1])
-        return [_message(row) for row in rows]
+        return [message_of(row) for row in rows]
 
     async def wait(self, due: Sequence[tuple[Due, float]]) -> None:
         """Look again at deliveries after their seconds; that is no try."""
@@ -291,7 +291,8 @@ def _destinations(rows: Iterable[asyncpg.Record]) -> dict[str, Destination]:
     return {destination.name: destination for destination in found}
 
 
-def _message(row: asyncpg.Record) -> Message:
+def message_of(row: asyncpg.Record) -> Message:
+    """Return the message that a row of outbox_message holds."""
     headers = row["headers"]
     return Message(
         row["message_id"],
