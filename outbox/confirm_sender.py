@@ -31,6 +31,10 @@ RECORD_CONFIRMS_MAX: Final = 5_000
 RECORD_PARTITIONS_MAX: Final = 1_000
 """Partitions whose progress one record tells; of the rest a later record tells."""
 
+TOPIC_PAUSE_SECONDS: Final = 5.0
+"""A topic that could not be sent to, such as one that is not there, is left alone for so long: the
+confirms to others must not wait for it each time."""
+
 WAITING_MAX: Final = 200_000
 """Confirms that wait for a broker that is away, about 20 MB. Those beyond it are forgotten, and
 their messages sent again."""
@@ -43,6 +47,7 @@ class ConfirmSender:
         self._config = config
         self._producer: AIOKafkaProducer | None = None
         self._waiting: dict[str, list[Confirm]] = {}
+        self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
         self.count = 0  # confirms that wait
         self.sent = 0
         self.forgotten = 0
@@ -71,7 +76,11 @@ class ConfirmSender:
         """
         told = [Progress(*place, offset) for place, offset in sorted(progress.items())]
         # What is cut off by a cancellation stays in the list, and is sent again by the next flush.
+        now = asyncio.get_running_loop().time()
         for topic, confirms in list(self._waiting.items()):
+            if self._paused_until.get(topic, 0.0) > now:
+                continue
+            self._paused_until.pop(topic, None)
             most = len(confirms)  # others may come meanwhile: of those the progress says nothing
             while most > 0:
                 part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
@@ -102,6 +111,7 @@ class ConfirmSender:
                 await producer.send_and_wait(topic, value, key=name.encode())
         except (KafkaError, OSError) as error:
             _log.warning("confirms to %s could not be sent, and wait: %r", topic, error)
+            self._paused_until[topic] = asyncio.get_running_loop().time() + TOPIC_PAUSE_SECONDS
             await self.close()  # what a producer does after an error is not to be relied on
             return False
         self.sent += len(confirms)

@@ -37,6 +37,9 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Messages handed at once to a handler of many."""
     held_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Received messages held in memory. When so many are held, no more are fetched."""
+    held_bytes_max: Annotated[int, Meta(ge=1024 * 1024, le=2**36)] = 256 * 1024 * 1024
+    """Bytes of their payloads and keys. When so many are held, no more are fetched; one look at the
+    broker may bring 4 MiB a partition beyond it."""
     retries: RetryLevels = RetryLevels()
     retry_poll_seconds: Seconds = 1.0
     """How often the database is asked for parked messages whose time has come."""

@@ -73,6 +73,11 @@ class Delivery(Struct, eq=False):
         return None if self.key_bytes is None else self.key_bytes.decode(errors="backslashreplace")
 
     @property
+    def size(self) -> int:
+        """Bytes that it holds in memory, but for what every delivery costs."""
+        return len(self.payload) + len(self.key_bytes or b"")
+
+    @property
     def place(self) -> tuple[str, int]:
         """The topic and partition that it came from."""
         return self.topic, self.partition

@@ -18,6 +18,9 @@ class _Laned(Protocol):
     @property
     def lane(self) -> bytes: ...
 
+    @property
+    def size(self) -> int: ...
+
 
 Item = TypeVar("Item", bound=_Laned)
 
@@ -40,6 +43,7 @@ class Lanes(Generic[Item]):
         self._lanes: dict[bytes, _Lane[Item]] = {}
         self._behind = 0
         self._taken = 0
+        self.held_bytes = 0  # the sizes of all that is held
 
     @property
     def held(self) -> int:
@@ -53,7 +57,9 @@ class Lanes(Generic[Item]):
 
     def add(self, items: Iterable[Item]) -> None:
         """Put `items` behind all others."""
-        self._ready.extend(items)
+        for item in items:
+            self._ready.append(item)
+            self.held_bytes += item.size
 
     def take(self, most: int) -> list[Item]:
         """Return up to `most` items of which no earlier one of the lane is worked on elsewhere.
@@ -81,6 +87,7 @@ class Lanes(Generic[Item]):
     def release(self, items: Iterable[Item]) -> None:
         """Take note that taken items are dealt with; what waited for them is next."""
         for item in items:
+            self.held_bytes -= item.size
             self._leave(item)
 
     def put_back(self, items: Sequence[Item]) -> None:
@@ -88,14 +95,21 @@ class Lanes(Generic[Item]):
         for item in reversed(items):
             self._lanes[item.lane].behind.appendleft(item)
             self._behind += 1
-        self.release(reversed(items))  # the last ones first, so that the first ones come first
+        for item in reversed(items):  # the last ones first, so that the first ones come first
+            self._leave(item)
 
     def drop(self, is_dropped: Callable[[Item], bool]) -> None:
         """Forget the items that fit and are not taken."""
-        self._ready = deque(item for item in self._ready if not is_dropped(item))
+        self._ready = self._without(self._ready, is_dropped)
         for lane in self._lanes.values():
-            lane.behind = deque(item for item in lane.behind if not is_dropped(item))
+            lane.behind = self._without(lane.behind, is_dropped)
         self._behind = sum(len(lane.behind) for lane in self._lanes.values())
+
+    def _without(self, items: deque[Item], is_dropped: Callable[[Item], bool]) -> deque[Item]:
+        kept = deque(item for item in items if not is_dropped(item))
+        if len(kept) < len(items):
+            self.held_bytes -= sum(item.size for item in items) - sum(item.size for item in kept)
+        return kept
 
     def _leave(self, item: Item) -> None:
         lane = self._lanes[item.lane]

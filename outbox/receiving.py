@@ -44,7 +44,7 @@ class Receiving:
         kit = self._kit
         while True:
             room = kit.config.held_max - kit.lanes.held
-            if room <= 0:
+            if room <= 0 or kit.lanes.held_bytes >= kit.config.held_bytes_max:
                 await kit.change(FETCH_SECONDS)
                 continue
             try:

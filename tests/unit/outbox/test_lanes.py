@@ -18,6 +18,10 @@ class Item:
     def lane(self) -> bytes:
         return self.key.encode()
 
+    @property
+    def size(self) -> int:
+        return self.number
+
 
 def items(*keys: str) -> list[Item]:
     return [Item(key, number) for number, key in enumerate(keys)]
@@ -75,6 +79,7 @@ def test_drop_forgets_what_is_not_taken() -> None:
     lanes.take(0)
     lanes.drop(lambda item: item.key == "a")
     assert lanes.held == 2
+    assert lanes.held_bytes == 0 + 2
     lanes.release([a0])
     assert lanes.take(5) == [b2]
     lanes.release([b2])
@@ -110,6 +115,9 @@ def test_each_key_goes_in_order_and_by_one_worker_at_a_time(
                     done[item.key].append(item.number)
                 lanes.release(worker)
         assert lanes.held == len(given_items) - len(coming) - sum(map(len, done.values()))
+        came = given_items[: len(given_items) - len(coming)]
+        gone = sum(sum(numbers) for numbers in done.values())
+        assert lanes.held_bytes == sum(item.size for item in came) - gone
     for key, numbers in done.items():
         assert numbers == [item.number for item in given_items if item.key == key]
     assert sum(map(len, done.values())) == len(given_items)

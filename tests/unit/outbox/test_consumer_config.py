@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from outbox import ConsumerConfig, RedisFilterConfig
+
+GIVEN = {
+    "name": "clearing",
+    "topics": ["trades"],
+    "bootstrap_servers": "127.0.0.1:9092",
+    "database": "postgresql://clearing:secret@db:5432/ledger",
+}
+
+
+def config(**settings: object) -> ConsumerConfig:
+    return msgspec.convert(GIVEN | settings, ConsumerConfig)
+
+
+def test_four_settings_are_enough() -> None:
+    made = config()
+    assert (made.at_once, made.idempotent, made.retries.tries_max) == (1, False, 16)
+
+
+def test_no_password_is_shown() -> None:
+    assert "secret" not in repr(config())
+    filtering = RedisFilterConfig(url="redis://anna:secret@redis:6379/0", consumer="clearing")
+    assert "secret" not in repr(filtering)
+    assert "redis:6379" in repr(filtering)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"topics": []},
+        {"at_once": 0},
+        {"batch_max": 10_001},
+        {"held_bytes_max": 1},
+        {"handler_seconds": 0},
+        {"retries": {"tries_max": -1}},
+        {"start": {"position": "middle"}},
+        {"workers": 3},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        config(**wrong)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orderchain.errors import SettingError
+from outbox.delivery import read_delivery
+from outbox.destination import Destination
+from outbox.errors import BadRecord
+from outbox.headers import common_headers, record_headers
+from outbox.inbox import shown
+from outbox.message import draw_message_ids
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+CLEARING = Destination(name="clearing", topic="trades", consumers=("ledger",))
+
+
+class Record:
+    """What a delivery is read from."""
+
+    def __init__(self, **changed: Any) -> None:
+        (self.message_id,) = draw_message_ids(1)
+        self.oldest = UUID(int=7)
+        self.topic, self.partition, self.offset = "trades", 2, 40
+        self.key: bytes | None = b"anna"
+        self.value: bytes | None = b"note"
+        common = common_headers(CLEARING, self.oldest)
+        self.headers = tuple(record_headers(self.message_id, {"trace": "a b"}, common))
+        vars(self).update(changed)
+
+
+def test_delivery_holds_what_the_record_says() -> None:
+    record = Record()
+    read = read_delivery(record, NOW)
+    assert (read.message_id, read.oldest_unfinished) == (record.message_id, record.oldest)
+    assert (read.destination, read.confirm_topic) == ("clearing", "trades.confirms")
+    assert (read.key, read.payload, read.headers) == ("anna", b"note", {"trace": b"a b"})
+    assert (read.place, read.offset, read.received_at) == (("trades", 2), 40, NOW)
+    assert read.size == len(b"anna") + len(b"note")
+
+
+def test_record_without_a_value_has_an_empty_payload() -> None:
+    assert read_delivery(Record(value=None), NOW).payload == b""
+
+
+def test_messages_of_one_key_share_a_lane_and_others_have_their_own() -> None:
+    first, second = read_delivery(Record(), NOW), read_delivery(Record(), NOW)
+    assert first.lane == second.lane
+    alone = read_delivery(Record(key=None), NOW)
+    assert alone.lane == alone.message_id.bytes
+    assert read_delivery(Record(key=b""), NOW).lane not in (first.lane, alone.lane)
+
+
+def test_key_that_is_no_text_is_shown_all_the_same() -> None:
+    assert read_delivery(Record(key=b"\xffk"), NOW).key == "\\xffk"
+
+
+@pytest.mark.parametrize("headers", [(), (("orderchain-message-id", b"{1}"),)])
+def test_record_that_is_no_message_is_refused(headers: tuple[tuple[str, bytes], ...]) -> None:
+    with pytest.raises(BadRecord, match="headers"):
+        read_delivery(Record(headers=headers), NOW)
+
+
+def test_delivery_of_a_handler_has_no_block_of_its_own() -> None:
+    read = read_delivery(Record(), NOW)
+    with pytest.raises(SettingError, match="async for"):
+        read.transaction()
+    with pytest.raises(SettingError, match="async for"):
+        read.attempt()
+
+
+def test_error_text_is_kept_short_and_without_what_a_database_refuses() -> None:
+    assert shown("a\0b\udcff") == "a\\0b\\udcff"
+    assert len(shown("x" * 10_000)) == 2_000
