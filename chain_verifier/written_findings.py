@@ -16,8 +16,6 @@ from chain_verifier.spark_errors import reason_of
 from orderchain.errors import RetryError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
 
     from chain_verifier.findings import Finding, Findings
@@ -53,9 +51,9 @@ def _frame_of(spark: SparkSession, findings: Findings) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _row(finding: Finding) -> Sequence[Any]:
+def _row(finding: Finding) -> tuple[Any, ...]:
     """Return the fields of a finding; what says nothing is None."""
-    return [
-        list(value) or None if isinstance(value, tuple) else (value if value != "" else None)
-        for value in (getattr(finding, name) for name in FINDING_TYPES)
-    ]
+    fields = {name: getattr(finding, name) for name in FINDING_TYPES}
+    told = {name: None if value in ((), "") else value for name, value in fields.items()}
+    # Java takes plain texts only.
+    return tuple((told | {"kind": finding.kind.value}).values())
