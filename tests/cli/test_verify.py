@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+
+from tests.cli.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,31 +20,25 @@ if TYPE_CHECKING:
 
     Verify = Callable[..., Done]
 
-ROWS = 3_000
-DELETED = 1_500
+DELETED = FILLED_ROWS // 2
 SPARK_DEADLINE_SECONDS = 170.0
-"""Each call starts a Spark of its own, on a machine that runs other tests beside."""
+"""The call starts a Spark of its own, on a machine that runs other tests beside."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def filled(call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path) -> int:
-    """A chain with rows 1 to ROWS."""
-    path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
-    done = call("sequence", "--chain", chain, "--input", path, settings=module_settings)
+def journal_of(call: Call, settings: dict[str, str], chain: int, folder: Path) -> Path:
+    """Let a receiver write the journal of a chain, named by its number."""
+    path = folder / f"{chain}.jsonl"
+    done = call("receive", "--chain", chain, "--output", path, settings=settings)
     assert done.code == 0, done
-    return chain
+    return path
 
 
 @pytest.fixture
 def journal(call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path) -> Path:
     """The journal of a receiver of the filled chain."""
-    path = tmp_path / "j.jsonl"
-    done = call("receive", "--chain", filled, "--output", path, settings=module_settings)
-    assert done.code == 0, done
-    return path
+    return journal_of(call, module_settings, filled, tmp_path)
 
 
 @pytest.fixture
@@ -58,54 +54,108 @@ def verify(start: Start, module_settings: dict[str, str]) -> Verify:
     return run
 
 
+def execute(settings: dict[str, str], statement: str, *values: object) -> None:
+    async def run() -> None:
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"], timeout=10)
+        try:
+            await connection.execute(statement, *values)
+        finally:
+            await connection.close(timeout=5)
+
+    asyncio.run(run())
+
+
 def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
-    async def delete() -> None:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        query = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
-        await connection.execute(query, chain, row_id)
-        await connection.close()
-
-    asyncio.run(delete())
+    statement = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
+    execute(settings, statement, chain, row_id)
 
 
-def test_verify_with_a_row_deleted_by_hand_goes_from_0_to_1_and_names_it(
-    verify: Verify, module_settings: dict[str, str], filled: int, journal: Path
-) -> None:
-    sources = ("--chain", filled, "--source", "database", "--source", f"journal:{journal}")
-    clean = verify(*sources, "--json")
-    assert clean.code == 0, clean
-    assert clean.err == ""
-    report: dict[str, Any] = json.loads(clean.out)
-    assert (report["verdict"], report["head"], report["is_clean"]) == ("complete", ROWS, True)
-    assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
-    assert report["comparisons"][0]["is_equal"]
-
+@pytest.mark.spark
+def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_one(
+    verify: Verify, call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
+    journal: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    journal_of(call, module_settings, filled_once, tmp_path)
     delete_row(module_settings, filled, DELETED)
-    broken = verify(*sources)
-    assert broken.code == 1, broken
-    assert f"missing {DELETED}" in broken.out
-    assert f"row {DELETED} is too much, database lacks it" in broken.out
+    page, folder = tmp_path / "page.html", tmp_path / "findings"
+    sources = ("--source", "database", "--source", "topic", "--source")
+    done = verify(
+        "--chain", filled_once, "--chain", filled, *sources, f"journal:{tmp_path}/{{chain}}.jsonl",
+        "--json", "--report", page, "--findings", folder,
+    )  # fmt: skip
+    assert (done.code, done.err) == (1, ""), done
+    whole, damaged = json.loads(done.out)["chains"]
+    assert (whole["verdict"], whole["head"], whole["is_clean"]) == ("complete", FILLED_ROWS, True)
+    assert [source["rows"] for source in whole["sources"]] == [FILLED_ROWS] * 3
+    assert [one["is_equal"] for one in whole["comparisons"]] == [True, True]
+    assert (damaged["chain_id"], damaged["verdict"]) == (filled, "broken")
+    assert damaged["counts"] == {"gap": 1, "surplus": 2}
+    (text,) = {one["text"] for one in damaged["findings"] if one["kind"] == "surplus"}
+    assert text == f"row {DELETED} is too much, database lacks it"
+    assert "1 of 2 clean" in page.read_text(encoding="utf-8")
+    lines = [
+        json.loads(line)
+        for part in (folder / "findings.json").glob("*.json")
+        for line in part.read_text(encoding="utf-8").splitlines()
+    ]
+    found = sorted((one["chain"], one["kind"], one.get("source")) for one in lines)
+    assert found == [
+        (filled, "gap", "database"),
+        (filled, "surplus", f"journal:{journal}"),
+        (filled, "surplus", "topic"),
+    ]
+
+
+def test_verify_of_all_chains_tells_of_each_with_the_worst_exit_code(
+    call: Call, module_settings: dict[str, str], filled_once: int, chain: int
+) -> None:
+    arguments = ("verify", "--local", "--source", "database", "--source", "topic", "--json")
+    pair = ("--chain", filled_once, "--chain", chain)
+    clean = call(*arguments, *pair, settings=module_settings)
+    assert clean.code == 0, clean
+    rows = [[one["rows"] for one in of["sources"]] for of in json.loads(clean.out)["chains"]]
+    assert rows == [[FILLED_ROWS] * 2, [0, 0]]
+    missing = call(*arguments, *pair, "--chain", 999, settings=module_settings)
+    assert (missing.code, missing.err) == (2, ""), missing
+    outcome = json.loads(missing.out)["chains"][2]
+    assert (outcome["chain_id"], outcome["verdict"]) == (999, "not verified")
+    every = call(*arguments, "--all-chains", settings=module_settings)
+    assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
 
 
 def test_verify_with_a_journal_alone_says_that_the_head_is_not_known(
-    verify: Verify, filled: int, journal: Path
+    call: Call, filled: int, journal: Path
 ) -> None:
-    done = verify("--chain", filled, "--source", f"journal:{journal}")
+    done = call("verify", "--local", "--chain", filled, "--source", f"journal:{journal}")
     assert done.code == 0, done
     assert "contiguous (head not known)" in done.out
 
 
 def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
-    verify: Verify, module_settings: dict[str, str], chain: int
+    refused: Refused, module_settings: dict[str, str], chain: int
 ) -> None:
     dsn = module_settings["CHAINCTL_DATABASE"]
     wrong = {"CHAINCTL_DATABASE": dsn.replace(str(urlsplit(dsn).password), "sesame")}
-    done = verify("--chain", chain, "--source", "database", settings=wrong)
-    assert done.code == 2, done
-    assert done.out == ""
-    assert done.err.count("\n") == 1, done
-    assert "password authentication failed" in done.err
-    assert "sesame" not in done.err
+    arguments = ("verify", "--local", "--chain", chain, "--source", "database")
+    assert "wrong user or password" in refused(*arguments, settings=wrong)
+    assert "wrong user or password" in refused(
+        "verify", "--all-chains", *arguments[4:], settings=wrong
+    )
+
+
+def test_verify_with_an_exported_seal_tells_a_rewritten_row_from_none(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    exported = call("seal", "export", "--chain", filled, settings=module_settings).out.split()[0]
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--expect-seal")
+    clean = call(*arguments, exported, settings=module_settings)
+    assert clean.code == 0, clean
+    execute(
+        module_settings, "UPDATE chain_event SET key = 'x' WHERE chain_id = $1 AND id = 7", filled
+    )
+    broken = call(*arguments, exported, settings=module_settings)
+    assert broken.code == 1, broken
+    assert "seal mismatch" in broken.out
 
 
 @pytest.mark.parametrize(
@@ -131,13 +181,25 @@ def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
         (("--follow", "--since-verified"), "--since-verified"),
         (("--follow", "--local"), "--local"),
         (("--follow", "--head", 5), "--head"),
+        (("--follow", "--findings", "here"), "--findings"),
+        (("--follow", "--chain", 2), "one chain"),
         (("--checkpoint", "here"), "--checkpoint"),
+        (("--chain", 1), "each chain once"),
+        (("--all-chains",), "--all-chains"),
+        (("--chain", 2, "--head", 5), "--head"),
+        (("--chain", 2, "--expect-seal", "1:aa"), "--expect-seal"),
+        (("--chain", 2, "--source", "journal:j.jsonl"), "{chain} in its name"),
+        (("--chain", 2, "--source", "topic:t"), "{chain} in its name"),
     ],
 )
 def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
     refused: Refused, options: tuple[str | int, ...], told: str
 ) -> None:
     assert told in refused("verify", "--chain", 1, "--source", "database", *options)
+
+
+def test_verify_without_a_chain_is_refused(refused: Refused) -> None:
+    assert "--all-chains" in refused("verify", "--source", "database")
 
 
 def test_verify_without_a_java_that_can_run_spark_says_what_to_install(
@@ -159,7 +221,7 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     sources = ("--source", "database", "--source", f"journal:{journal}")
     clean = call("verify", "--local", "--chain", filled, *sources, settings=without_java)
     assert clean.code == 0, clean
-    assert f"chain {filled}: complete (start 0, head {ROWS})" in clean.out
+    assert f"chain {filled}: complete (start 0, head {FILLED_ROWS})" in clean.out
     assert clean.err == ""
 
     delete_row(module_settings, filled, DELETED)
@@ -183,7 +245,7 @@ def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is
     since = (*arguments, "--since-verified", "--actor", "eve")
     first = call(*since, settings=module_settings)
     assert (first.code, json.loads(first.out)["start"]) == (0, 0), first
-    assert f"the verified mark of chain {filled} is at {ROWS}, by eve" in first.err
+    assert f"the verified mark of chain {filled} is at {FILLED_ROWS}, by eve" in first.err
     again = call(*since, settings=module_settings)
     assert (again.code, json.loads(again.out)["sources"][0]["rows"]) == (0, 0), again
     assert "nothing new" in again.err
@@ -194,8 +256,8 @@ def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is
     head = json.loads(call(*arguments, settings=module_settings).out)["head"]
     delete_row(module_settings, filled, head - 10)
     broken = call(*since, settings=module_settings)
-    assert (broken.code, json.loads(broken.out)["start"]) == (1, ROWS), broken
+    assert (broken.code, json.loads(broken.out)["start"]) == (1, FILLED_ROWS), broken
     assert "stays: not everything is whole" in broken.err
-    assert json.loads(call(*since, settings=module_settings).out)["start"] == ROWS
+    assert json.loads(call(*since, settings=module_settings).out)["start"] == FILLED_ROWS
     refused = call(*since, "--start", 5, settings=module_settings)
     assert refused.code == 2, refused

@@ -1,0 +1,281 @@
+"""What `chainctl verify` does between its options and its exit code."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from chainctl.exits import ExitCode, hide_secrets
+from chainctl.marking import Beginning, beginning_of, move_mark, who
+from chainctl.output import data, progress, talk
+from orderchain.errors import OrderchainError, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chain_verifier.chains_report import ChainsReport, Unverified
+    from chain_verifier.config import Source, VerifyRequest
+    from chain_verifier.report import Report
+    from chainctl.output import ProgressBar
+    from chainctl.settings import Settings
+
+CHAIN_MARK: Final = "{chain}"
+"""In the name of a source: the number of the chain."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """The options of one call, as click gives them."""
+
+    chains: tuple[int, ...]
+    all_chains: bool
+    sources: tuple[str, ...]
+    head: int | None
+    start: int | None
+    since_verified: bool
+    actor: str | None
+    seals: bool
+    expect_seal: str | None
+    follow: bool
+    checkpoint: str | None
+    master: str | None
+    is_local: bool
+    findings_folder: str | None
+    page: str | None
+    as_json: bool
+
+
+def run_verification(settings: Settings, asked: Asked) -> ExitCode:
+    """Verify the chains that are asked for, and tell; return the worst exit code of them.
+
+    One chain alone raises what keeps it from being verified. Raises SettingError for options that
+    do not go together.
+    """
+    _require_fitting(asked)
+    chains = _chains_of(settings, asked)
+    _require_named_apart(asked, chains)
+    if asked.follow:
+        return _follow(settings, asked, chains)
+    if len(chains) == 1 and not asked.all_chains:
+        return _verify_one(settings, asked, chains[0])
+    return _verify_several(settings, asked, chains)
+
+
+def _require_fitting(asked: Asked) -> None:
+    if bool(asked.chains) == asked.all_chains:
+        given = "both" if asked.chains else None
+        raise SettingError("--chain", given, "the chains to verify, or --all-chains")
+    for chain_id in asked.chains:
+        if asked.chains.count(chain_id) > 1:
+            raise SettingError("--chain", chain_id, "each chain once")
+    if asked.follow:
+        _require_following(asked)
+    elif asked.checkpoint is not None:
+        raise SettingError("--checkpoint", asked.checkpoint, "--follow, which keeps its place")
+    is_database = "database" in asked.sources
+    if asked.since_verified and (asked.start is not None or not is_database):
+        raise SettingError("--since-verified", "given", "a source database, and no --start")
+    if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
+        raise SettingError("--report", asked.page, "a file in a folder that exists")
+
+
+def _require_following(asked: Asked) -> None:
+    from chainctl import following
+
+    following.require_alone(
+        {
+            "--all-chains": asked.all_chains,
+            "--local": asked.is_local,
+            "--seals": asked.seals,
+            "--expect-seal": asked.expect_seal is not None,
+            "--findings": asked.findings_folder is not None,
+            "--report": asked.page is not None,
+            "--since-verified": asked.since_verified,
+            "--head": asked.head is not None,
+            "--start": asked.start is not None,
+        }
+    )
+    if len(asked.chains) > 1:
+        raise SettingError("--follow", f"{len(asked.chains)} chains", "one chain")
+
+
+def _chains_of(settings: Settings, asked: Asked) -> Sequence[int]:
+    """Return the chains; all of them are asked of the database."""
+    if not asked.all_chains:
+        return asked.chains
+    from chainctl.database import SQL, connected
+    from chainctl.running import run_async
+
+    async def read() -> list[int]:
+        async with connected(settings.audit_dsn(), settings.connect_seconds) as connection:
+            return [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
+
+    found = run_async(read())
+    if not found:
+        raise SettingError("--all-chains", "no chain", "a database that holds one")
+    return found
+
+
+def _require_named_apart(asked: Asked, chains: Sequence[int]) -> None:
+    """Refuse what can be of one chain only, where there are several."""
+    if len(chains) == 1:
+        return
+    of_one = {"--head": asked.head, "--start": asked.start, "--expect-seal": asked.expect_seal}
+    for option, value in of_one.items():
+        if value is not None:
+            raise SettingError(option, value, f"one chain, not {len(chains)}")
+    for text in asked.sources:
+        if ":" in text and CHAIN_MARK not in text:
+            raise SettingError(
+                "--source", text, f"{CHAIN_MARK} in its name: it is another for each chain"
+            )
+
+
+def _follow(settings: Settings, asked: Asked, chains: Sequence[int]) -> ExitCode:
+    from chainctl import following
+
+    found = _sources_of(settings, asked, chains[0])
+    following.follow(found, chains[0], asked.checkpoint, asked.master, as_json=asked.as_json)
+
+
+def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
+    request = _request_of(settings, asked, chain_id)
+    with _watched() as watcher:
+        if asked.is_local:
+            from chain_verifier.local.verify import verify_locally
+
+            report = verify_locally(request, watcher.step)
+        else:
+            from chain_verifier.verify import verify
+
+            report = verify(request, progress=watcher.step, stages=watcher.stages)
+    _show(report, asked)
+    _move_marks(settings, asked, [report])
+    if asked.page is not None:
+        from chain_verifier.html_report import html_report
+        from chain_verifier.local.picture import read_picture
+
+        page = html_report(report, read_picture(request), datetime.now(UTC))
+        Path(asked.page).write_text(page, encoding="utf-8")
+    return _code_of(report)
+
+
+def _verify_several(settings: Settings, asked: Asked, chains: Sequence[int]) -> ExitCode:
+    from chain_verifier.chains_report import Unverified
+
+    prepared = [_prepared(settings, asked, chain_id) for chain_id in chains]
+    with _watched() as watcher:
+        if asked.is_local:
+            from chain_verifier.local.verify import verify_chains_locally
+
+            report = verify_chains_locally(prepared, watcher.step)
+        else:
+            from chain_verifier.verify import verify_chains
+
+            report = verify_chains(prepared, progress=watcher.step, stages=watcher.stages)
+    _show(report, asked, settings.secrets())
+    _move_marks(settings, asked, report.reports)
+    if asked.page is not None:
+        from chain_verifier.html_report import html_chains_report
+        from chain_verifier.local.picture import read_picture
+
+        requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
+        pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
+        page = html_chains_report(report, pictures, datetime.now(UTC))
+        Path(asked.page).write_text(page, encoding="utf-8")
+    return max(map(_code_of, report.outcomes))
+
+
+def _prepared(settings: Settings, asked: Asked, chain_id: int) -> VerifyRequest | Unverified:
+    """Return what to verify of one chain of several: one that cannot be keeps no other from it."""
+    from chain_verifier.chains_report import unverified_by
+
+    sources = _sources_of(settings, asked, chain_id)
+    try:
+        return _request_of(settings, asked, chain_id, sources)
+    except OrderchainError as error:
+        return unverified_by(error, chain_id)
+
+
+def _request_of(
+    settings: Settings, asked: Asked, chain_id: int, sources: tuple[Source, ...] | None = None
+) -> VerifyRequest:
+    from chain_verifier.config import VerifyRequest, parse_kept_seal
+
+    sources = _sources_of(settings, asked, chain_id) if sources is None else sources
+    beginning = Beginning(asked.start or 0, asked.head)
+    if "database" in asked.sources and asked.start is None:
+        beginning = beginning_of(settings, chain_id, asked.head, is_marked=asked.since_verified)
+    return VerifyRequest(
+        chain_id=chain_id,
+        sources=sources,
+        head=beginning.head,
+        start=beginning.start,
+        seals=asked.seals,
+        kept_seal=None if asked.expect_seal is None else parse_kept_seal(asked.expect_seal),
+        master=asked.master,
+        findings_folder=asked.findings_folder,
+    )
+
+
+def _sources_of(settings: Settings, asked: Asked, chain_id: int) -> tuple[Source, ...]:
+    """Return the sources of a chain; the database is read with the auditor's address."""
+    from chain_verifier.config import parse_source
+
+    return tuple(
+        parse_source(
+            text.replace(CHAIN_MARK, str(chain_id)),
+            settings.audit_dsn() if text == "database" else None,
+            settings.kafka_servers() if text.partition(":")[0] == "topic" else None,
+        )
+        for text in asked.sources
+    )
+
+
+class _Watcher:
+    """Shows whoever watches which step is taken, and how far Spark is with its stages."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar = bar
+        self._step = ""
+
+    def step(self, line: str) -> None:
+        """Begin another step."""
+        self._step = line
+        self._bar.move_to(0, line)
+
+    def stages(self, done: int, total: int) -> None:
+        """Show how many tasks of the stages at work are done."""
+        self._bar.expect(total)
+        self._bar.move_to(done, self._step)
+
+
+@contextmanager
+def _watched() -> Iterator[_Watcher]:
+    """Spark takes seconds: whoever watches sees a bar, a log file does not."""
+    with progress("verifying", None) as bar:
+        yield _Watcher(bar)
+
+
+def _show(report: Report | ChainsReport, asked: Asked, secrets: tuple[str, ...] = ()) -> None:
+    told = [report.to_json()] if asked.as_json else report.lines()
+    for line in told:
+        # Of several chains the report holds what errors say, too.
+        data(hide_secrets(line, secrets))
+
+
+def _move_marks(settings: Settings, asked: Asked, reports: Sequence[Report]) -> None:
+    if asked.since_verified:
+        for report in reports:
+            talk(move_mark(settings, report, who(asked.actor)))
+
+
+def _code_of(outcome: Report | Unverified) -> ExitCode:
+    from chain_verifier.report import Report
+
+    if isinstance(outcome, Report):
+        return ExitCode.CLEAN if outcome.is_clean else ExitCode.FINDINGS
+    return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED
