@@ -52,6 +52,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     audit_database: Annotated[
         str, Meta(description="the same database with the auditor's role", extra={**_DSN})
     ] = ""
+    callback_database: Annotated[
+        str,
+        Meta(description="the callback service's own store, as a libpq URL", extra={**_DSN}),
+    ] = ""
     kafka: Annotated[str, Meta(description="Kafka's bootstrap servers, host:port,...")] = ""
     stack_dir: Annotated[str, Meta(description="folder of the local stack")] = ""
     batch_rows: Annotated[
@@ -91,6 +95,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not self.audit_database:
             return self.database_dsn()
         return checked_dsn("audit_database", self.audit_database, _ways("audit_database"))
+
+    def callback_dsn(self) -> str:
+        """Return the checked URL of the callback service's store. Raises SettingError."""
+        return checked_dsn("callback_database", self.callback_database, _ways("callback_database"))
 
     def kafka_servers(self) -> str:
         """Return the checked bootstrap servers, `host:port,host:port`. Raises SettingError."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import Struct
 
-from chainctl.addresses import checked_dsn
 from chainctl.groups import SuggestingGroup
 from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.output import data, data_json, talk
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from outbox.callback.config import CallbackConfig
     from outbox.service.clients import Clients
     from outbox.service.config import ServiceConfig
-
-_CALLBACK_VARIABLE: Final = "CHAINCTL_CALLBACK_DATABASE"
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -88,13 +85,9 @@ def token(as_json: bool) -> None:
 @click.option("--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep.")
 @click.option("--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal.")
 @click.option(
-    "--callback", is_flag=True, help="Be a callback service, too: see the three options below."
-)
-@click.option(
-    "--callback-database",
-    envvar=_CALLBACK_VARIABLE,
-    metavar="URL",
-    help=f"The callback service's own store. [env: {_CALLBACK_VARIABLE}]",
+    "--callback",
+    is_flag=True,
+    help="Be a callback service, too: see --check-topic, --confirm-topic, --callback-database.",
 )
 @click.option("--check-topic", metavar="TOPIC", help="Where senders ask for delayed checks.")
 @click.option(
@@ -104,7 +97,7 @@ def token(as_json: bool) -> None:
     metavar="TOPIC",
     help="Where their consumers confirm. May be repeated.",
 )
-@uses_settings("database", "kafka", "connect_seconds")
+@uses_settings("database", "callback_database", "kafka", "connect_seconds")
 def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Serve messages over HTTP, until SIGTERM or Ctrl-C.
 
@@ -160,9 +153,8 @@ def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfi
     for name, flag in (("check_topic", "--check-topic"), ("confirm_topics", "--confirm-topic")):
         if not given[name]:
             raise SettingError(flag, "", "the name of a topic, since --callback is given")
-    ways = f"--callback-database or {_CALLBACK_VARIABLE}"
     return CallbackConfig(
-        database=checked_dsn("callback_database", given["callback_database"] or "", ways),
+        database=settings.callback_dsn(),
         kafka=settings.kafka_servers(),
         check_topic=given["check_topic"],
         confirm_topics=given["confirm_topics"],

@@ -20,6 +20,7 @@ PROMISES = {
     "sequencer": ["sequencer"],
     "receiver": ["matcher_receiver", "gapfill"],
     "outbox": ["outbox"],
+    "web": ["outbox.service.server", "outbox.callback.sender_app"],
     "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
     "spark": ["chain_verifier.verify"],
     "local": [
@@ -34,6 +35,7 @@ FOREIGN = {
     "sequencer": ["pyspark", "click", "rich"],
     "receiver": ["pyspark", "click", "rich", "numpy"],
     "outbox": ["pyspark", "click", "rich", "numpy", "starlette"],
+    "web": ["pyspark", "rich", "numpy"],
     "cli": ["pyspark"],
     "spark": ["asyncpg", "aiokafka", "click"],
     "local": ["pyspark", "click"],
