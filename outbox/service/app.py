@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeVar
-from uuid import UUID
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,11 +14,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
-from outbox.limits import NAME_CHARS_MAX
 from outbox.message import Message
 from outbox.service import bodies
 from outbox.service.desk import draw_missing
 from outbox.service.openapi import document
+from outbox.service.parameters import (
+    limit_of,
+    plain_text,
+    status_of,
+    uuid_of,
+    uuid_or_none,
+    uuids_of,
+)
 from outbox.service.rates import Bucket
 from outbox.service.refusals import (
     Refusal,
@@ -30,7 +36,7 @@ from outbox.service.refusals import (
     unauthenticated,
     unavailable,
 )
-from outbox.statuses import Change, Status
+from outbox.statuses import Change
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,6 +76,7 @@ class MessageApp:
         self._desk = desk
         self._clock = clock
         self._is_relaying = is_relaying
+        self._at_work = 0
         self._requests: dict[str, Bucket] = {}
         self._messages: dict[str, Bucket] = {}
         self._document = msgspec.json.encode(document(config.body_bytes_max))
@@ -110,7 +117,7 @@ class MessageApp:
             if not client.may_send_to(one.destination):
                 expected = "one that this client may send to"
                 raise Refusal(403, "not_allowed", "destination", one.destination, expected)
-        ids = draw_missing([_uuid_or_none(one.message_id) for one in given])
+        ids = draw_missing([uuid_or_none(one.message_id) for one in given])
         messages = [
             Message(message_id, one.destination, one.payload, one.key, one.headers or None)
             for message_id, one in zip(ids, given, strict=True)
@@ -130,14 +137,16 @@ class MessageApp:
 
     async def _decide(self, client: Client, request: Request, change: Change) -> Response:
         given = await self._body(request, bodies.NamedMessages)
-        return answer(200, await self._desk.decide(client.name, change, _uuids(given.message_ids)))
+        return answer(
+            200, await self._desk.decide(client.name, change, uuids_of(given.message_ids))
+        )
 
     async def _confirm(self, client: Client, request: Request) -> Response:
         given = await self._body(request, bodies.GivenConfirm)
         if not client.may_confirm_as(given.consumer):
             expected = "one that this client may confirm as"
             raise Refusal(403, "not_allowed", "consumer", given.consumer, expected)
-        applied = await self._desk.confirm(given.consumer, _uuids(given.message_ids))
+        applied = await self._desk.confirm(given.consumer, uuids_of(given.message_ids))
         if applied.unknown:
             raise Refusal(
                 404, "unknown_message", "message_ids", f"{applied.unknown} of them",
@@ -147,26 +156,24 @@ class MessageApp:
         return answer(200, bodies.Confirmed(applied.consumed, applied.repeated))
 
     async def _get(self, client: Client, request: Request) -> Response:
-        message_id = _uuid("message_id", request.path_params["message_id"])
+        message_id = uuid_of("message_id", request.path_params["message_id"])
         return answer(200, await self._desk.get(client.name, message_id))
 
     async def _list(self, client: Client, request: Request) -> Response:
         query = request.query_params
         if unknown := set(query) - {"after", "after_consumer", "destination", "status", "limit"}:
             raise Refusal(400, "invalid", "query", min(unknown), "a parameter as documented")
-        after = None
-        if "after" in query:
-            consumer = _plain("after_consumer", query.get("after_consumer", ""))
-            after = (_uuid("after", query["after"]), consumer)
+        consumer = plain_text("after_consumer", query.get("after_consumer", ""))
+        after = (uuid_of("after", query["after"]), consumer) if "after" in query else None
         destination = None
         if "destination" in query:
-            destination = _plain("destination", query["destination"])
+            destination = plain_text("destination", query["destination"])
         page = await self._desk.page(
             client.name,
             after=after,
             destination=destination,
-            status=_status(query["status"]) if "status" in query else None,
-            rows_max=_limit(query["limit"]) if "limit" in query else 100,
+            status=status_of(query["status"]) if "status" in query else None,
+            rows_max=limit_of(query["limit"]) if "limit" in query else 100,
         )
         return answer(200, page)
 
@@ -203,7 +210,10 @@ class MessageApp:
         self, work: Callable[[Client, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            self._at_work += 1
             try:
+                if self._at_work > self._config.requests_max:
+                    raise unavailable("too many requests are at work")
                 async with asyncio.timeout(self._config.request_seconds):
                     client = self._authenticated(request)
                     self._pace(self._requests, client, 1)
@@ -217,6 +227,8 @@ class MessageApp:
                 found = of_error(error)
             except TimeoutError:
                 found = unavailable(f"no answer within {self._config.request_seconds} s")
+            finally:
+                self._at_work -= 1
             self.refusals[found.error] += 1
             return refused(found)
 
@@ -272,42 +284,3 @@ class MessageApp:
         except ClientDisconnect:
             raise Refusal(400, "not_json", "body", expected="the whole of it") from None
         return bytes(content)
-
-
-def _uuids(told: list[str]) -> list[UUID]:
-    return list(dict.fromkeys(_uuid("message_ids", each) for each in told))
-
-
-def _uuid_or_none(told: str | None) -> UUID | None:
-    return None if told is None else _uuid("message_id", told)
-
-
-def _uuid(field: str, told: str) -> UUID:
-    try:
-        found = UUID(told)
-    except ValueError:
-        found = None
-    if found is None or str(found) != told:
-        raise Refusal(400, "invalid", field, told, "a UUID, in lower case")
-    return found
-
-
-def _plain(field: str, told: str) -> str:
-    if len(told) > NAME_CHARS_MAX or not told.isascii() or not told.isprintable():
-        expected = f"at most {NAME_CHARS_MAX} printable ASCII characters"
-        raise Refusal(400, "invalid", field, told, expected)
-    return told
-
-
-def _status(told: str) -> Status:
-    known = {status.name.lower(): status for status in Status}
-    if told not in known:
-        raise Refusal(400, "invalid", "status", told, f"one of {', '.join(known)}")
-    return known[told]
-
-
-def _limit(told: str) -> int:
-    number = int(told) if told.isascii() and told.isdecimal() and len(told) < 8 else 0
-    if not 1 <= number <= bodies.PAGE_ROWS_MAX:
-        raise Refusal(400, "invalid", "limit", told, f"1 to {bodies.PAGE_ROWS_MAX}")
-    return number

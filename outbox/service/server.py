@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 30
 _BACKLOG = 1_024
+_CONNECTIONS_MAX = 5_000
+"""Idle ones too; beyond it they get 503 at once. Below it the service counts what is at work."""
 
 
 class _Server(uvicorn.Server):
@@ -82,11 +84,11 @@ class MessageService:
 
     async def start(self) -> None:
         """Connect to the database, listen, and begin. Raises ConnectError, SchemaError."""
-        await self._desk.is_ready()
-        if self.callback is not None:
-            await self.callback.check()
-        self._socket = _listening(self._config)
         try:
+            await self._desk.is_ready()
+            if self.callback is not None:
+                await self.callback.check()
+            self._socket = _listening(self._config)
             await self.relay.start()
         except BaseException:
             await self.stop()
@@ -167,7 +169,7 @@ def _uvicorn_config(config: ServiceConfig, app: object) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=config.requests_max,
+        limit_concurrency=_CONNECTIONS_MAX,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(config.stop_seconds),
     )
