@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_TAKING = frozenset({"sweep", "retention", "confirms"})
+"""The tasks that take work in: at a stop they end first, and what they took is finished."""
+
 
 class BusinessTransaction:
     """A transaction of the caller's, whose messages are sent at once after its commit."""
@@ -116,18 +119,20 @@ class Relay:
 
     async def stop(self) -> None:
         """Send and write what was handed over, within `stop_seconds`; the rest is swept later."""
-        tasks = {task.get_name().rpartition(" ")[2]: task for task in self._tasks}
-        for name in ("sweep", "retention", "confirms"):
-            if name in tasks:
-                tasks[name].cancel()
+        first = [task for task in self._tasks if task.get_name().rpartition(" ")[2] in _TAKING]
+        for task in first:
+            task.cancel()
         with suppress(TimeoutError, OrderchainError):
             async with asyncio.timeout(self._config.stop_seconds):
                 await self._dispatch.finish()
                 await self._acks.write()
                 await self._alerts.finish()
+        # Those that were cancelled are not cancelled again: it would cut off how they end.
         for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            if task not in first:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * self._config.stop_seconds)
         self._tasks.clear()
         self._dispatch.drop_waiting()
         with suppress(TimeoutError, OrderchainError):
