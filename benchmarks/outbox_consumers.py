@@ -1,0 +1,98 @@
+"""The consumers of the outbox's benchmarks, each in a process of its own until it is killed.
+
+    python -m benchmarks.outbox_consumers batched|row_by_row|timed JSON
+
+`timed` writes the delay from a message's business commit to its handler, in nanoseconds, a line
+each: the payload begins with the monotonic clock of the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+import uvloop
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from benchmarks.outbox_site import CONSUMER, OutboxSite
+from orderchain.collector import calm_collector
+from outbox.consumer import Consumer
+from outbox.consumer_config import ConsumerConfig
+from outbox.headers import read_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox.delivery import Delivery
+
+
+def config_of(place: OutboxSite, **settings: Any) -> ConsumerConfig:  # noqa: ANN401
+    """Return the settings of our consumer."""
+    return ConsumerConfig(
+        name=CONSUMER,
+        topics=(place.destination.topic,),
+        bootstrap_servers=place.kafka,
+        database=place.database,
+        **settings,
+    )
+
+
+async def batched(place: OutboxSite) -> None:
+    """Consume as the engine does: many messages a transaction, many confirms a record."""
+
+    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
+        pass  # its only effect is the inbox: the same in both ways
+
+    async with Consumer(config_of(place, batch_max=2_000)) as consumer:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await consumer.run_many(handle)
+
+
+async def timed(place: OutboxSite) -> None:
+    """Tell how long after its business commit each message reaches the handler."""
+
+    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
+        now = time.monotonic_ns()
+        for delivery in deliveries:
+            began = int.from_bytes(delivery.payload[:8], "big")
+            sys.stdout.write(f"{now - began}\n")
+        sys.stdout.flush()
+
+    async with Consumer(config_of(place, batch_max=2_000)) as consumer:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await consumer.run_many(handle)
+
+
+async def row_by_row(place: OutboxSite) -> None:
+    """Consume in the common way: a transaction a message, an awaited confirm a message."""
+    connection = await asyncpg.connect(place.database)
+    await connection.execute("CREATE TABLE IF NOT EXISTS seen (message_id uuid PRIMARY KEY)")
+    producer = AIOKafkaProducer(bootstrap_servers=place.kafka, acks="all")
+    consumer = AIOKafkaConsumer(
+        place.destination.topic,
+        bootstrap_servers=place.kafka,
+        group_id=CONSUMER,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    await producer.start()
+    await consumer.start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    async for record in consumer:
+        message_id = read_headers(record.headers).message_id
+        async with connection.transaction():
+            insert = "INSERT INTO seen VALUES ($1) ON CONFLICT DO NOTHING"
+            await connection.execute(insert, message_id)
+        await producer.send_and_wait(place.destination.confirm_topic, message_id.bytes)
+
+
+if __name__ == "__main__":
+    ways = {"batched": batched, "timed": timed, "row_by_row": row_by_row}
+    calm_collector()
+    uvloop.run(ways[sys.argv[1]](msgspec.json.decode(sys.argv[2], type=OutboxSite)))

@@ -1,0 +1,174 @@
+"""What does a full cycle of the outbox cost: store, send, broker's confirm, consumer's confirm?
+
+- row by row: the common way. A transaction for each message, an awaited send, an update when the
+  broker has it, a transaction and an awaited confirm at the consumer, an update when that came;
+- batched: the engine, messages stored 500 to a transaction and handed over in memory;
+- woken: the same, stored by somebody else: the relay hears of it, claims and reads it;
+- written: as batched, but every acknowledgement is written, also where the confirm overtakes it.
+
+The consumer is a process of its own in each. Messages a second, from the first one stored until the
+last one is consumed.
+
+    python -m benchmarks.outbox_cycle [--repeats 3 --messages 100000 --rows 1500]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+import outbox
+from benchmarks.arms import interleave
+from benchmarks.committing import Figures, run, tell
+from benchmarks.outbox_site import PAYLOAD, OutboxSite, drop_outbox, make_outbox
+from outbox import Message, Relay, RelayConfig, draw_message_ids
+from outbox.headers import common_headers, record_headers
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator
+
+    from benchmarks.chains import Site
+
+TRANSACTION_ROWS = 500
+
+END_SECONDS = 120.0
+"""A run whose last message has not come by then is broken."""
+
+
+@asynccontextmanager
+async def consumer_process(
+    place: OutboxSite, way: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a consumer; returns once it has joined."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.outbox_consumers", way,
+        msgspec.json.encode(place).decode(), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    lines = process.stdout
+    try:
+        if lines is None or await lines.readline() != b"ready\n":
+            raise RuntimeError("the consumer did not start")
+        yield lines
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def engine(
+    site: Site,
+    messages: int,
+    *,
+    hands_over: bool = True,
+    **settings: Any,  # noqa: ANN401
+) -> float:
+    """Return messages per second of the engine."""
+    place = await make_outbox(site)
+    business = await asyncpg.connect(place.database)
+    config = RelayConfig(
+        database=place.database, kafka=place.kafka, group=place.destination.topic, **settings
+    )
+    async with consumer_process(place, "batched"), Relay(config) as relay:
+        began = time.perf_counter()
+        for _ in range(0, messages, TRANSACTION_ROWS):
+            rows = [
+                Message(message_id, "bench", PAYLOAD)
+                for message_id in draw_message_ids(TRANSACTION_ROWS)
+            ]
+            if hands_over:
+                async with relay.transaction(business) as transaction:
+                    await transaction.add_many(rows)
+            else:
+                async with business.transaction():
+                    await outbox.add_many(business, rows)
+        async with asyncio.timeout(END_SECONDS):
+            while relay.stats.consumed < messages:  # noqa: ASYNC110 - a counter of the hot path
+                await asyncio.sleep(0.002)
+        seconds = time.perf_counter() - began
+        if relay.stats.abnormal or relay.stats.unknown:
+            raise RuntimeError(f"the run was not clean: {relay.stats}")
+    await business.close()
+    await drop_outbox(site, place)
+    return messages / seconds
+
+
+async def row_by_row(site: Site, messages: int) -> float:
+    """Return messages per second of the common way."""
+    place = await make_outbox(site)
+    topic = place.destination.topic
+    business, relay, intake = [await asyncpg.connect(place.database) for _ in range(3)]
+    await business.execute(
+        "CREATE TABLE message (message_id uuid PRIMARY KEY, payload bytea, status smallint)"
+    )
+    headers = common_headers(place.destination, None)
+    producer = AIOKafkaProducer(bootstrap_servers=place.kafka, acks="all")
+    confirms = AIOKafkaConsumer(
+        place.destination.confirm_topic, bootstrap_servers=place.kafka,
+        auto_offset_reset="earliest",
+    )  # fmt: skip
+    stored: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def send() -> None:
+        while (message_id := await stored.get()) is not None:
+            await producer.send_and_wait(
+                topic, PAYLOAD, headers=record_headers(message_id, None, headers)
+            )
+            await relay.execute(
+                "UPDATE message SET status = 1 WHERE message_id = $1 AND status = 0", message_id
+            )
+
+    async def take() -> None:
+        for _ in range(messages):
+            record = await anext(confirms)
+            await intake.execute(
+                "UPDATE message SET status = 2 WHERE message_id = $1 AND status IN (0, 1)",
+                record.value.hex(),
+            )
+
+    await producer.start()
+    await confirms.start()
+    async with consumer_process(place, "row_by_row"), asyncio.timeout(END_SECONDS):
+        began = time.perf_counter()
+        working = [asyncio.create_task(send()), asyncio.create_task(take())]
+        for message_id in draw_message_ids(messages):
+            async with business.transaction():
+                await business.execute(
+                    "INSERT INTO message VALUES ($1, $2, 0)", message_id, PAYLOAD
+                )
+            stored.put_nowait(message_id)
+        stored.put_nowait(None)
+        await asyncio.gather(*working)
+        seconds = time.perf_counter() - began
+    await producer.stop()
+    await confirms.stop()
+    for connection in (business, relay, intake):
+        await connection.close()
+    await drop_outbox(site, place)
+    return messages / seconds
+
+
+async def measure(site: Site, arguments: argparse.Namespace) -> Figures:
+    """Measure each way in turn."""
+    count = arguments.messages
+    figures = await interleave(
+        {
+            "row by row": lambda: row_by_row(site, arguments.rows),
+            "batched": lambda: engine(site, count),
+            "woken": lambda: engine(site, count, hands_over=False),
+            "written": lambda: engine(site, count, ack_linger_seconds=0.0),
+        },
+        arguments.repeats,
+    )
+    return {"cycle": tell("cycle", figures, "row by row")}
+
+
+if __name__ == "__main__":
+    run("outbox_cycle", __doc__ or "", measure, repeats=3, messages=100_000, rows=1_500)

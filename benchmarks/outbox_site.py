@@ -1,0 +1,62 @@
+"""What the benchmarks of the outbox have in common: a database with its tables, and topics."""
+
+from __future__ import annotations
+
+import secrets
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import asyncpg
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from msgspec import Struct
+
+from outbox import Destination, save_destinations
+
+if TYPE_CHECKING:
+    from benchmarks.chains import Site
+
+CONSUMER = "bench"
+PAYLOAD = bytes(100)
+
+
+class OutboxSite(Struct, frozen=True):
+    """One database for sender and consumer, and one destination."""
+
+    database: str
+    kafka: str
+    destination: Destination
+
+
+async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
+    """Make a database with the tables of both sides, empty."""
+    name = f"outbox_{secrets.token_hex(6)}"
+    admin = await asyncpg.connect(site.admin)
+    await admin.execute(f"CREATE DATABASE {name}")
+    await admin.close()
+    database = site.admin.rpartition("/")[0] + f"/{name}"
+    connection = await asyncpg.connect(database)
+    for part in ("schema.sql", "inbox.sql"):
+        async with connection.transaction():
+            await connection.execute((files("outbox") / part).read_text())
+    # As the consumers' side makes it.
+    await connection.execute("RESET search_path")
+    destination = Destination(name="bench", topic=name, consumers=(CONSUMER,))
+    await save_destinations(connection, [destination])
+    await connection.close()
+    client = AIOKafkaAdminClient(bootstrap_servers=site.kafka)
+    await client.start()
+    await client.create_topics(
+        [
+            NewTopic(destination.topic, partitions, 1),
+            NewTopic(destination.confirm_topic, 1, 1),
+        ]
+    )
+    await client.close()
+    return OutboxSite(database, site.kafka, destination)
+
+
+async def drop_outbox(site: Site, place: OutboxSite) -> None:
+    """Remove the database: what one arm has left must not cost the next one anything."""
+    admin = await asyncpg.connect(site.admin)
+    await admin.execute(f"DROP DATABASE {place.destination.topic} WITH (FORCE)")
+    await admin.close()
