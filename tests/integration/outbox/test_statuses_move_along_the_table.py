@@ -1,0 +1,146 @@
+"""Whatever is written in whatever order, a delivery moves only along the table (S10)."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import outbox
+from outbox import Message, Status, acts, draw_message_ids
+from outbox.resend import Verdict, judge, wait_seconds
+from outbox.statuses import FINAL, TRANSITIONS
+from outbox.store import Ack, Claiming, RelayStore
+
+from .conftest import CONSUMER, Sender
+
+if TYPE_CHECKING:
+    from outbox import Destination
+
+pytestmark = pytest.mark.postgres
+
+STEPS = 250
+WORKS = (
+    "add", "sweep", "sweep", "acknowledge", "fail", "release", "confirm", "postpone", "act",
+)  # fmt: skip
+ALLOWED = {(line.status, line.becomes) for line in TRANSITIONS}
+ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Walk:
+    """One relay, one person and one consumer that do things at random, stale ones among them."""
+
+    def __init__(self, sender: Sender, clearing: Destination, seed: int) -> None:
+        self.sender = sender
+        self.clearing = clearing
+        self.random = random.Random(seed)
+        self.store = RelayStore(sender.config(), lambda: None)
+        self.claims: list[tuple[UUID, UUID]] = []  # of every round so far: most are stale
+        self.ids: list[UUID] = []
+
+    def some(self) -> list[UUID]:
+        return self.random.sample(self.ids, k=min(len(self.ids), self.random.randint(1, 4)))
+
+    def some_claims(self) -> list[tuple[UUID, UUID]]:
+        return self.random.sample(self.claims, k=min(len(self.claims), 4))
+
+    async def add(self) -> None:
+        business = self.sender.connections[0]
+        new = draw_message_ids(2)
+        self.ids += new
+        claim = uuid4() if self.random.random() < 0.5 else None
+        messages = [Message(each, "clearing", b"x") for each in new]
+        async with business.transaction():
+            await outbox.adding.store_messages(business, messages, claim=claim)
+        if claim is not None:
+            self.claims += [(each, claim) for each in new]
+
+    async def sweep(self) -> None:
+        token = uuid4()
+        await self.sender.let_time_pass()
+        async with self.store.sweep() as connection:
+            claiming = Claiming(connection)
+            due = await claiming.due(ALWAYS, 5)
+            verdicts = [(row, judge(row, self.clearing, {})) for row in due]
+            send = [row for row, verdict in verdicts if verdict is Verdict.SEND]
+            if send:
+                waits = [(row, wait_seconds(self.clearing, row.send_count)) for row in send]
+                await claiming.claim(waits, token)
+            give_up = [(row, "why") for row, verdict in verdicts if verdict is Verdict.GIVE_UP]
+            if give_up:
+                await claiming.give_up(give_up)
+        self.claims += [(row.message_id, token) for row in send]
+
+    async def acknowledge(self) -> None:
+        acks = [Ack(each, token, "t", 0, 1) for each, token in self.some_claims()]
+        await self.store.write_acks(acks)
+
+    async def fail(self) -> None:
+        await self.store.write_failures((each, token, "x") for each, token in self.some_claims())
+
+    async def release(self) -> None:
+        await self.store.release(self.some_claims())
+
+    async def confirm(self) -> None:
+        if self.random.random() < 0.3:
+            await self.store.apply([(each, CONSUMER) for each in self.some()])
+
+    async def postpone(self) -> None:
+        await self.store.postpone([(each, CONSUMER, 2**60) for each in self.some()])
+
+    async def act(self) -> None:
+        what = self.random.choice(("retry", "resend", "retry", "resend", "abandon"))
+        chosen = acts.Filter(message_ids=tuple(self.some()))
+        operator = self.sender.connections[1]
+        await acts.act(operator, what, chosen, actor="a", reason="r")
+
+    async def step(self) -> str:
+        name = self.random.choice(
+            (
+                "add",
+                "sweep",
+                "sweep",
+                "acknowledge",
+                "fail",
+                "release",
+                "confirm",
+                "postpone",
+                "act",
+            )
+        )
+        if self.ids and self.claims:
+            await getattr(self, name)()
+            return name
+        await self.add()
+        return "add"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_work_moves_deliveries_only_along_the_table(sender: Sender, seed: int) -> None:
+    business = await sender.connect()
+    operator = await sender.connect("outbox_operator")
+    clearing = await sender.set_up(tries_max=2)
+    sender.connections[:] = [business, operator, *sender.connections[2:]]
+    walk = Walk(sender, clearing, seed)
+    before: dict[UUID, Any] = {}
+    seen: set[tuple[Status, Status]] = set()
+    try:
+        for _ in range(STEPS):
+            name = await walk.step()
+            rows = [*await sender.pending(), *await sender.done()]
+            now = {row["message_id"]: Status(row["status"]) for row in rows}
+            assert len(now) == len(rows) == len(walk.ids)  # each stands in one place, none is lost
+            for message_id, status in now.items():
+                old = before.get(message_id, Status.INIT)
+                if old is not status:
+                    assert (old, status) in ALLOWED, (name, old, status)
+                    assert old not in FINAL
+                    seen.add((old, status))
+            assert all(0 <= row["send_count"] <= clearing.tries_max for row in rows), name
+            before = now
+    finally:
+        await walk.store.close()
+    assert len(seen) >= 6  # the walk went nearly everywhere that a decided delivery can go
