@@ -114,9 +114,10 @@ def scan(
     classed = looked_at(rows, horizon).withColumn("number", class_of(horizon, bits))
     groups = ["number", BLOCK] if positions else ["number"]
     hashed = classed.withColumns(_hashes(key, positions=positions, fingerprints=fingerprints))
-    summed = hashed.groupBy(*groups).agg(*_sums(positions=positions))
+    sums = _sums(positions=positions, fingerprints=fingerprints)
+    summed = hashed.groupBy(*groups).agg(*sums)
     found = summed.withColumn("is_balanced", _is_balanced(key, positions=positions)).collect()
-    return _gathered(found, bits, positions=positions)
+    return _gathered(found, bits, positions=positions, fingerprints=fingerprints)
 
 
 def _hashes(key: int, *, positions: bool, fingerprints: bool) -> dict[str, Column]:
@@ -125,19 +126,18 @@ def _hashes(key: int, *, positions: bool, fingerprints: bool) -> dict[str, Colum
     With positions a node is hashed together with the place where the next row has to stand.
     """
     position = F.col(POSITION)
-    row = F.xxhash64(F.lit(key), *CONTENT) if fingerprints else F.lit(0).cast("bigint")
-    return {
+    hashes = {
         "id_hash": _node_hash(key, F.col("id"), position + 1 if positions else None),
         "pid_hash": _node_hash(key, F.col("pid"), position if positions else None),
-        "row_hash": row,
     }
+    return hashes | ({"row_hash": F.xxhash64(F.lit(key), *CONTENT)} if fingerprints else {})
 
 
 def _node_hash(key: int, node: Column, place: Column | None) -> Column:
     return F.xxhash64(F.lit(key), node, *([] if place is None else [place]))
 
 
-def _sums(*, positions: bool) -> list[Column]:
+def _sums(*, positions: bool, fingerprints: bool) -> list[Column]:
     sums = [
         F.count(F.lit(1)).alias("rows"),
         F.min("id").alias("first_id"),
@@ -146,10 +146,12 @@ def _sums(*, positions: bool) -> list[Column]:
         F.count_if(F.col("pid") >= F.col("id")).alias("not_below"),
         F.count_if(HAS_NULL).alias("nulls"),
     ]
-    for name in ("id", "pid", "row"):
-        hashed = F.col(f"{name}_hash")
-        sums.append(F.sum(_low(hashed)).alias(f"{name}_low"))
-        sums.append(F.sum(_high(hashed)).alias(f"{name}_high"))
+    # Of ids and pids only the difference of their sums counts.
+    for half, of in (("low", _low), ("high", _high)):
+        surplus = of(F.col("id_hash")) - of(F.col("pid_hash"))
+        sums.append(F.sum(surplus).alias(f"surplus_{half}"))
+        if fingerprints:
+            sums.append(F.sum(of(F.col("row_hash"))).alias(f"row_{half}"))
     if positions:
         sums.append(F.min(POSITION).alias("first_position"))
         sums.append(F.max(POSITION).alias("last_position"))
@@ -168,19 +170,23 @@ def _is_balanced(key: int, *, positions: bool) -> Column:
     """Return whether ids plus {lowest pid} equal pids plus {highest id}, by both sums."""
     entry = _node_hash(key, F.col("pid"), F.col("first_position") if positions else None)
     leave = _node_hash(key, F.col("last_id"), F.col("last_position") + 1 if positions else None)
-    low = F.col("id_low") + _low(entry) == F.col("pid_low") + _low(leave)
-    high = F.col("id_high") + _high(entry) == F.col("pid_high") + _high(leave)
+    low = F.col("surplus_low") + _low(entry) == _low(leave)
+    high = F.col("surplus_high") + _high(entry) == _high(leave)
     return low & high & (F.col("not_below") == 0)
 
 
-def _gathered(found: Sequence[Row], bits: int, *, positions: bool) -> Scan:
+def _gathered(found: Sequence[Row], bits: int, *, positions: bool, fingerprints: bool) -> Scan:
+    def bucket_of(row: Row) -> Bucket:
+        return _bucket(row, bits, (row["row_low"], row["row_high"]) if fingerprints else (0, 0))
+
     inside = [row for row in found if row["number"] > BEYOND_ROWS]
     outside: dict[int, int] = {}
     for row in found:
         if row["number"] <= BEYOND_ROWS:
             outside[row["number"]] = outside.get(row["number"], 0) + row["rows"]
-    stretches = sorted((_stretch(row, bits) for row in inside), key=_place) if positions else []
-    buckets = _joined(stretches) if positions else [_bucket(row, bits) for row in inside]
+    found_in_order = (_stretch(row, bucket_of(row)) for row in inside) if positions else ()
+    stretches = sorted(found_in_order, key=_place)
+    buckets = _joined(stretches) if positions else [bucket_of(row) for row in inside]
     return Scan(
         buckets=sorted(buckets, key=lambda bucket: bucket.number),
         stretches=stretches,
@@ -193,7 +199,7 @@ def _gathered(found: Sequence[Row], bits: int, *, positions: bool) -> Scan:
     )
 
 
-def _bucket(row: Row, bits: int) -> Bucket:
+def _bucket(row: Row, bits: int, fingerprint: tuple[int, int]) -> Bucket:
     return Bucket(
         bits=bits,
         number=row["number"],
@@ -203,13 +209,13 @@ def _bucket(row: Row, bits: int) -> Bucket:
         first_id=row["first_id"],
         last_id=row["last_id"],
         nulls=row["nulls"],
-        fingerprint=(row["row_low"], row["row_high"]),
+        fingerprint=fingerprint,
     )
 
 
-def _stretch(row: Row, bits: int) -> Stretch:
+def _stretch(row: Row, bucket: Bucket) -> Stretch:
     return Stretch(
-        bucket=_bucket(row, bits),
+        bucket=bucket,
         is_in_order=row["is_balanced"],
         block=row[BLOCK],
         first_position=row["first_position"],
