@@ -27,3 +27,14 @@ FROM chain_event
 WHERE chain_id = $1 AND id > $2 AND id <= $3
 ORDER BY id
 LIMIT $4;
+
+-- lag: what a DBA would write to see whether a chain is one: rows that do not name the one before
+SELECT count(*)
+FROM (
+    SELECT pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
+    FROM chain_event WHERE chain_id = $1
+) linked
+WHERE pid <> before;
+
+-- aggregate: count and sums of all rows
+SELECT count(pid) + 0 * (sum(id) - sum(pid))::bigint FROM chain_event WHERE chain_id = $1;

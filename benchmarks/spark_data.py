@@ -1,0 +1,118 @@
+"""Rows of a chain as Parquet, written straight from arrays, and a Spark to read them with."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chain_verifier.session import open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+CHAIN_ID: Final = 1
+_GROUP_ROWS: Final = 1_000_000
+_FILE_ROWS: Final = 5_000_000
+_SKIP_EVERY: Final = 1_000
+_SKIP: Final = 7
+"""Ids skip a few numbers behind every batch, as they do where partitions and terms change."""
+
+WIDE_PAYLOAD_BYTES: Final = 100
+
+
+def ids_between(first: int, end: int) -> Any:  # noqa: ANN401 - numpy's own
+    """Return the ids of the rows number `first` (from 0) up to, not including, number `end`."""
+    numbers = np.arange(first, end, dtype=np.int64)
+    return numbers + 1 + numbers // _SKIP_EVERY * _SKIP
+
+
+def head_of(rows: int) -> int:
+    """Return the last id of a chain of so many rows."""
+    return int(ids_between(rows - 1, rows)[0])
+
+
+def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
+    """Write a chain of so many rows, unless it is there already.
+
+    Narrow rows have one and the same key, time and payload (none), so that reading them is as
+    cheap as it gets, and the check has nothing to hide behind. Wide ones have keys of their own and
+    random payloads.
+    """
+    path = folder / f"{'wide' if is_wide else 'narrow'}-{rows}"
+    done = path / "_done"
+    if done.is_file():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(1)
+    for first in range(0, rows, _FILE_ROWS):
+        end = min(first + _FILE_ROWS, rows)
+        with pq.ParquetWriter(
+            path / f"rows-{first:012d}.parquet", _SCHEMA, compression="zstd"
+        ) as writer:
+            for begin in range(first, end, _GROUP_ROWS):
+                group = _group(begin, min(begin + _GROUP_ROWS, end), random, is_wide=is_wide)
+                writer.write_table(group, row_group_size=_GROUP_ROWS)
+    done.touch()
+    return path
+
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("chain_id", pa.int32()),
+        ("id", pa.int64()),
+        ("pid", pa.int64()),
+        ("key", pa.string()),
+        ("event_time_ns", pa.int64()),
+        ("payload", pa.binary()),
+    ]
+)
+
+
+def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # noqa: ANN401
+    count = end - first
+    ids = ids_between(first, end)
+    pids = ids_between(first - 1, end - 1)
+    if first == 0:
+        pids[0] = 0
+    times = 1_700_000_000_000_000_000 + np.arange(first, end) * 1_000
+    if is_wide:
+        keys = pa.array([f"client-{number % 64}#{number}" for number in range(first, end)])
+        blob = random.bytes(count * WIDE_PAYLOAD_BYTES)
+        offsets = np.arange(count + 1, dtype=np.int32) * WIDE_PAYLOAD_BYTES
+        payloads = pa.Array.from_buffers(
+            pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
+        )
+    else:
+        keys = pa.repeat(pa.scalar("k"), count)
+        payloads = pa.repeat(pa.scalar(b"", pa.binary()), count)
+        times[:] = times[0]
+    chains = np.full(count, CHAIN_ID, dtype=np.int32)
+    return pa.table([chains, ids, pids, keys, times, payloads], schema=_SCHEMA)
+
+
+@contextmanager
+def spark_with(
+    settings: Mapping[str, str], master: str | None = None, driver_memory: str = "4g"
+) -> Iterator[SparkSession]:
+    """Open the verifier's own session, told besides what only Java's start can be told."""
+    told = [f"--driver-memory {driver_memory}"]
+    told += [f"--conf {name}={value}" for name, value in settings.items()]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*told, "pyspark-shell"])
+    with open_session(master, is_long_run=True) as session:
+        yield session
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long `work` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

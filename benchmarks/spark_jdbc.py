@@ -1,0 +1,152 @@
+"""Does the check of a database keep the reading side busy?
+
+All over the same rows of one table, by turns:
+- bare: `count` and `sum` of id and pid, read by JDBC in the check's own partitions;
+- check: `verify --source database` whole, from opening it to the report (Spark is up already);
+- local: the same with `--local`, on one core;
+- lag: PostgreSQL's own `lag()` over the primary key, which needs no reader at all;
+- aggregate: PostgreSQL's own `count` and `sum`, beside it.
+
+PostgreSQL answers on the same cores as Spark reads.
+
+    python -m benchmarks.spark_jdbc [--rows 10000000] [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+from pyspark.sql import functions as F  # noqa: N812
+
+from benchmarks.arms import ratio, spread
+from benchmarks.chains import Site, benchmark_stack, open_site
+from benchmarks.ends import RunFailed
+from benchmarks.generated import SQL, generate_chain
+from benchmarks.host import RESULTS, describe_host
+from benchmarks.spark_check import by_turns
+from benchmarks.spark_data import spark_with
+from chain_verifier.config import FETCH_ROWS, DatabaseSource, VerifyRequest
+from chain_verifier.jdbc import jdbc_address
+from chain_verifier.local.verify import verify_locally
+from chain_verifier.report import Report, Verdict
+from chain_verifier.sources.database import DatabaseTable
+from chain_verifier.verify import verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Bench:
+    """One chain in PostgreSQL, and the ways to read it."""
+
+    def __init__(self, spark: SparkSession, site: Site, chain_id: int, rows: int) -> None:
+        self._spark = spark
+        self._site = site
+        self._chain_id = chain_id
+        self._rows = rows
+        self._request = VerifyRequest(
+            chain_id=chain_id, sources=(DatabaseSource(dsn=site.auditor),)
+        )
+
+    def bare(self) -> None:
+        """Count and sum in Spark what JDBC brings, in as many partitions as the check has."""
+        source = DatabaseSource(dsn=self._site.auditor)
+        partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
+        address = jdbc_address(self._site.auditor)
+        table = f"(SELECT id, pid FROM chain_event WHERE chain_id = {self._chain_id}) AS bare"  # noqa: S608
+        rows = self._spark.read.jdbc(
+            address.url,
+            table,
+            column="id",
+            lowerBound=1,
+            upperBound=self._rows + 1,
+            numPartitions=partitions,
+            properties=address.properties | {"fetchsize": str(FETCH_ROWS)},
+        )
+        found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
+        self._require(found[0], self._rows)
+
+    def check(self) -> None:
+        """Verify the database with Spark."""
+        self._require_whole(verify(self._request, session=self._spark))
+
+    def local(self) -> None:
+        """Verify the database without Spark."""
+        self._require_whole(verify_locally(self._request))
+
+    def lag(self) -> None:
+        """Let PostgreSQL compare each row with the one before."""
+        self._require(asyncio.run(self._ask("lag")), 0)
+
+    def aggregate(self) -> None:
+        """Let PostgreSQL count and sum."""
+        self._require(asyncio.run(self._ask("aggregate")), self._rows)
+
+    async def _ask(self, name: str) -> Any:  # noqa: ANN401 - whatever it answers
+        connection = await asyncpg.connect(self._site.auditor)
+        try:
+            return await connection.fetchval(SQL[name], self._chain_id, timeout=600)
+        finally:
+            await connection.close()
+
+    def _require_whole(self, report: Report) -> None:
+        self._require((report.verdict, report.sources[0].rows), (Verdict.COMPLETE, self._rows))
+
+    def _require(self, found: object, expected: object) -> None:
+        if found != expected:
+            raise RunFailed(f"{found!r}, expected {expected!r}")
+
+
+def main() -> None:
+    """Measure, print, and add a line to the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--stack", type=Path, help="the benchmarks' stack lies beside it")
+    parser.add_argument("--arms", default="bare,check,local,lag,aggregate")
+    parser.add_argument(
+        "--prepare", action="store_true", help="make the chain, and tell its number"
+    )
+    parser.add_argument("--chain", type=int, help="a chain that --prepare has made")
+    parser.add_argument("--dry", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    stack = benchmark_stack(arguments.stack)
+    site = open_site(stack)
+    try:
+        chain_id = asyncio.run(generate_chain(site, arguments.rows))
+        with spark_with({}) as spark:
+            bench = Bench(spark, site, chain_id, arguments.rows)
+            arms = {name: getattr(bench, name) for name in arguments.arms.split(",")}
+            figures = by_turns(arms, arguments.repeats, ("bare", "check"))
+    finally:
+        stack.down()
+    result = {
+        "benchmark": "spark_jdbc",
+        "host": describe_host(),
+        "repeats": arguments.repeats,
+        "rows": arguments.rows,
+        "payload_bytes": 100,
+        "arms": {
+            name: {
+                "seconds": spread(values),
+                "rows_per_second": spread([arguments.rows / seconds for seconds in values]),
+                "rate_to_bare": ratio(figures, "bare", name),
+            }
+            for name, values in figures.items()
+        },
+    }
+    print(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+    if arguments.dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / "spark_jdbc.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(result) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
