@@ -112,7 +112,9 @@ class CallbackService:
             return
         ids = [UUID(bytes=each) for each in record.message_ids]
         due_at = _at(record.due_unix_ns)
-        await self._store.add_checks(record.sender, record.consumers, ids, due_at, self._now())
+        await self._store.add_checks(
+            record.sender, record.consumers, ids, due_at, self._return_at()
+        )
         self.stats.checks += len(ids)
 
     async def take_confirms(self, value: bytes | None) -> None:
@@ -133,8 +135,7 @@ class CallbackService:
                 until = min(until, now + _PARKED_MAX) + timedelta(seconds=self._config.late_seconds)
                 retrying.append((message_id, record.consumer, until))
         if applied:
-            return_at = now + timedelta(seconds=self._config.return_seconds)
-            await self._store.add_confirms(applied, now, return_at)
+            await self._store.add_confirms(applied, now, self._return_at())
         if retrying:
             await self._store.postpone(retrying)
         self.stats.confirms += len(applied)
@@ -228,6 +229,10 @@ class CallbackService:
     def _until(self, now: datetime) -> datetime:
         """When a claim ends by itself, since whoever made it must be dead."""
         return now + timedelta(seconds=self._config.call_seconds * 3)
+
+    def _return_at(self) -> datetime:
+        """When a confirm that comes now is returned, with others that came meanwhile."""
+        return self._now() + timedelta(seconds=self._config.return_seconds)
 
     def _now(self) -> datetime:
         return _at(self._clock.wall_ns())

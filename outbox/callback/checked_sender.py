@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-import msgspec
-
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.sql import load_sql
@@ -32,7 +30,7 @@ from outbox.relay_stats import RelayStats
 from outbox.session import Session
 from outbox.statuses import SENDABLE, Change, sources
 from outbox.store import SQL as STORE_SQL
-from outbox.store import Abnormal, RelayStore
+from outbox.store import Abnormal, RelayStore, message_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -174,7 +172,7 @@ class CheckedSender:
         if not ids:
             return set()
         rows = await self._session.fetch(STORE_SQL["messages"], ids, ids[0], ids[-1])
-        messages = [_message(row) for row in rows]
+        messages = [message_of(row) for row in rows]
         await self._know(messages)
         sent: set[UUID] = set()
         for batch in await self._sender.send(messages, self._destinations, None):
@@ -270,14 +268,3 @@ class CheckedSender:
     async def _know(self, messages: Sequence[Message]) -> None:
         if any(message.destination not in self._destinations for message in messages):
             self._destinations = await self._store.destinations()
-
-
-def _message(row: asyncpg.Record) -> Message:
-    headers = row["headers"]
-    return Message(
-        row["message_id"],
-        row["destination"],
-        row["payload"],
-        row["key"],
-        None if headers is None else msgspec.json.decode(headers, type=dict[str, str]),
-    )

@@ -73,12 +73,15 @@ class CallbackStore:
         consumers: Sequence[str],
         message_ids: Sequence[UUID],
         due_at: datetime,
-        now: datetime,
+        return_at: datetime,
     ) -> None:
-        """Keep messages to be checked; a repeat changes nothing. Raises RetryError."""
+        """Keep messages to be checked at `due_at`; a repeat changes nothing. Raises RetryError.
+
+        Those whose confirm has come first are to be returned from `return_at` on.
+        """
         ids = sorted(set(message_ids))
         names = sorted(set(consumers))
-        await self._fetch(SQL["add_checks"], ids, names, sender, due_at, now)
+        await self._fetch(SQL["add_checks"], ids, names, sender, due_at, return_at)
 
     async def add_confirms(
         self, confirms: Sequence[tuple[UUID, str]], now: datetime, return_at: datetime

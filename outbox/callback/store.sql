@@ -4,7 +4,7 @@
 -- version: which schema is there
 SELECT version FROM callback_version
 
--- add_checks: messages to be checked at $4; one that was confirmed before is due for its return
+-- add_checks: messages to be checked at $4; one that was confirmed before is to be returned at $5
 INSERT INTO callback_delivery AS known (message_id, consumer, sender, state, due_at)
 SELECT message_id, consumer, $3, 0, $4
   FROM unnest($1::uuid[]) AS message_id CROSS JOIN unnest($2::text[]) AS consumer
