@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from benchmarks.outbox_site import CONSUMER, OutboxSite
+from benchmarks.outbox_site import OutboxSite
 from orderchain.collector import calm_collector
 from outbox.consumer import Consumer
 from outbox.consumer_config import ConsumerConfig
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def config_of(place: OutboxSite, **settings: Any) -> ConsumerConfig:  # noqa: ANN401
     """Return the settings of our consumer."""
     return ConsumerConfig(
-        name=CONSUMER,
+        name=place.destination.topic,
         topics=(place.destination.topic,),
         bootstrap_servers=place.kafka,
         database=place.database,
@@ -76,7 +76,7 @@ async def row_by_row(place: OutboxSite) -> None:
     consumer = AIOKafkaConsumer(
         place.destination.topic,
         bootstrap_servers=place.kafka,
-        group_id=CONSUMER,
+        group_id=place.destination.topic,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
     )

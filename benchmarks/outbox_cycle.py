@@ -77,6 +77,7 @@ async def engine(
         database=place.database, kafka=place.kafka, group=place.destination.topic, **settings
     )
     async with consumer_process(place, "batched"), Relay(config) as relay:
+        await first_message(relay, business)
         began = time.perf_counter()
         for _ in range(0, messages, TRANSACTION_ROWS):
             rows = [
@@ -90,7 +91,7 @@ async def engine(
                 async with business.transaction():
                     await outbox.add_many(business, rows)
         async with asyncio.timeout(END_SECONDS):
-            while relay.stats.consumed < messages:  # noqa: ASYNC110 - a counter of the hot path
+            while relay.stats.consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
                 await asyncio.sleep(0.002)
         seconds = time.perf_counter() - began
         if relay.stats.abnormal or relay.stats.unknown:
@@ -98,6 +99,15 @@ async def engine(
     await business.close()
     await drop_outbox(site, place)
     return messages / seconds
+
+
+async def first_message(relay: Relay, business: asyncpg.Connection) -> None:
+    """Return once a message has come full circle: then everybody has joined and is warm."""
+    async with relay.transaction(business) as transaction:
+        await transaction.add("bench", PAYLOAD)
+    async with asyncio.timeout(END_SECONDS):
+        while not relay.stats.consumed:  # noqa: ASYNC110 - a counter of the hot path
+            await asyncio.sleep(0.002)
 
 
 async def row_by_row(site: Site, messages: int) -> float:
@@ -115,9 +125,23 @@ async def row_by_row(site: Site, messages: int) -> float:
         auto_offset_reset="earliest",
     )  # fmt: skip
     stored: asyncio.Queue[Any] = asyncio.Queue()
+    taken: list[int] = []
+
+    async def store(count: int) -> None:
+        for message_id in draw_message_ids(count):
+            async with business.transaction():
+                await business.execute(
+                    "INSERT INTO message VALUES ($1, $2, 0)", message_id, PAYLOAD
+                )
+            stored.put_nowait(message_id)
+
+    async def until_taken(count: int) -> None:
+        while len(taken) < count:  # noqa: ASYNC110 - a counter of the hot path
+            await asyncio.sleep(0.002)
 
     async def send() -> None:
-        while (message_id := await stored.get()) is not None:
+        while True:
+            message_id = await stored.get()
             await producer.send_and_wait(
                 topic, PAYLOAD, headers=record_headers(message_id, None, headers)
             )
@@ -126,27 +150,27 @@ async def row_by_row(site: Site, messages: int) -> float:
             )
 
     async def take() -> None:
-        for _ in range(messages):
+        while True:
             record = await anext(confirms)
             await intake.execute(
                 "UPDATE message SET status = 2 WHERE message_id = $1 AND status IN (0, 1)",
                 record.value.hex(),
             )
+            taken.append(record.offset)
 
     await producer.start()
     await confirms.start()
     async with consumer_process(place, "row_by_row"), asyncio.timeout(END_SECONDS):
-        began = time.perf_counter()
         working = [asyncio.create_task(send()), asyncio.create_task(take())]
-        for message_id in draw_message_ids(messages):
-            async with business.transaction():
-                await business.execute(
-                    "INSERT INTO message VALUES ($1, $2, 0)", message_id, PAYLOAD
-                )
-            stored.put_nowait(message_id)
-        stored.put_nowait(None)
-        await asyncio.gather(*working)
+        await store(1)
+        await until_taken(1)
+        began = time.perf_counter()
+        await store(messages)
+        await until_taken(1 + messages)
         seconds = time.perf_counter() - began
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
     await producer.stop()
     await confirms.stop()
     for connection in (business, relay, intake):

@@ -15,7 +15,6 @@ from outbox import Destination, save_destinations
 if TYPE_CHECKING:
     from benchmarks.chains import Site
 
-CONSUMER = "bench"
 PAYLOAD = bytes(100)
 
 
@@ -40,7 +39,8 @@ async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
             await connection.execute((files("outbox") / part).read_text())
     # As the consumers' side makes it.
     await connection.execute("RESET search_path")
-    destination = Destination(name="bench", topic=name, consumers=(CONSUMER,))
+    # A consumer's name of its own: else its group would wait for the one before to be given up.
+    destination = Destination(name="bench", topic=name, consumers=(name,))
     await save_destinations(connection, [destination])
     await connection.close()
     client = AIOKafkaAdminClient(bootstrap_servers=site.kafka)

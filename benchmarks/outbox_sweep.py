@@ -19,7 +19,7 @@ import asyncpg
 import outbox
 from benchmarks.arms import interleave
 from benchmarks.committing import Figures, run, tell
-from benchmarks.outbox_cycle import consumer_process
+from benchmarks.outbox_cycle import consumer_process, first_message
 from benchmarks.outbox_site import PAYLOAD, OutboxSite, make_outbox
 from outbox import Message, Relay, RelayConfig, draw_message_ids
 
@@ -94,6 +94,8 @@ async def latencies(site: Site, seconds: int, rate: int, *, hands_over: bool) ->
             while len(found) < count:
                 found.append(int(await lines.readline()) / 1e9)
 
+        await first_message(relay, business)
+        await lines.readline()  # its time tells nothing
         collecting = asyncio.create_task(collect())
         began = time.monotonic()
         for n in range(count):
