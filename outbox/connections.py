@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -68,9 +69,14 @@ class Connections:
     async def transaction(self) -> AsyncIterator[Connection]:
         """A connection with a transaction that commits at the end of the block."""
         connection = await self.take()
+        seconds = self._config.statement_seconds
+        transaction = connection.transaction(isolation="read_committed")
         try:
-            async with connection.transaction(isolation="read_committed"):
-                yield connection
+            async with asyncio.timeout(seconds):
+                await transaction.start()
+            yield connection
+            async with asyncio.timeout(seconds):
+                await transaction.commit()
         except BaseException:
             # A cancelled or failed statement leaves on the wire what is not worth knowing.
             connection.terminate()

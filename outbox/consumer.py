@@ -206,7 +206,8 @@ class Consumer:
             attempt = await self._parked(kit) or await self._fresh(kit, most)
             if attempt is not None:
                 return attempt
-            if not self._lanes.has_ready:
+            # Asked again, since all of it may have changed while the database was asked.
+            if not (self._lanes.has_ready or self._is_stopping or self._failure):
                 await kit.change(self._look_at - loop.time())
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from outbox.attempts import AWAY, FreshAttempt, ParkedAttempt, tell_dead
@@ -31,11 +32,15 @@ async def open_fresh(kit: ConsumerKit, taken: Sequence[Delivery]) -> Attempt | N
         return None
     try:
         return await _ask_database(kit, asked)
+    except TimeoutError:
+        # Most likely another worker has one of them, and is taking its time.
+        await kit.filter.clear([delivery.message_id for delivery in asked])
+        _leave_alone(kit, asked)
     except AWAY as error:
         await kit.filter.clear([delivery.message_id for delivery in asked])
         kit.interrupted(error)
         kit.put_back(asked)
-        return None
+    return None
 
 
 async def open_parked(kit: ConsumerKit) -> Attempt | None:
@@ -46,7 +51,8 @@ async def open_parked(kit: ConsumerKit) -> Attempt | None:
         kit.interrupted(error)
         return None
     try:
-        return await _open_parked(kit, connection)
+        async with asyncio.timeout(kit.config.statement_seconds):
+            return await _open_parked(kit, connection)
     except BaseException as error:
         connection.terminate()
         if not isinstance(error, AWAY):
@@ -64,6 +70,16 @@ def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
         if first.setdefault(delivery.message_id, delivery) is not delivery
     ]
     return list(first.values()), copies
+
+
+def _leave_alone(kit: ConsumerKit, deliveries: list[Delivery]) -> None:
+    """Look at messages again later, one by one: those that nobody has must not wait for one."""
+    if len(deliveries) == 1:
+        kit.set_aside(deliveries[0])
+        return
+    for delivery in deliveries:
+        delivery.is_alone = True
+    kit.put_back(deliveries)
 
 
 async def _ask_filter(kit: ConsumerKit, deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -87,18 +103,19 @@ async def _ask_database(kit: ConsumerKit, asked: list[Delivery]) -> Attempt | No
     claimed, others = asked, list[Delivery]()
     stored: Mapping[UUID, Stored] = {}
     try:
-        if kit.config.idempotent:
-            ours = await kit.inbox.admit(connection, asked)
-        else:
-            transaction = connection.transaction(isolation="read_committed")
-            await transaction.start()
-            ours = await kit.inbox.claim(connection, asked)
-        if len(ours) < len(asked):
-            claimed = [delivery for delivery in asked if delivery.message_id in ours]
-            others = [delivery for delivery in asked if delivery.message_id not in ours]
-            stored = await kit.inbox.judge(connection, others)
-        if transaction is not None and not claimed:
-            await transaction.rollback()
+        async with asyncio.timeout(kit.config.statement_seconds):
+            if kit.config.idempotent:
+                ours = await kit.inbox.admit(connection, asked)
+            else:
+                transaction = connection.transaction(isolation="read_committed")
+                await transaction.start()
+                ours = await kit.inbox.claim(connection, asked)
+            if len(ours) < len(asked):
+                claimed = [delivery for delivery in asked if delivery.message_id in ours]
+                others = [delivery for delivery in asked if delivery.message_id not in ours]
+                stored = await kit.inbox.judge(connection, others)
+            if transaction is not None and not claimed:
+                await transaction.rollback()
     except BaseException:
         # What a cancelled or failed statement leaves on the wire is not worth knowing.
         connection.terminate()

@@ -112,6 +112,43 @@ async def test_two_workers_on_one_id_give_one_effect(rig: Rig, does_the_first_fa
     assert last.message_id != message.message_id
 
 
+async def test_batch_with_one_message_in_other_hands_does_not_wait_for_it(rig: Rig) -> None:
+    held, last = rig.message("held"), rig.message("last")
+    others = [rig.message(f"note {number}") for number in range(5)]
+    consumer = rig.consumer(statement_seconds=0.5)
+    async with consumer:
+        pass  # makes the consumer's row, by which the other worker claims
+    number = await rig.admin.fetchval("SELECT consumer_id FROM inbox_consumer")
+    notes: list[str] = []
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        await apply_many(deliveries, connection)
+        notes.extend(delivery.payload.decode() for delivery in deliveries)
+        if notes[-1] == "last":
+            ends.set()
+        if notes[-1] == "held":
+            consumer.stop()
+
+    ends = asyncio.Event()
+    await rig.send(others[0], held, *others[1:], last)
+    # Another worker is at work on it, in a transaction that stays open.
+    working = rig.admin.transaction()
+    await working.start()
+    await rig.admin.execute(
+        "INSERT INTO inbox VALUES ($1, $2, $3, 0, 1, now())",
+        held.message_id, number, rig.topic,
+    )  # fmt: skip
+    consumer = rig.consumer(statement_seconds=0.5)
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        running = asyncio.create_task(consumer.run_many(handler))
+        await ends.wait()
+        assert sorted(notes) == ["last", *(f"note {number}" for number in range(5))]
+        await working.rollback()  # it failed: now the message is ours
+        await running
+    assert notes[-1] == "held"
+    assert max((await rig.effects()).values()) == 1
+
+
 async def test_seen_but_not_finished_is_not_taken_for_done(rig: Rig) -> None:
     """A mark of a worker that was killed delays its message, and does not lose it."""
     message = rig.message("one")
