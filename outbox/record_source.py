@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 FETCH_BYTES: Final = 4 * 1024 * 1024
 """Of one partition at once: what waits in memory besides the records that are held."""
 
+METADATA_SECONDS: Final = 5.0
+"""How soon a topic that is made after the start, or a new partition, is found. aiokafka would look
+every five minutes, and a consumer that was started before its topic would do nothing till then."""
+
 POLL_INTERVAL_MS: Final = 86_400_000
 """A consumer whose database is away fetches nothing for as long as that lasts. It must keep its
 partitions: giving them up would help nobody, since the others wait for the same database."""
@@ -264,6 +268,7 @@ def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
         # Both others would skip or repeat in silence where an offset is not in the log any more.
         auto_offset_reset="none",
         max_partition_fetch_bytes=FETCH_BYTES,
+        metadata_max_age_ms=int(METADATA_SECONDS * 1000),
         max_poll_interval_ms=POLL_INTERVAL_MS,
         request_timeout_ms=int(config.request_seconds * 1000),
     )
