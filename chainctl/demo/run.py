@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from chainctl.demo.play import Outcome, Plan, play
 from chainctl.demo.preparation import check_input, preparing
-from chainctl.demo.spark_check import SparkVerdict, verify, verify_arguments
+from chainctl.demo.spark_check import EVERY_SOURCE, SparkVerdict, verify, verify_arguments
 from chainctl.demo.stage import set_stage
 from chainctl.demo.summary import Summary, summarize
 from chainctl.output import Stopwatch, progress, talk
@@ -95,7 +95,9 @@ def _commands(stack: LocalStack, plan: Plan) -> dict[str, str]:
     return {
         "settings": f'eval "$({shlex.join(environment)})"',
         "receive": shlex.join(receive),
-        "verify": shlex.join([*chainctl, *verify_arguments(plan.stage, plan.journal)]),
+        "verify": shlex.join(
+            [*chainctl, *verify_arguments(plan.stage, plan.journal, EVERY_SOURCE)]
+        ),
     }
 
 
