@@ -74,7 +74,10 @@ async def engine(
     place = await make_outbox(site)
     business = await asyncpg.connect(place.database)
     config = RelayConfig(
-        database=place.database, kafka=place.kafka, group=place.destination.topic, **settings
+        database=place.database,
+        kafka=place.kafka,
+        group=f"{place.destination.topic}.relay",
+        **settings,
     )
     async with consumer_process(place, "batched"), Relay(config) as relay:
         await first_message(relay, business)

@@ -84,7 +84,9 @@ async def full_round(relay: Relay, place: OutboxSite) -> float:
 async def latencies(site: Site, seconds: int, rate: int, *, hands_over: bool) -> list[float]:
     """Return the seconds from begin of the transaction to handler of each message, sorted."""
     place = await make_outbox(site)
-    config = RelayConfig(database=place.database, kafka=place.kafka, group=place.destination.topic)
+    config = RelayConfig(
+        database=place.database, kafka=place.kafka, group=f"{place.destination.topic}.relay"
+    )
     business = await asyncpg.connect(place.database)
     found: list[float] = []
     count = seconds * rate
@@ -130,8 +132,8 @@ async def measure(site: Site, arguments: argparse.Namespace) -> Figures:
     relays = {
         name: Relay(
             RelayConfig(
-                database=place.database, kafka=place.kafka, group=place.destination.topic,
-                sweep_seconds=3_600.0,
+                database=place.database, kafka=place.kafka, sweep_seconds=3_600.0,
+                group=f"{place.destination.topic}.relay",
             )
         )
         for name, place in places.items()
