@@ -150,7 +150,7 @@ class RelayStore:
         repeated = len(confirms) - len(ordered)
         missing = len(ordered) - consumed
         if missing:
-            rows = await self._confirm.fetch(SQL["known"], ids, consumers, ids[0], ids[-1])
+            rows = await self._confirm.fetch(SQL["known"], ids, consumers)
             # Those of this very statement are done by now, too.
             before = max(rows[0]["repeated"] - consumed, 0)
             repeated, missing = repeated + before, max(missing - before, 0)

@@ -1,6 +1,11 @@
 -- The statements of the relay. A claim is a token: what a send has led to is written back only where
 -- the row still has the token and one of the expected statuses, so a stale owner finishes nothing.
 -- Arrays come sorted by message_id, so that two statements lock common rows in the same order.
+--
+-- Rows are looked up by `message_id = ANY (ARRAY[...])` where `=` would say the same. An `=` of two
+-- columns could be merged, and for that the planner weighs reading a whole index in order: by the
+-- statistics of an empty table, which such a table often has, that costs as much as one look-up. A
+-- plan made then read the index once for each of 2,000 rows, 2.8 seconds a statement instead of 27 ms.
 
 -- version: which schema is there
 SELECT version FROM outbox_version
@@ -31,7 +36,7 @@ SELECT pending.message_id, pending.consumer, pending.destination, pending.status
          WHERE next_send_at >= $1 AND next_send_at <= now() AND status = ANY($3::smallint[])
          ORDER BY next_send_at LIMIT $2
            FOR UPDATE SKIP LOCKED) AS pending
-  LEFT JOIN outbox_message AS message USING (message_id)
+  LEFT JOIN outbox_message AS message ON message.message_id = ANY (ARRAY[pending.message_id])
 
 -- now: the time of this transaction
 SELECT now()
@@ -41,20 +46,20 @@ UPDATE outbox_pending AS pending
    SET send_count = pending.send_count + 1, claim_token = $4, "offset" = NULL,
        next_send_at = now() + claimed.seconds * interval '1 second'
   FROM unnest($1::uuid[], $2::text[], $3::float8[]) AS claimed (message_id, consumer, seconds)
- WHERE pending.message_id = claimed.message_id AND pending.consumer = claimed.consumer
+ WHERE pending.message_id = ANY (ARRAY[claimed.message_id]) AND pending.consumer = claimed.consumer
 
 -- wait: look again at deliveries after their seconds; no try
 UPDATE outbox_pending AS pending
    SET next_send_at = now() + queued.seconds * interval '1 second'
   FROM unnest($1::uuid[], $2::text[], $3::float8[]) AS queued (message_id, consumer, seconds)
- WHERE pending.message_id = queued.message_id AND pending.consumer = queued.consumer
+ WHERE pending.message_id = ANY (ARRAY[queued.message_id]) AND pending.consumer = queued.consumer
 
 -- give_up: deliveries become abnormal, if they are still in one of the statuses $4
 UPDATE outbox_pending AS pending
    SET status = 3, next_send_at = 'infinity', claim_token = NULL,
        last_error = coalesce(pending.last_error, given_up.reason)
   FROM unnest($1::uuid[], $2::text[], $3::text[]) AS given_up (message_id, consumer, reason)
- WHERE pending.message_id = given_up.message_id AND pending.consumer = given_up.consumer
+ WHERE pending.message_id = ANY (ARRAY[given_up.message_id]) AND pending.consumer = given_up.consumer
    AND pending.status = ANY($4::smallint[])
 RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
        pending.last_error
@@ -70,14 +75,14 @@ UPDATE outbox_pending AS pending
        "offset" = acked."offset", sent_at = now(), last_error = NULL
   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[])
     AS acked (message_id, token, topic, "partition", "offset")
- WHERE pending.message_id = acked.message_id AND pending.claim_token = acked.token
+ WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
    AND pending.status = ANY($6::smallint[])
 
 -- done_by_broker: the same where that is the end, since no confirm is asked for
 WITH gone AS (
     DELETE FROM outbox_pending AS pending
      USING unnest($1::uuid[], $2::uuid[]) AS acked (message_id, token)
-     WHERE pending.message_id = acked.message_id AND pending.claim_token = acked.token
+     WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
        AND pending.status = ANY($3::smallint[])
     RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count
 )
@@ -88,21 +93,21 @@ SELECT message_id, consumer, destination, 1, send_count FROM gone
 UPDATE outbox_pending AS pending
    SET claim_token = NULL, last_error = failed.reason
   FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS failed (message_id, token, reason)
- WHERE pending.message_id = failed.message_id AND pending.claim_token = failed.token
+ WHERE pending.message_id = ANY (ARRAY[failed.message_id]) AND pending.claim_token = failed.token
    AND pending.status = ANY($4::smallint[])
 
 -- released: nothing was sent: the try is not counted, and they are due at once
 UPDATE outbox_pending AS pending
    SET claim_token = NULL, send_count = pending.send_count - 1, next_send_at = now()
   FROM unnest($1::uuid[], $2::uuid[]) AS released (message_id, token)
- WHERE pending.message_id = released.message_id AND pending.claim_token = released.token
+ WHERE pending.message_id = ANY (ARRAY[released.message_id]) AND pending.claim_token = released.token
    AND pending.status = ANY($3::smallint[])
 
 -- applied: consumers have applied them: they are done, from one of the statuses $3
 WITH gone AS (
     DELETE FROM outbox_pending AS pending
      USING unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
-     WHERE pending.message_id = applied.message_id AND pending.consumer = applied.consumer
+     WHERE pending.message_id = ANY (ARRAY[applied.message_id]) AND pending.consumer = applied.consumer
        AND pending.status = ANY($3::smallint[]) AND pending.is_decided
     RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
               pending.status
@@ -115,11 +120,10 @@ SELECT count(*) AS consumed, count(*) FILTER (WHERE status = 0) AS early,
   FROM gone
 
 -- known: how many of these deliveries are done already
-SELECT count(*) AS repeated
+SELECT count(done.status) AS repeated -- not count(*): a whole index alone must not do
   FROM unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
   JOIN outbox_done AS done
-    ON done.message_id = applied.message_id AND done.consumer = applied.consumer
-   AND done.message_id BETWEEN $3 AND $4
+    ON done.message_id = ANY (ARRAY[applied.message_id]) AND done.consumer = applied.consumer
 
 -- retrying: their consumers have parked them until then: not sent meanwhile
 UPDATE outbox_pending AS pending
@@ -129,7 +133,7 @@ UPDATE outbox_pending AS pending
        )
   FROM unnest($1::uuid[], $2::text[], $3::timestamptz[])
     AS retrying (message_id, consumer, until)
- WHERE pending.message_id = retrying.message_id AND pending.consumer = retrying.consumer
+ WHERE pending.message_id = ANY (ARRAY[retrying.message_id]) AND pending.consumer = retrying.consumer
    AND pending.status = ANY($5::smallint[])
 
 -- save_progress: how far consumers have come; what they told last counts, also if it is less
