@@ -38,5 +38,5 @@ check: setup ## format, lint, imports, types and unit tests, in under a minute
 
 clean: ## remove .venv and every cache of this checkout; fetched jars are kept
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	@rm -rf build dist spark-warehouse metastore_db derby.log
+	@rm -rf build dist spark-warehouse metastore_db derby.log artifacts
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,6 +38,8 @@ PROGRAMS = {
     "fill": Program("Gap fill by the size of the gap and of the table", (), 240),
     "loss": Program("The rate end to end while frames are lost", (), 120),
     "catch_up": Program("Catching up after a pause", (), 120),
+    "outbox_cycle": Program("A full cycle of the outbox beside the row-by-row way", (), 240),
+    "outbox_sweep": Program("The outbox's sweep beside its history, and its latency", (), 180),
     "spark_check": Program("The verifier's check beside a scan, lag() and an anti join", (), 420),
     "spark_scale": Program("The check of ten times the rows, in executors of 2 GB", (), 300),
     "spark_jdbc": Program("The check of a database beside a bare read by JDBC", (), 300),
