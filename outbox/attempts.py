@@ -15,7 +15,7 @@ from orderchain.errors import ConnectError, RetryError
 from orderchain.refusals import sqlstate_of
 from outbox.connections import DRIVER_ERRORS, is_interruption
 from outbox.consumer_kit import Refused
-from outbox.inbox import REFUSED, TRIES_USED_UP
+from outbox.inbox import REFUSED, TRIES_USED_UP, shown
 from outbox.retries import GiveUp, after_failure
 
 if TYPE_CHECKING:
@@ -265,8 +265,8 @@ async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseExcep
 
 
 def error_text(error: BaseException) -> str:
-    """Return what is kept of an error."""
-    return f"{type(error).__name__}: {error}"
+    """Return what is kept of an error, and logged: text that a column and a stream can hold."""
+    return shown(f"{type(error).__name__}: {error}")
 
 
 def tell_dead(delivery: Delivery, reason: str, told: str) -> None:
