@@ -30,7 +30,8 @@ PUBLIC = {
     "link": "first_break is_linked",
     "mark": "ChainHead Mark Standing",
     "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
-    "HeadReports KeyStore Lease PlaceFinder ReceiverRecords RecordSource SnapshotStore SourceRecord",
+    "HeadReports KeyStore Lease PlaceFinder ReceiverRecords RecordSource "
+    "SnapshotStore SourceRecord",
     "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of "
     "statement_refusal",
     "row_image": "column_images row_images",
