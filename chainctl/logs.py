@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from chainctl.exits import hide_secrets
@@ -50,6 +51,7 @@ class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of `record`."""
         if not self._with_tracebacks:
+            record = copy(record)  # other handlers see it too
             record.exc_info = record.exc_text = record.stack_info = None
             record.levelname = record.levelname.lower()
         return hide_secrets(super().format(record), self._secrets)
