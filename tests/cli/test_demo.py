@@ -161,7 +161,10 @@ def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table(
     chain = re.search(r"chain (\d+)", table["orders sequenced"])
     assert chain is not None
     assert f"receive --chain {chain[1]} --output " in done.stdout
-    assert f"verify --chain {chain[1]} --source database --source journal:" in done.stdout
+    assert (
+        f"verify --chain {chain[1]} --source database --source topic --source journal:"
+        in done.stdout
+    )
 
 
 class Started:

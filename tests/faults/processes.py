@@ -107,7 +107,6 @@ class Worker:
     async def kill(self) -> None:
         """kill -9, and wait until it is gone; what it had said is read to the end."""
         self.send_signal(signal.SIGKILL)
-        self.send_signal(signal.SIGCONT)
         await self.until_gone()
 
     def freeze(self) -> None:
@@ -118,7 +117,8 @@ class Worker:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.process.returncode is None:
-            os.kill(self.process.pid, number)
+            with suppress(ProcessLookupError):  # it has gone, and that is about to be noticed
+                os.kill(self.process.pid, number)
 
     async def close(self) -> None:
         """End it, whatever state it is in."""
