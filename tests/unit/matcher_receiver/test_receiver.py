@@ -343,7 +343,8 @@ async def test_database_away_does_not_stop_live_frames() -> None:
         await take(receiver, rig.chain.mark().id)
         rig.source.before_read = fail
         rig.commit_and_publish(3)
-        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 1.0)
+        (run,) = await asyncio.wait_for(take(receiver, rig.chain.mark().id), 1.0)
+        assert len(run.events) == receiver.stats().rows_live == 3
 
 
 @virtual
