@@ -2,7 +2,7 @@
 
 They are the fixtures of `local_stack.pytest_plugin`, which those who embed the engine use too.
 
-A test that uses `postgres_server` or `kafka_server`, directly or through another fixture, gets the
+A test that uses `postgres_server` or a Kafka, directly or through another fixture, gets the
 marker `postgres` or `kafka` by itself.
 """
 
@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from local_stack import KafkaConfig, KafkaServer, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
+from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from local_stack.pytest_plugin import make_server_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from local_stack import KafkaServer, PostgresServer
+    from local_stack import PostgresServer
 
 RoleDsn = Callable[[str], str]
+
+_KAFKAS = frozenset({"kafka_server", "breakable_kafka"})
 
 # No timing is asserted in tests, so a loaded machine fails none; a failure prints how to repeat it.
 settings.register_profile(
@@ -40,13 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = getattr(item, "fixturenames", ())
         if "postgres_server" in used:
             item.add_marker(pytest.mark.postgres)
-        if "kafka_server" in used:
+        if not _KAFKAS.isdisjoint(used):
             item.add_marker(pytest.mark.kafka)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch Kafka before the first test: the fetch may take longer than a test is given."""
-    needed = any("kafka_server" in getattr(item, "fixturenames", ()) for item in session.items)
+    needed = any(
+        not _KAFKAS.isdisjoint(getattr(item, "fixturenames", ())) for item in session.items
+    )
     if needed and not session.config.option.collectonly:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         tell = reporter.write_line if reporter is not None else print
@@ -77,6 +83,34 @@ def postgres_server(orderchain_postgres: PostgresServer) -> PostgresServer:
 def kafka_server(orderchain_kafka: KafkaServer) -> KafkaServer:
     """Kafka for the whole run. Tests do not break or stop this one."""
     return orderchain_kafka
+
+
+@pytest.fixture(scope="session")
+def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
+    """A Kafka of the tests that break one, with a listener for a proxy; see `kafka_to_break`."""
+    ports: list[int] = []
+    for _ in range(4):
+        ports.append(free_port(ports))
+    config = KafkaConfig(
+        directory=session_folder / "breakable-kafka",
+        port=ports[0],
+        controller_port=ports[1],
+        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
+    )
+    server = KafkaServer(config)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def kafka_to_break(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
+    """A Kafka to stop, kill and freeze; whole again for the next test."""
+    yield breakable_kafka
+    breakable_kafka.thaw()
+    breakable_kafka.start()
 
 
 @pytest.fixture

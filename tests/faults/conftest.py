@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from local_stack import KafkaConfig, KafkaServer, PostgresConfig, PostgresServer, ProxiedListener
+from local_stack import KafkaServer, PostgresConfig, PostgresServer
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import LOGIN_ROLES, SEQUENCER_WRITER
@@ -92,34 +92,6 @@ def postgres_to_break(breakable_postgres: PostgresServer) -> Iterator[PostgresSe
     yield breakable_postgres
     breakable_postgres.thaw()
     breakable_postgres.start()
-
-
-@pytest.fixture(scope="session")
-def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
-    """A Kafka of the fault tests alone, with a listener for a proxy; see `kafka_to_break`."""
-    ports: list[int] = []
-    for _ in range(4):
-        ports.append(free_port(ports))
-    config = KafkaConfig(
-        directory=session_folder / "breakable-kafka",
-        port=ports[0],
-        controller_port=ports[1],
-        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
-    )
-    server = KafkaServer(config)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture
-def kafka_to_break(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
-    """A Kafka to stop, kill and freeze; whole again for the next test."""
-    yield breakable_kafka
-    breakable_kafka.thaw()
-    breakable_kafka.start()
 
 
 async def make_topic(kafka: str, topic: str) -> None:

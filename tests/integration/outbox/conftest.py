@@ -12,9 +12,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from local_stack import KafkaConfig, KafkaServer
-from local_stack.kafka import ProxiedListener
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
@@ -22,13 +19,12 @@ from outbox.confirm_record import encode_confirms
 from outbox.headers import read_headers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from uuid import UUID
 
     from aiokafka import ConsumerRecord
 
-    from local_stack import PostgresServer
+    from local_stack import KafkaServer, PostgresServer
 
 PASSWORD = "a-password-of-tests"
 DEADLINE_SECONDS = 60.0
@@ -217,40 +213,10 @@ async def make_sender(
         connection.terminate()
 
 
-@pytest.fixture(scope="session")
-def breakable_broker(session_folder: Path) -> Iterator[KafkaServer]:
-    """A Kafka of these tests alone, with a listener for a proxy."""
-    ports: list[int] = []
-    for _ in range(4):
-        ports.append(free_port(ports))
-    config = KafkaConfig(
-        directory=session_folder / "outbox-kafka",
-        port=ports[0],
-        controller_port=ports[1],
-        heap_mb=256,
-        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
-    )
-    server = KafkaServer(config)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture
-def broker_to_break(
-    kafka_server: KafkaServer, breakable_broker: KafkaServer
-) -> Iterator[KafkaServer]:
-    """A broker to kill and to start; whole again for the next test."""
-    yield breakable_broker
-    breakable_broker.start()
-
-
 @pytest.fixture
 async def sender_to_break(
-    postgres_server: PostgresServer, empty_database_name: str, broker_to_break: KafkaServer
+    postgres_server: PostgresServer, empty_database_name: str, kafka_to_break: KafkaServer
 ) -> AsyncIterator[Sender]:
     """As `sender`, on the broker that breaks."""
-    async for made in make_sender(postgres_server, empty_database_name, broker_to_break.bootstrap):
+    async for made in make_sender(postgres_server, empty_database_name, kafka_to_break.bootstrap):
         yield made

@@ -105,12 +105,12 @@ async def test_crash_between_commit_and_send_loses_the_message_and_keeps_the_cha
 
 
 async def test_broker_away_loses_messages_counts_them_and_spares_the_business(
-    sender_to_break: Sender, broker_to_break: KafkaServer
+    sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:
     sender = sender_to_break
     prices = await quiet(sender)
     business = await sender.connect()
-    await asyncio.to_thread(broker_to_break.kill)
+    await asyncio.to_thread(kafka_to_break.kill)
     async with FireAfterCommit(sender.kafka, [prices], send_seconds=1.0) as fire:
         async with fire.transaction(business) as firing:
             firing.send("prices", b"lost")

@@ -141,19 +141,19 @@ async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_messag
 
 
 async def test_broker_away_is_no_affair_of_the_business(
-    sender_to_break: Sender, broker_to_break: KafkaServer
+    sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:
     sender = sender_to_break
     clearing = await sender.set_up()
     business = await sender.connect()
     async with sender.relay() as relay:
-        await asyncio.to_thread(broker_to_break.kill)
+        await asyncio.to_thread(kafka_to_break.kill)
         async with relay.transaction(business) as transaction:
             message_id = await transaction.add("clearing", b"first")
         async with relay.transaction(business) as transaction:
             await transaction.add("clearing", b"second")
         assert await sender.statuses() == dict.fromkeys(await sender.statuses(), Status.INIT)
-        await asyncio.to_thread(broker_to_break.start)
+        await asyncio.to_thread(kafka_to_break.start)
         await sender.until_status(message_id, Status.CONFIRMED)
     assert len(set(await sender.sent(clearing))) == 2
 

@@ -50,12 +50,12 @@ async def test_destination_without_confirm_is_done_once_the_broker_has_it(sender
 
 
 async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
-    sender_to_break: Sender, broker_to_break: KafkaServer
+    sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:
     sender = sender_to_break
     clearing = await sender.set_up(tries_max=1)
     async with sender.relay() as relay:
-        await asyncio.to_thread(broker_to_break.kill)
+        await asyncio.to_thread(kafka_to_break.kill)
         ids = await store(sender, 50)
         async with asyncio.timeout(60):
             while relay.stats.released < 50:  # noqa: ASYNC110 - a counter, not an event
@@ -66,7 +66,7 @@ async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
             await relay.sweep()
         assert relay.stats.swept == 50
         assert {row["send_count"] for row in await sender.pending()} == {0}
-        await asyncio.to_thread(broker_to_break.start)
+        await asyncio.to_thread(kafka_to_break.start)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
     assert set((await sender.statuses()).values()) == {Status.CONFIRMED}
@@ -75,11 +75,11 @@ async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
 
 
 async def test_acknowledgement_lost_after_the_broker_stored_it_leads_to_a_duplicate(
-    sender_to_break: Sender, broker_to_break: KafkaServer
+    sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:
     sender = sender_to_break
     clearing = await sender.set_up()
-    listener = broker_to_break.config.proxied
+    listener = kafka_to_break.config.proxied
     assert listener is not None
     async with Proxy(listener.port, kafka_requests, port=listener.advertised_port) as proxy:
         config = {"kafka": f"127.0.0.1:{proxy.port}", "send_seconds": 5.0}

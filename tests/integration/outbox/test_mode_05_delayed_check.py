@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from outbox.confirm_record import RETRYING
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 
+from .hand_clock import HandClock
 from .service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
@@ -53,22 +54,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def _collected() -> Iterator[None]:
     yield
     gc.collect()
-
-
-class HandClock:
-    """A wall clock that the test moves; nobody else's."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
-
-    def wall_ns(self) -> int:
-        return int(self.now.timestamp() * 1e6) * 1_000
-
-    def monotonic_ns(self) -> int:
-        return self.wall_ns()
-
-    def go(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
 
 
 class Calls:
@@ -348,18 +333,18 @@ async def test_sender_that_can_not_be_reached_is_asked_and_told_later(
 
 
 async def test_broker_that_is_away_makes_messages_wait_and_uses_up_no_try(
-    sender_to_break: Sender, broker_to_break: KafkaServer
+    sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:
     sender = sender_to_break
     async with set_up(sender) as rig:
         connection = await sender.connect()
-        await asyncio.to_thread(broker_to_break.kill)
+        await asyncio.to_thread(kafka_to_break.kill)
         async with rig.mode_5.transaction(connection) as business:
             ids = [await business.add("clearing", b"pay") for _ in range(20)]
         # Asked to send again meanwhile: nothing is answered, and nothing is counted.
         assert await rig.mode_5.resend(CONSUMER, ids[:5]) == {}
         assert {row["send_count"] for row in await sender.pending()} == {1}
-        await asyncio.to_thread(broker_to_break.start)
+        await asyncio.to_thread(kafka_to_break.start)
         await rig.mode_5.settle()
         assert set(await sender.sent(rig.destination)) == set(ids)
         assert await rig.mode_5.resend(CONSUMER, ids[:1]) == {ids[0]: Reply.SENT}

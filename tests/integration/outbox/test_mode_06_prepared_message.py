@@ -39,6 +39,8 @@ from outbox.service.refusals import Refusal
 from outbox.session import Session
 from outbox.statuses import Change
 
+from .hand_clock import HandClock
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
@@ -50,22 +52,6 @@ RULES = CheckRules(
     first_seconds=30, again_seconds=30, again_seconds_max=60, unanswered_seconds=30, answers_max=3
 )
 WAIT_SECONDS = 0.05  # what a check waits for a transaction that is running
-
-
-class HandClock:
-    """A wall clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
-
-    def wall_ns(self) -> int:
-        return int(self.now.timestamp() * 1e6) * 1_000
-
-    def monotonic_ns(self) -> int:
-        return self.wall_ns()
-
-    def go(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
 
 
 class Business:
