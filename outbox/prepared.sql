@@ -1,6 +1,7 @@
 -- The statements for messages that are prepared and not yet decided (mode 6). A check is claimed by a
 -- token; what its answer leads to is written only where the row still has the token and was never
--- decided, so an answer that comes after the decision changes nothing.
+-- decided, so an answer that comes after the decision changes nothing. Rows are looked up by
+-- `= ANY (ARRAY[...])`: see store.sql.
 
 -- claim_checks: take checks that are due at $1 by token $2, and look again at $3; $4 rows at most
 WITH due AS (
@@ -12,12 +13,13 @@ WITH due AS (
     UPDATE outbox_pending AS pending
        SET claim_token = $2, next_send_at = $3
       FROM due
-     WHERE pending.message_id = due.message_id AND pending.consumer = due.consumer
+     WHERE pending.message_id = ANY (ARRAY[due.message_id]) AND pending.consumer = due.consumer
     RETURNING pending.message_id, pending.check_count
 )
 SELECT claimed.message_id, max(claimed.check_count)::integer AS check_count,
        min(message.sender) AS sender
-  FROM claimed JOIN outbox_message AS message USING (message_id)
+  FROM claimed
+  JOIN outbox_message AS message ON message.message_id = ANY (ARRAY[claimed.message_id])
  GROUP BY claimed.message_id
  ORDER BY claimed.message_id
 
@@ -27,7 +29,8 @@ UPDATE outbox_pending AS pending
        last_error = asked.told
   FROM unnest($1::uuid[], $2::integer[], $3::timestamptz[], $4::text[])
     AS asked (message_id, check_count, at, told)
- WHERE pending.message_id = asked.message_id AND pending.claim_token = $5 AND pending.status = 4
+ WHERE pending.message_id = ANY (ARRAY[asked.message_id])
+   AND pending.claim_token = $5 AND pending.status = 4
 
 -- checks_used_up: answered as often as may be, and never with a decision: from the statuses $4
 UPDATE outbox_pending AS pending
@@ -35,8 +38,8 @@ UPDATE outbox_pending AS pending
        check_count = asked.check_count,
        last_error = 'its sender was asked ' || asked.check_count || ' times, and did not know'
   FROM unnest($1::uuid[], $2::integer[]) AS asked (message_id, check_count)
- WHERE pending.message_id = asked.message_id AND pending.claim_token = $3
-   AND pending.status = ANY($4::smallint[]) AND NOT pending.is_decided
+ WHERE pending.message_id = ANY (ARRAY[asked.message_id])
+   AND pending.claim_token = $3 AND pending.status = ANY($4::smallint[]) AND NOT pending.is_decided
 RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
        pending.last_error
 

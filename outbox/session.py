@@ -30,15 +30,18 @@ _DRIVER_ERRORS: Final = (
 _CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up behind it."""
 
-_SETTINGS: Final = {
+PLAN_SETTINGS: Final = {
     "jit": "off",
-    # The tables that change are small and change fast, and statistics of them are always wrong: a
-    # plan made when the table was empty would read all of it for each row. So every plan is the one
-    # that goes by the indexes, and is made once.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+}
+"""Settings of sessions that run our statements alone. The tables that change are small and change
+fast, and statistics of them are always wrong: a plan made when a table was empty would read all of
+it for each row. So every plan is the one that goes by the indexes, and is made once."""
+
+_SETTINGS: Final = PLAN_SETTINGS | {
     # A relay that stops in mid transaction must not hold its claims for ever.
     "idle_in_transaction_session_timeout": "60s",
 }

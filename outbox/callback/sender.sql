@@ -1,4 +1,5 @@
--- The statements of a sender of mode 5, over the outbox's own tables (role outbox_relay).
+-- The statements of a sender of mode 5, over the outbox's own tables (role outbox_relay). Why `= ANY
+-- (ARRAY[...])` stands for `=`: see outbox/store.sql.
 
 -- claim: count a try of those of these messages that may be sent again to consumer $2, by token $3
 UPDATE outbox_pending AS pending
@@ -9,7 +10,7 @@ UPDATE outbox_pending AS pending
        ) * interval '1 second'
   FROM outbox_destination AS known
  WHERE pending.message_id = ANY($1::uuid[]) AND pending.consumer = $2
-   AND known.destination = pending.destination
+   AND known.destination = ANY (ARRAY[pending.destination])
    AND pending.status = ANY($4::smallint[]) AND pending.send_count < known.tries_max
 RETURNING pending.message_id
 
@@ -19,7 +20,7 @@ UPDATE outbox_pending AS pending
        last_error = coalesce(pending.last_error, 'not confirmed after its last try')
   FROM outbox_destination AS known
  WHERE pending.message_id = ANY($1::uuid[]) AND pending.consumer = $2
-   AND known.destination = pending.destination
+   AND known.destination = ANY (ARRAY[pending.destination])
    AND pending.status = ANY($3::smallint[]) AND pending.send_count >= known.tries_max
 RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
        pending.last_error

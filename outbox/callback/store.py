@@ -13,6 +13,7 @@ from msgspec import Struct
 from orderchain.errors import SchemaError
 from orderchain.refusals import connect_refusal, statement_refusal
 from orderchain.sql import load_sql
+from outbox.session import PLAN_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -171,10 +172,7 @@ class CallbackStore:
                 timeout=self._config.connect_seconds,
                 server_settings={
                     "application_name": "orderchain outbox callback",
-                    "jit": "off",
-                    # As the relay's: small tables that change fast have wrong statistics.
-                    "plan_cache_mode": "force_generic_plan",
-                    "enable_seqscan": "off",
+                    **PLAN_SETTINGS,
                 },
             )
         except (OSError, ValueError, *_DRIVER_ERRORS) as error:

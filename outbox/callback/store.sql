@@ -1,5 +1,9 @@
 -- The statements of the callback service. Times are handed in: the service's clock decides, so that
 -- a delay is one clock's. Arrays come sorted by message_id: common rows are locked in one order.
+--
+-- Rows are looked up by `= ANY (ARRAY[...])`, as in the relay's statements and for the same reason: an
+-- `=` could be merged with a whole index, for each row anew, by the statistics of a table that was
+-- empty when they were made.
 
 -- version: which schema is there
 SELECT version FROM callback_version
@@ -26,7 +30,7 @@ UPDATE callback_delivery AS known
    SET due_at = greatest(known.due_at, retrying.until)
   FROM unnest($1::uuid[], $2::text[], $3::timestamptz[])
     AS retrying (message_id, consumer, until)
- WHERE known.message_id = retrying.message_id AND known.consumer = retrying.consumer
+ WHERE known.message_id = ANY (ARRAY[retrying.message_id]) AND known.consumer = retrying.consumer
    AND known.state = 0
 
 -- read_until: all that stood in partitions at their times has been taken in; they never go back
@@ -48,7 +52,7 @@ WITH due AS (
 UPDATE callback_delivery AS known
    SET claim_token = $3, due_at = $4
   FROM due
- WHERE known.message_id = due.message_id AND known.consumer = due.consumer
+ WHERE known.message_id = ANY (ARRAY[due.message_id]) AND known.consumer = due.consumer
 RETURNING known.message_id, known.consumer, known.sender, known.ask_count
 
 -- asked: what became of questions; only where the claim still holds and no confirm has come
@@ -57,26 +61,28 @@ UPDATE callback_delivery AS known
        due_at = CASE WHEN asked.is_ended THEN 'infinity' ELSE asked.due_at END, last_error = asked.told, claim_token = NULL
   FROM unnest($1::uuid[], $2::text[], $3::boolean[], $4::integer[], $5::timestamptz[], $6::text[])
     AS asked (message_id, consumer, is_ended, ask_count, due_at, told)
- WHERE known.message_id = asked.message_id AND known.consumer = asked.consumer
+ WHERE known.message_id = ANY (ARRAY[asked.message_id]) AND known.consumer = asked.consumer
    AND known.claim_token = $7 AND known.state = 0
 
 -- returned: their senders know of these confirms
 UPDATE callback_delivery AS known
    SET state = 2, due_at = 'infinity', claim_token = NULL, last_error = NULL
   FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
- WHERE known.message_id = told.message_id AND known.consumer = told.consumer
+ WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
    AND known.claim_token = $3 AND known.state = 1
 
 -- not_returned: the sender could not be told; again at $4
 UPDATE callback_delivery AS known
    SET due_at = $4, claim_token = NULL, last_error = $5
   FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
- WHERE known.message_id = told.message_id AND known.consumer = told.consumer
+ WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
    AND known.claim_token = $3 AND known.state = 1
 
 -- trim: forget what is ended, and confirms that nobody asked for, of messages below $1; $2 at most
-DELETE FROM callback_delivery WHERE (message_id, consumer) IN (
+WITH ended AS (
     SELECT message_id, consumer FROM callback_delivery
      WHERE message_id < $1 AND due_at = 'infinity'
      ORDER BY message_id LIMIT $2
 )
+DELETE FROM callback_delivery AS known USING ended
+ WHERE known.message_id = ANY (ARRAY[ended.message_id]) AND known.consumer = ended.consumer

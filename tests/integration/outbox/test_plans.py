@@ -1,62 +1,164 @@
-"""The statements of the hot path go by the indexes, also with the statistics of an empty table."""
+"""The statements of the hot path go by the indexes, whatever the statistics of their tables say."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 import outbox
+from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, draw_message_ids
-from outbox.session import Session
-from outbox.statuses import Change, sources
+from outbox.callback.checked_sender import SQL as CHECKED_SQL
+from outbox.callback.store import SQL as CALLBACK_SQL
+from outbox.prepared import SQL as PREPARED_SQL
+from outbox.session import PLAN_SETTINGS, Session
+from outbox.statuses import SENDABLE, Change, sources
 from outbox.store import SQL
 
 from .conftest import CONSUMER, Sender
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
 
 pytestmark = pytest.mark.postgres
 
 IDS = draw_message_ids(500)
 TOKENS = [uuid4()] * 500
-HOT = {
+CONSUMERS = [CONSUMER] * 500
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ROWS = 10_000
+"""In the tables that were empty when they were looked at: enough that reading all of one shows."""
+
+HOT: dict[str, Sequence[Any]] = {
     "due": (datetime(1970, 1, 1, tzinfo=UTC), 100, (0, 1)),
-    "claim": (IDS, [CONSUMER] * 500, [1.0] * 500, TOKENS[0]),
-    "wait": (IDS, [CONSUMER] * 500, [1.0] * 500),
-    "give_up": (IDS, [CONSUMER] * 500, ["why"] * 500, (0, 1)),
+    "claim": (IDS, CONSUMERS, [1.0] * 500, TOKENS[0]),
+    "wait": (IDS, CONSUMERS, [1.0] * 500),
+    "give_up": (IDS, CONSUMERS, ["why"] * 500, (0, 1)),
     "messages": (IDS, IDS[0], IDS[-1]),
     "acknowledged": (IDS, TOKENS, ["t"] * 500, [0] * 500, [0] * 500, (0, 1)),
     "done_by_broker": (IDS, TOKENS, (0, 1)),
     "failed": (IDS, TOKENS, ["why"] * 500, (0, 1)),
     "released": (IDS, TOKENS, (0, 1)),
-    "applied": (IDS, [CONSUMER] * 500, sources(Change.APPLIED)),
-    "known": (IDS, [CONSUMER] * 500),
+    "applied": (IDS, CONSUMERS, sources(Change.APPLIED)),
+    "known": (IDS, CONSUMERS),
     "oldest_unfinished": (),
 }
 
 
-@pytest.mark.parametrize("name", HOT)
-async def test_statement_looks_rows_up_also_by_the_statistics_of_an_empty_table(
-    sender: Sender, name: str
-) -> None:
-    await sender.set_up(topic="t")
-    await sender.admin.execute("VACUUM ANALYZE")  # of tables that are empty
-    session = Session(sender.config(database=sender.dsns[OUTBOX_RELAY]), "test")
-    try:
-        rows = await session.fetch(f"EXPLAIN {SQL[name]}", *HOT[name])
-    finally:
-        await session.close()
-    plan = "\n".join(row[0] for row in rows)
-    assert "Seq Scan on outbox_" not in plan, plan
+PREPARED: dict[str, Sequence[Any]] = {
+    "claim_checks": (NOW, TOKENS[0], NOW, 100),
+    "ask_again": (IDS, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),
+    "checks_used_up": (IDS, [1] * 500, TOKENS[0], (4,)),
+    "committed": (IDS, (4,), None),
+    "rolled_back": (IDS, (4,), None),
+    "standing": (IDS, IDS[0], IDS[-1]),
+}
+CHECKED: dict[str, Sequence[Any]] = {
+    "claim": (IDS, CONSUMER, TOKENS[0], sorted(map(int, SENDABLE))),
+    "give_up": (IDS, CONSUMER, sources(Change.TRIES_USED_UP)),
+}
+CALLBACK: dict[str, Sequence[Any]] = {
+    "postpone": (IDS, CONSUMERS, [NOW] * 500),
+    "claim": (NOW, 0, TOKENS[0], NOW, 100, ["t"]),
+    "asked": (IDS, CONSUMERS, [False] * 500, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),
+    "returned": (IDS, CONSUMERS, TOKENS[0]),
+    "not_returned": (IDS, CONSUMERS, TOKENS[0], NOW, "why"),
+    "trim": (IDS[0], 10_000),
+}
+OUTBOX = {
+    **{name: (SQL[name], values) for name, values in HOT.items()},
+    **{f"prepared {name}": (PREPARED_SQL[name], values) for name, values in PREPARED.items()},
+    **{f"checked {name}": (CHECKED_SQL[name], values) for name, values in CHECKED.items()},
+}
+
+
+def check_plan(lines: Sequence[Any], *, reads_all: bool = False) -> None:
+    """Fail unless a plan looks each row up by an index: it never reads the whole of a table."""
+    plan = "\n".join(line[0] for line in lines)
+    assert not re.search("Seq Scan on (outbox|callback)_", plan), plan
     assert not re.search(r"(Hash|Merge) (Left )?Join", plan), plan
     # Each look at an index has a condition: none of them reads it whole, row after row.
-    looks = re.findall(r"Index (?:Only )?Scan using .*(?:\n +(.*))?", plan)
+    looks = re.findall(r"Index (?:Only )?Scan (?:using|on) .*(?:\n +(.*))?", plan)
     assert looks, plan
-    if name != "oldest_unfinished":
+    if not reads_all:
         assert all(look.startswith("Index Cond") for look in looks), plan
         assert "Join Filter" not in plan, plan
+
+
+@pytest.fixture
+async def session(sender: Sender) -> AsyncIterator[Session]:
+    """A relay's session on tables that were empty when they were looked at."""
+    await sender.set_up(topic="t")
+    await sender.admin.execute("VACUUM ANALYZE")
+    made = Session(sender.config(database=sender.dsns[OUTBOX_RELAY]), "test")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def callback(sender: Sender) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A session as a callback service's, on a store that was empty when it was looked at."""
+    async with sender.admin.transaction():
+        await sender.admin.execute((files("outbox") / "callback.sql").read_text())
+    await sender.admin.execute("VACUUM ANALYZE")
+    connection = await asyncpg.connect(sender.dsns[SUPERUSER], server_settings=PLAN_SETTINGS)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("name", OUTBOX)
+async def test_statement_looks_rows_up_also_by_the_statistics_of_an_empty_table(
+    session: Session, name: str
+) -> None:
+    statement, values = OUTBOX[name]
+    check_plan(
+        await session.fetch(f"EXPLAIN {statement}", *values), reads_all=name == "oldest_unfinished"
+    )
+
+
+@pytest.mark.parametrize("name", CALLBACK)
+async def test_callback_statement_looks_rows_up_by_the_statistics_of_an_empty_table(
+    callback: asyncpg.Connection[Any], name: str
+) -> None:
+    check_plan(await callback.fetch(f"EXPLAIN {CALLBACK_SQL[name]}", *CALLBACK[name]))
+
+
+async def test_statements_look_rows_up_in_tables_that_have_grown(
+    session: Session, sender: Sender
+) -> None:
+    business = await sender.connect()
+    async with business.transaction():
+        await outbox.add_many(
+            business, [Message(each, "clearing", b"x") for each in draw_message_ids(ROWS)]
+        )
+    for look in ("SELECT", "ANALYZE"):  # never looked at since, and looked at
+        await sender.admin.execute(look)
+        for name, (statement, values) in OUTBOX.items():
+            lines = await session.fetch(f"EXPLAIN {statement}", *values)
+            check_plan(lines, reads_all=name == "oldest_unfinished")
+
+
+async def test_callback_statements_look_rows_up_in_a_store_that_has_grown(
+    callback: asyncpg.Connection[Any], sender: Sender
+) -> None:
+    await sender.admin.execute(
+        "INSERT INTO callback_delivery (message_id, consumer, sender, state, due_at) "
+        "SELECT gen_random_uuid(), $1, 'me', 0, now() FROM generate_series(1, $2)",
+        CONSUMER,
+        ROWS,
+    )
+    for look in ("SELECT", "ANALYZE"):
+        await sender.admin.execute(look)
+        for name, statement in CALLBACK_SQL.items():
+            if name in CALLBACK:
+                check_plan(await callback.fetch(f"EXPLAIN {statement}", *CALLBACK[name]))
 
 
 async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
