@@ -1,0 +1,135 @@
+"""`chainctl outbox status`, `list` and `show`: where messages and their deliveries stand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from chainctl.exits import ExitCode
+from chainctl.options import json_option, uses_settings
+from chainctl.outbox_options import chosen_filter, filtered, status_option
+from chainctl.outbox_tables import cell, outbox_of
+from chainctl.output import data, data_json, table
+from chainctl.running import run_async
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from chainctl.settings import Settings
+    from outbox.acts import Delivery
+
+_COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
+
+
+@click.command()
+@json_option
+@uses_settings("database", "connect_seconds")
+def status(settings: Settings, as_json: bool) -> ExitCode:
+    """Show how many deliveries stand where; exit code 1 when some are abnormal."""
+    found = run_async(_counts(settings))
+    if as_json:
+        data_json(found)
+    else:
+        columns = ("destination", "status", "deliveries", "oldest_seconds")
+        table(columns, [[cell(row[column]) for column in columns] for row in found])
+    is_abnormal = any(row["status"] == "abnormal" for row in found)
+    return ExitCode.FINDINGS if is_abnormal else ExitCode.CLEAN
+
+
+async def _counts(settings: Settings) -> list[dict[str, Any]]:
+    from outbox import acts
+
+    async with outbox_of(settings) as connection:
+        found = await acts.counts(connection)
+    now = datetime.now(UTC)
+    return [
+        {
+            "destination": name,
+            "status": stands.name.lower(),
+            "deliveries": deliveries,
+            "oldest_seconds": None if oldest is None else _age_seconds(oldest, now),
+        }
+        for name, stands, deliveries, oldest in found
+    ]
+
+
+@click.command("list")
+@filtered
+@status_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """List deliveries, the oldest first; finished ones only by their --status or --id."""
+    found = run_async(_find(settings, given))
+    if as_json:
+        data_json(found)
+        return
+    table(_COLUMNS, [[cell(getattr(row, column)) for column in _COLUMNS] for row in found])
+
+
+async def _find(settings: Settings, given: dict[str, Any]) -> list[Delivery]:
+    from outbox import acts
+
+    async with outbox_of(settings) as connection:
+        return await acts.find(connection, chosen_filter(given))
+
+
+@click.command()
+@click.argument("message_id", type=click.UUID)
+@json_option
+@uses_settings("database", "connect_seconds")
+def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
+    """Show one message: what it is, its deliveries, and what people did to it."""
+    told = run_async(_show(settings, message_id))
+    if as_json:
+        data_json(told)
+        return
+    for name in ("message_id", "destination", "key", "headers", "sender", "created", "bytes"):
+        data(f"{name}: {cell(told[name])}")
+    for each in told["deliveries"]:
+        place = f" at {each.topic}/{each.partition}/{each.offset}" if each.topic else ""
+        because = f": {each.last_error}" if each.last_error else ""
+        tries = f"{each.tries} tries"
+        data(f"delivery to {each.consumer or 'nobody'}: {each.status}, {tries}{place}{because}")
+    for each in told["acts"]:
+        change = f"{each['from_status']} -> {each['to_status']}"
+        data(f"{each['acted_at']} {each['act']} ({change}) by {each['actor']}: {each['reason']}")
+
+
+async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
+    from outbox import acts
+    from outbox.statuses import Status
+
+    async with outbox_of(settings) as connection:
+        message, done = await acts.look(connection, message_id)
+        deliveries = await acts.find(connection, acts.Filter(message_ids=(message_id,)))
+    if message is None:
+        raise SettingError("message_id", str(message_id), "a message that is stored")
+    return {
+        "message_id": message_id,
+        "destination": message["destination"],
+        "key": message["key"],
+        "headers": message["headers"] and msgspec.json.decode(message["headers"]),
+        "sender": message["sender"],
+        "created": message["created_at"],
+        "bytes": len(message["payload"]),
+        "payload": message["payload"],
+        "deliveries": deliveries,
+        "acts": [
+            {
+                **dict(row),
+                "from_status": Status(row["from_status"]).name.lower(),
+                "to_status": Status(row["to_status"]).name.lower(),
+            }
+            for row in done
+        ],
+    }
+
+
+def _age_seconds(message_id: UUID, now: datetime) -> float:
+    """Return how long ago an id was made, by the time that it begins with."""
+    return max(now.timestamp() - (message_id.int >> 80) / 1_000, 0.0)

@@ -1,0 +1,63 @@
+"""`chainctl outbox relay`: sends what is stored, and takes confirms in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.output import data_json, talk
+from chainctl.running import run_async
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+
+
+@click.command()
+@click.option("--group", metavar="NAME", help="Kafka group of this database's relays.")
+@click.option("--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep.")
+@click.option(
+    "--retention-hours",
+    type=Seconds(24 * 366),
+    metavar="N",
+    help="How long finished messages are kept.",
+)
+@click.option(
+    "--history-bytes-max",
+    type=Integer(0, 2**62),
+    metavar="N",
+    help="Watermark: above it they are dropped earlier.",
+)
+@click.option("--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal.")
+@click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
+@json_option
+@uses_settings("database", "kafka", "connect_seconds")
+def relay(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Send what is stored in the outbox, until SIGTERM or Ctrl-C.
+
+    Any number of them may run side by side. With --json the counters are written at the end.
+    """
+    run_async(_relay(settings, given, as_json))
+
+
+async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> None:
+    from outbox import Relay, RelayConfig
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if "alert_command" in chosen:
+        chosen["alert_command"] = (chosen["alert_command"],)
+    config = RelayConfig(
+        database=settings.database_dsn(),
+        kafka=settings.kafka_servers(),
+        connect_seconds=settings.connect_seconds,
+        **chosen,
+    )
+    running = Relay(config)
+    try:
+        async with running:
+            talk("chainctl: the relay runs")
+            await running.run()
+    finally:
+        if as_json:
+            data_json(running.stats)
