@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain as flatten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from orderchain.errors import OrderError
-from sequencer.columns import columns_of
+from sequencer.columns import columns_of, joined
 from sequencer.order import Ack
 from sequencer.sifting import reject_of
 
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from sequencer.key_memory import Claims, KeyMemory
     from sequencer.placing import Place, Placing
 
+_JOINED_ROWS_MIN: Final = 8
+"""Rows of an entry from which joining columns costs less than making them anew (measured: 650 ns a
+part, beside 200 ns a row)."""
+
 
 def columns_of_entries(entries: Sequence[Entry]) -> OrderColumns:
     """Return the orders of all entries as columns, one after the other."""
-    if len(entries) == 1 and entries[0].columns is not None:
-        return entries[0].columns
+    made = [entry.columns for entry in entries if entry.columns is not None]
+    if len(entries) == len(made) == 1:
+        return made[0]
+    if len(made) == len(entries) and sum(map(len, made)) >= _JOINED_ROWS_MIN * len(made):
+        return joined(made)
     return columns_of(list(flatten.from_iterable(entry.orders for entry in entries)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain as flatten
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -38,6 +39,16 @@ class OrderColumns(Struct, frozen=True, gc=False):
     def total_bytes(self) -> int:
         """Bytes of all keys and payloads."""
         return sum(self.key_sizes) + sum(self.payload_sizes)
+
+
+def joined(parts: Sequence[OrderColumns]) -> OrderColumns:
+    """Return the orders of all `parts`, one part behind the other, without a look at any order."""
+    return OrderColumns(
+        *(
+            list(flatten.from_iterable(getattr(part, name) for part in parts))
+            for name in OrderColumns.__struct_fields__
+        )
+    )
 
 
 def columns_of(orders: Sequence[Order]) -> OrderColumns:
