@@ -21,7 +21,7 @@ from benchmarks.ends import End
 from benchmarks.load import Load, Venue
 from benchmarks.percentiles import histogram_of
 from benchmarks.proof import prove
-from benchmarks.rivals.engine import EngineReceiver, sequencer_of
+from benchmarks.rivals.engine import EngineReceiver, published, sequencer_of
 from benchmarks.rivals.records import RecordSender
 from benchmarks.rivals.rival import NotWhole, Tally
 from benchmarks.workload import order_batches
@@ -176,6 +176,7 @@ async def send(venue: Venue, job: OpenJob) -> Scheduled:
         cpu = time.process_time()
         pacing = _Pacing(sequencer, job)
         await pacing.run(orders)
+        await published(sequencer)  # making histograms would hold up the last frames
         return Scheduled(
             start_ns=pacing.start_ns,
             ack_histogram=histogram_of(pacing.ack_latencies()),

@@ -126,6 +126,15 @@ async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> N
     await asyncio.gather(*in_flight)
 
 
+async def published(sequencing: Sequencer) -> None:
+    """Wait until the broker has the head."""
+    while True:
+        stats = sequencing.stats()
+        if stats.head_published >= stats.head_persisted:
+            return
+        await asyncio.sleep(_SETTLE_SECONDS)
+
+
 class EngineProducer:
     """The sequencer."""
 
@@ -157,11 +166,7 @@ class EngineProducer:
 
     async def settle(self) -> None:
         """Wait until the broker has the head."""
-        while True:
-            stats = self._sequencer.stats()
-            if stats.head_published >= stats.head_persisted:
-                return
-            await asyncio.sleep(_SETTLE_SECONDS)
+        await published(self._sequencer)
 
 
 class EngineReceiver:
