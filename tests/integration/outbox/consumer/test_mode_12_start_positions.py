@@ -6,8 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from orderchain.errors import SettingError
+from outbox.headers import common_headers, record_headers
 from outbox.record_source import move_start
 from outbox.starts import StartAt, StartFrom
 
@@ -94,6 +96,27 @@ async def test_start_at_the_end_with_a_restart_skips_nothing(
     again = rig.consumer(start=StartAt(position=StartFrom.END))
     assert await rig.work_off(again, until=meanwhile) == ["meanwhile"]
     assert len(messages) == 10
+
+
+async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> None:
+    later = f"{rig.topic}.later"
+    message = rig.message("one")
+    consumer = rig.consumer(topics=(later,))
+    notes: list[str] = []
+    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
+        await admin.start()
+        try:
+            await admin.create_topics([NewTopic(later, 1, 1)])
+        finally:
+            await admin.close()
+        headers = record_headers(message.message_id, None, common_headers(rig.destination, None))
+        await rig.producer.send_and_wait(later, message.payload, headers=headers)
+        async for delivery in consumer:
+            async with delivery.transaction():
+                notes.append(delivery.payload.decode())
+                consumer.stop()
+    assert notes == ["one"]
 
 
 @pytest.mark.parametrize(
