@@ -1,19 +1,25 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import UTC, datetime
 
 
 class HandClock:
-    """A wall clock that the test moves, from now on."""
+    """Both clocks in one, moved by the test alone; from now on unless it says from when."""
 
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
+    def __init__(self, wall_ns: int | None = None) -> None:
+        # Whole microseconds, as a database keeps them.
+        self.now_ns = time.time_ns() // 1_000 * 1_000 if wall_ns is None else wall_ns
+
+    @property
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.now_ns / 1e9, UTC)
 
     def wall_ns(self) -> int:
-        return int(self.now.timestamp() * 1e6) * 1_000
+        return self.now_ns
 
     def monotonic_ns(self) -> int:
-        return self.wall_ns()
+        return self.now_ns
 
     def go(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
+        self.now_ns += round(seconds * 1e9)

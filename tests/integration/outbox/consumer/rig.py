@@ -33,19 +33,6 @@ CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"
 APPLY = "INSERT INTO effect VALUES ($1, $2)"
 
 
-class HandClock:
-    """A wall clock that the test moves; the other one goes on by itself."""
-
-    def __init__(self, wall_ns: int) -> None:
-        self.now_ns = wall_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-
 @dataclass
 class Rig:
     """One destination with one consumer, and what the test does to them."""

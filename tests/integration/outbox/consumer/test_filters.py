@@ -10,7 +10,7 @@ from outbox.filters import Filter, MemoryFilter, RedisFilter, RedisFilterConfig
 from outbox.inbox_decision import Seen
 from outbox.message import draw_message_ids
 
-from .rig import HandClock
+from ..hand_clock import HandClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

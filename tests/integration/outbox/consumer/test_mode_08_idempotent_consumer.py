@@ -15,7 +15,8 @@ from outbox.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfi
 from outbox.inbox_decision import Seen
 from tests.faults.proxy import Proxy, Trap, is_commit, postgres_requests
 
-from .rig import DEADLINE_SECONDS, HandClock, Rig, apply, apply_many
+from ..hand_clock import HandClock
+from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,8 @@ from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
 from outbox.filters import NoFilter
 from outbox.retries import LEVELS_SECONDS, RetryLevels
 
-from .rig import DEADLINE_SECONDS, HandClock, Rig, apply, apply_many
+from ..hand_clock import HandClock
+from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
