@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 DEADLINE_SECONDS = 10.0
+LEASE = {"lease_seconds": 0.2, "commit_seconds": 0.1}
+"""Whoever comes behind a leader that could not hand over waits for so long."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ class Feed:
     @asynccontextmanager
     async def running(self, **settings: Any) -> AsyncIterator[TopicIntake]:
         """A sequencer with an intake that runs beside the test, and is stopped at its end."""
-        async with self.world.sequencer() as sequencer:
+        async with self.world.sequencer(**LEASE) as sequencer:
             intake = self.intake(sequencer, **settings)
             running = asyncio.create_task(intake.run())
             try:
@@ -353,7 +355,7 @@ async def test_idle_intake_learns_that_the_sequencer_was_closed(feed: Feed) -> N
 async def test_database_away_for_too_long_ends_the_intake_and_the_next_one_goes_on(
     feed: Feed,
 ) -> None:
-    sequencer = await feed.world.sequencer(recover_seconds=0.02).__aenter__()
+    sequencer = await feed.world.sequencer(recover_seconds=0.02, **LEASE).__aenter__()
     running = asyncio.create_task(feed.intake(sequencer).run())
     for number in range(30):
         feed.topic.add(0, f"k{number}".encode(), b"1")
