@@ -1,7 +1,8 @@
 """What sends have led to, on its way into the database: many at once, a moment later.
 
-An acknowledgement may wait `ack_linger_seconds`. If the consumer's confirm overtakes it, it need
-not be written at all. A crash meanwhile costs a resend, as in the moment before.
+An acknowledgement waits `ack_linger_seconds` at least, and twice that at most. If the consumer's
+confirm overtakes it, it need not be written at all. A crash meanwhile costs a resend, as in the
+moment before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class AckWriter:
         self._config = config
         self._store = store
         self._stats = stats
-        self._acks: dict[UUID, Ack] = {}
+        self._young: dict[UUID, Ack] = {}
+        self._old: dict[UUID, Ack] = {}  # those that have waited for as long as they should
         self._shared: list[Ack] = []
         self._finals: list[Ack] = []
         self._failures: list[tuple[UUID, UUID, str]] = []
@@ -46,7 +48,7 @@ class AckWriter:
         if is_final:
             self._finals += acks
         elif consumers == 1:
-            self._acks.update((ack.message_id, ack) for ack in acks)
+            self._young.update((ack.message_id, ack) for ack in acks)
         else:
             # The confirm of one consumer says nothing about the others: always written.
             self._shared += acks
@@ -64,34 +66,41 @@ class AckWriter:
 
     def overtaken(self, message_ids: Iterable[UUID]) -> None:
         """Forget acknowledgements of messages whose only consumer has confirmed."""
-        before = len(self._acks)
+        before = len(self._young) + len(self._old)
         for message_id in message_ids:
-            self._acks.pop(message_id, None)
-        self._stats.acks_overtaken += before - len(self._acks)
+            if self._young.pop(message_id, None) is None:
+                self._old.pop(message_id, None)
+        self._stats.acks_overtaken += before - len(self._young) - len(self._old)
 
     async def run(self) -> None:
         """Write what comes, until cancelled."""
         while True:
             await self._waiting.wait()
-            if self._config.ack_linger_seconds:
+            lingers = self._config.ack_linger_seconds > 0
+            if lingers:
                 await asyncio.sleep(self._config.ack_linger_seconds)
             try:
-                await self.write()
+                await self.write(spares_young=lingers)
             except OrderchainError as error:
                 _log.warning("acknowledgements wait for the database: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def write(self) -> None:
-        """Write everything that waits. What could not be written waits on; raises RetryError."""
+    async def write(self, *, spares_young: bool = False) -> None:
+        """Write everything that waits. What could not be written waits on; raises RetryError.
+
+        `spares_young`: without the acknowledgements that have come since the last such write.
+        """
         async with self._written:
             self._waiting.clear()
             try:
-                await self._write_all()
+                await self._write_all(spares_young=spares_young)
             except BaseException:
                 self._waiting.set()
                 raise
+            if self._young or self._old:
+                self._waiting.set()
 
-    async def _write_all(self) -> None:
+    async def _write_all(self, *, spares_young: bool) -> None:
         # Each list is emptied only once it is written. A repeat finds no token, and writes nothing.
         if self._releases:
             releases = list(self._releases)
@@ -107,13 +116,14 @@ class AckWriter:
             finals = list(self._finals)
             self._stats.done_by_broker += await self._store.finish_by_broker(finals)
             del self._finals[: len(finals)]
-        if self._acks or self._shared:
-            acks, shared = self._acks, list(self._shared)
-            self._acks = {}
+        acks = self._old if spares_young else self._old | self._young
+        self._old, self._young = (self._young if spares_young else {}), {}
+        if acks or self._shared:
+            shared = list(self._shared)
             try:
                 written = await self._store.write_acks([*acks.values(), *shared])
             except BaseException:
-                self._acks = acks | self._acks
+                self._old = acks | self._old
                 raise
             del self._shared[: len(shared)]
             self._stats.acks_written += written

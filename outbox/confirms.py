@@ -43,6 +43,13 @@ _FETCH_MS: Final = 200
 _RECORDS_MAX: Final = 500
 """Records of one round; each may hold thousands of confirms."""
 
+_GATHER_SECONDS: Final = 0.03
+"""After a round: what comes meanwhile is written in one statement. Nobody waits for `consumed`, and
+a round for every record would cost more than the messages do."""
+
+_PROGRESS_SECONDS: Final = 0.5
+"""How often the consumers' progress is written. The sweep, which reads it, is no faster."""
+
 _PAUSE_SECONDS: Final = 1.0
 """Between two tries while the broker or the database is away."""
 
@@ -67,6 +74,8 @@ class ConfirmIntake:
         self._acks = acks
         self._stats = stats
         self._changed = asyncio.Event()
+        self._told: dict[Place, int] = {}  # progress that is not written yet
+        self._told_at = 0.0
 
     def refresh(self) -> None:
         """Look at the destinations again: some may have a new confirm topic."""
@@ -118,16 +127,26 @@ class ConfirmIntake:
                 if _confirm_topics(self._dispatch.destinations.values()) != topics:
                     return
             fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
-            if fetched:
-                await self.take(record for records in fetched.values() for record in records)
+            records = [record for some in fetched.values() for record in some]
+            if records:
+                await self.take(records)
                 is_ahead = True
+            if loop.time() - self._told_at >= _PROGRESS_SECONDS:
+                await self._save_progress()
+                self._told_at = loop.time()
             if is_ahead and loop.time() - committed_at >= _COMMIT_EVERY_SECONDS:
                 # Behind the database: what is committed here is done there.
+                await self._save_progress()
                 await consumer.commit()
                 committed_at, is_ahead = loop.time(), False
+            if 0 < len(records) < _RECORDS_MAX:
+                await asyncio.sleep(_GATHER_SECONDS)
 
     async def take(self, records: Iterable[ConsumerRecord]) -> None:
-        """Write what records of a confirm topic say. Raises RetryError: then give them again."""
+        """Write what records of a confirm topic say, and keep the progress that they tell.
+
+        Raises RetryError: then give them again.
+        """
         applied: list[tuple[UUID, str]] = []
         retries: list[tuple[UUID, str, int]] = []
         progress: dict[Place, int] = {}
@@ -146,15 +165,19 @@ class ConfirmIntake:
                 else:
                     retries.append((message_id, consumer, confirm.until_unix_ns))
             progress |= progress_of(consumer, told.progress)
-        # Progress last: a sweep that knew it before the confirms would take what is about to be
-        # applied for lost, and send it again.
+        # Progress after them: a sweep that knew it before the confirms would take what is about to
+        # be applied for lost, and send it again. That it knows it a moment later delays a resend.
         if retries:
             await self._store.postpone(retries)
             self._stats.retrying += len(retries)
         if applied:
             await self._apply(applied)
-        if known := self._known(progress):
+        self._told |= progress
+
+    async def _save_progress(self) -> None:
+        if known := self._known(self._told):
             await self._store.save_progress(known)
+        self._told = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
         self._acks.overtaken(message_id for message_id, _ in applied)

@@ -51,7 +51,7 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     commit_seconds: Seconds = 1.0
     """How often the smallest unfinished offsets are committed. After a crash, what was finished in
     this time is received again, and found in the inbox."""
-    confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.01
+    confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.03
     """How long the first confirm waits for others, to travel in one record."""
     inbox_keep_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
     """How long ids stay in the inbox at least. They stay longer where a sender has an older message

@@ -65,6 +65,11 @@ class Dispatch:
         self.broker_back: Callable[[], None] = lambda: None
 
     @property
+    def waiting_rows(self) -> int:
+        """Messages that were handed over, and of which it is not known yet what became of them."""
+        return self._waiting_rows
+
+    @property
     def has_room(self) -> bool:
         """Whether messages may be handed over: the broker is there, and so is memory."""
         return not self.is_broker_away and self._waiting_rows < self._config.waiting_rows_max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The tasks that take work in: at a stop they end first, and what they took is finished."""
+
+_OLDEST_SECONDS: Final = 0.2
+"""How often the oldest unfinished message is looked for while sweeps follow each other."""
 
 
 class BusinessTransaction:
@@ -95,6 +98,11 @@ class Relay:
         self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.stats)
         self._retention = Retention(config, self._store, clock or SystemClock(), self.stats)
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Messages in memory that are still to be sent."""
+        return self._dispatch.waiting_rows
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker need not be there.
@@ -190,9 +198,14 @@ class Relay:
                 task.result()
 
     async def _keep_sweeping(self) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = -_OLDEST_SECONDS
         while True:
             await self._sweep.sweep()
-            self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
+            # Woken often, it would ask as often. An older answer only makes the inboxes keep more.
+            if loop.time() - asked_at >= _OLDEST_SECONDS:
+                asked_at = loop.time()
+                self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.sweep_seconds):
                     await self._woken.wait()

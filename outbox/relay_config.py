@@ -43,8 +43,9 @@ class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     waiting_rows_max: Annotated[int, Meta(ge=1, le=10**6)] = 20_000
     """Messages that may wait in memory to be sent. Those beyond it are found by the sweep."""
     ack_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.1
-    """How long an acknowledgement may wait to be written with others. Where the consumer confirms
-    within that time, it need not be written at all: the delivery goes from init to consumed."""
+    """How long an acknowledgement waits to be written with others, at least; at most twice that.
+    Where the consumer confirms meanwhile, it need not be written at all: the delivery goes from
+    init to consumed. 0: each is written at once."""
     probe_seconds: Seconds = 1.0
     """How often a broker that is away is tried. Nothing is claimed meanwhile."""
 
@@ -53,7 +54,9 @@ class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     partition_hours: Annotated[int, Meta(ge=1, le=24 * 366)] = 6
     """What one partition spans: the unit in which finished messages are dropped."""
     history_bytes_max: Annotated[int, Meta(ge=0)] = 0
-    """Watermark: above so many bytes the oldest partitions are dropped earlier. 0: never."""
+    """Watermark: above so many bytes the oldest partitions are dropped earlier. 0: never. What the
+    partitions of messages and of finished deliveries take on disk counts, with their indexes; not
+    unfinished deliveries, nor what a strange clock has put into the default partition."""
     survivors_max: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
     """Unfinished messages that are moved out of a partition to be dropped. One with more stays."""
     keep_seconds: Seconds = 60.0
