@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
 from outbox.message import Message
-from outbox.service import bodies
+from outbox.service import bodies, metrics
 from outbox.service.desk import draw_missing
 from outbox.service.openapi import document
 from outbox.service.parameters import (
@@ -41,8 +44,6 @@ from outbox.statuses import Change
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from starlette.responses import Response
-
     from orderchain.clock import Clock
     from outbox.service.clients import Client, Clients
     from outbox.service.config import ServiceConfig
@@ -58,6 +59,15 @@ _OURS: Final = (ConnectError, SchemaError, RetryError)
 _BEARER: Final = "bearer "
 
 
+class Counted(Struct, frozen=True):
+    """What the other parts of this instance have counted since their start."""
+
+    parts: Mapping[str, Any]
+    """Their counters, by the part's name."""
+    waiting: int
+    """Messages in memory that are still to be sent."""
+
+
 class MessageApp:
     """The routes over a desk."""
 
@@ -68,6 +78,7 @@ class MessageApp:
         desk: MessageDesk,
         clock: Clock,
         is_relaying: Callable[[], bool] = lambda: True,
+        counted: Callable[[], Counted] = lambda: Counted({}, 0),
     ) -> None:
         self.refusals: Counter[str] = Counter()
         """Requests that were not done, by the word of their error."""
@@ -76,6 +87,7 @@ class MessageApp:
         self._desk = desk
         self._clock = clock
         self._is_relaying = is_relaying
+        self._counted = counted
         self._at_work = 0
         self._requests: dict[str, Bucket] = {}
         self._messages: dict[str, Bucket] = {}
@@ -95,6 +107,7 @@ class MessageApp:
                 ),
                 Route("/v1/messages", self._guarded(self._list), methods=["GET"]),
                 Route("/v1/messages/{message_id}", self._guarded(self._get), methods=["GET"]),
+                Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
                 Route("/openapi.json", self._openapi, methods=["GET"]),
                 Route("/livez", self._livez, methods=["GET"]),
                 Route("/readyz", self._readyz, methods=["GET"]),
@@ -176,6 +189,19 @@ class MessageApp:
             rows_max=limit_of(query["limit"]) if "limit" in query else 100,
         )
         return answer(200, page)
+
+    async def _metrics(self, client: Client, _: Request) -> Response:
+        if not client.metrics:
+            expected = "one with metrics = true"
+            raise Refusal(403, "not_allowed", "client", client.name, expected)
+        try:
+            unfinished = await self._desk.unfinished()
+        except _OURS as error:
+            _log.warning("/metrics: %s", error)
+            unfinished = None
+        counted = self._counted()
+        page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished)
+        return Response(page, headers={"Content-Type": metrics.MEDIA_TYPE})
 
     # ------------------------------------------------------------------------------ without a token
 

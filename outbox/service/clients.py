@@ -41,6 +41,8 @@ class Client(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it may send; `*` is everywhere."""
     consumers: tuple[Name, ...] = ()
     """As which consumers it may confirm; `*` is all."""
+    metrics: bool = False
+    """Whether it may read /metrics, which tells of the messages of all clients."""
     check_url: _Url = ""
     """Its check endpoint. Without it its prepared messages stay so until it decides."""
     callback_url: _Url = ""

@@ -14,6 +14,7 @@ from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, draw_message_ids
 from outbox.prepared import decide_messages, standings
 from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, Stored
+from outbox.service.metrics import Unfinished
 from outbox.service.refusals import Refusal
 from outbox.service.sessions import Sessions
 from outbox.statuses import Change, Status
@@ -119,6 +120,21 @@ class MessageDesk:
         if len(shown) < rows_max:
             return Page(shown, None, None)
         return Page(shown, shown[-1].message_id, shown[-1].consumer)
+
+    async def unfinished(self) -> list[Unfinished]:
+        """Return how many unfinished deliveries stand where. Raises RetryError, ConnectError."""
+        async with self._sessions.take() as session:
+            rows = await session.fetch(SQL["unfinished"])
+        now_ms = self._clock.wall_ns() // 10**6
+        return [
+            Unfinished(
+                row["destination"],
+                Status(row["status"]).name.lower(),
+                row["deliveries"],
+                max(now_ms - (row["oldest"].int >> 80), 0) / 1e3,
+            )
+            for row in rows
+        ]
 
     async def is_ready(self) -> bool:
         """Ask the database. Raises RetryError, ConnectError, SchemaError."""

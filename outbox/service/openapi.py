@@ -65,6 +65,7 @@ def document(body_bytes_max: int) -> dict[str, Any]:
         f"/v1/messages/{name}": {"post": _post(name, told, body, result)}
         for name, told, body, result in _POSTS
     }
+    paths["/metrics"] = {"get": _metrics()}
     paths["/v1/messages"] = {"get": _list()}
     paths["/v1/messages/{message_id}"] = {"get": _get()}
     for name, told in (("livez", "The process answers."), ("readyz", "It can work.")):
@@ -139,6 +140,21 @@ def _list() -> dict[str, Any]:
             }
         ],
         "responses": _responses(bodies.Page, _READ),
+    }
+
+
+def _metrics() -> dict[str, Any]:
+    page = {"description": "Done.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {
+        "operationId": "metrics",
+        "summary": "What this instance counts, and what stands in the database, for Prometheus.",
+        "responses": {
+            "200": page,
+            **{
+                str(status): _response(_REFUSALS[status], _ref(bodies.Failure))
+                for status in (401, 403, 429, 503)
+            },
+        },
     }
 
 

@@ -18,7 +18,7 @@ from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.intake import CallbackIntake
 from outbox.checking import CheckBack
 from outbox.relay import Relay
-from outbox.service.app import MessageApp
+from outbox.service.app import Counted, MessageApp
 from outbox.service.calling import ClientCalls
 from outbox.service.desk import MessageDesk
 
@@ -67,7 +67,7 @@ class MessageService:
         self.relay = Relay(config.relay, clock=clock)
         self._config = config
         self._desk = MessageDesk(config, clock)
-        self.app = MessageApp(config, clients, self._desk, clock, self._is_working)
+        self.app = MessageApp(config, clients, self._desk, clock, self._is_working, self._counted)
         self._alerts = Alerts(config.relay, self.relay.stats)
         calls = ClientCalls(clients, config.checking.ask_seconds)
         self.check_back = CheckBack(
@@ -143,6 +143,12 @@ class MessageService:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _counted(self) -> Counted:
+        parts: dict[str, Any] = {"relay": self.relay.stats}
+        if self.callback is not None:
+            parts["callback"] = self.callback.stats
+        return Counted(parts, self.relay.waiting)
 
     def _is_working(self) -> bool:
         return all(not task.done() for task in self._tasks)

@@ -7,6 +7,7 @@ import base64
 import gc
 import os
 import random
+import urllib.request
 from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -402,18 +403,70 @@ async def test_two_instances_under_load_with_one_killed_lose_and_double_nothing(
     assert twice == {}, "nothing is sent that was not claimed for it"
 
 
+# ---------------------------------------------------------------------------------------- metrics
+
+
+async def metrics_of(address: str) -> dict[str, float]:
+    """Return the samples of the page, by name with labels."""
+    request = urllib.request.Request(  # noqa: S310 - our own service
+        f"{address}/metrics", headers={"Authorization": "Bearer watcher-token"}
+    )
+
+    def read() -> str:
+        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - the same
+            assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            told: str = response.read().decode()
+            return told
+
+    lines = (await asyncio.to_thread(read)).splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+async def test_metrics_tell_what_was_sent_consumed_refused_and_what_waits(sender: Sender) -> None:
+    destination = await sender.set_up()
+    known = client("payments"), client("shop"), client("watcher", metrics=True)
+    async with running(sender, *known) as service:
+        given = messages(7)
+        await caller(service).send(given)
+        for message in given:
+            await sender.until_status(message.message_id, Status.CONFIRMED)
+        await sender.confirm(destination, *(message.message_id for message in given[:3]))
+
+        async def is_consumed() -> bool:
+            return service.relay.stats.consumed == 3
+
+        await sender.until(is_consumed)
+        status, _, told = await raw(service.address, "GET", "/metrics")
+        assert (status, told["error"]) == (403, "not_allowed")
+        found = await metrics_of(service.address)
+    assert found["orderchain_outbox_relay_sent_total"] == 7
+    assert found["orderchain_outbox_relay_consumed_total"] == 3
+    assert found["orderchain_outbox_relay_abnormal_total"] == 0
+    assert found['orderchain_outbox_refusals_total{error="not_allowed"}'] == 1
+    assert found["orderchain_outbox_waiting"] == 0
+    assert found["orderchain_outbox_database_up"] == 1
+    labels = '{destination="clearing",status="confirmed"}'
+    assert found[f"orderchain_outbox_deliveries{labels}"] == 4
+    assert found[f"orderchain_outbox_oldest_seconds{labels}"] >= 0
+
+
 # ------------------------------------------------------------------------------------------- fuzz
 
 
 POSTS = [
     f"POST /v1/messages/{name}" for name in ("send", "prepare", "commit", "rollback", "confirm")
 ]
-GETS = ["GET /v1/messages", "GET /v1/messages/{message_id}", "GET /livez", "GET /readyz"]
+BARE = ["GET /livez", "GET /readyz", "GET /metrics"]
+"""They take nothing, so nothing can be wrong."""
+
+GETS = ["GET /v1/messages", "GET /v1/messages/{message_id}", *BARE]
 
 
 def described(sender: Sender) -> tuple[MessageApp, dict[str, Any]]:
     """The service in this process, and its operations as it describes them."""
-    known = Clients([client("payments", requests_per_second=1e6, requests_burst=10**6)])
+    fuzzed = client("payments", requests_per_second=1e6, requests_burst=10**6, metrics=True)
+    known = Clients([fuzzed])
     desk = MessageDesk(service_config(sender), SystemClock())
     app = MessageApp(service_config(sender), known, desk, SystemClock())
     schema = schemathesis.openapi.from_asgi("/openapi.json", app.asgi)
@@ -431,7 +484,7 @@ def test_fuzz_by_its_own_description_finds_nothing(sender: Sender, label: str) -
     print(f"ORDERCHAIN_SEED={SEED}")  # noqa: T201 - pytest shows it on failure
     app, operations = described(sender)
     _fuzz(operations[label], GenerationMode.POSITIVE)
-    if label in {"GET /livez", "GET /readyz"}:  # they take nothing, so nothing can be wrong
+    if label in BARE:
         return
     _fuzz(operations[label], GenerationMode.NEGATIVE)
     assert app.refusals["unauthenticated"] > 0, "it has tried without a token"

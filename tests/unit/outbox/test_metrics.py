@@ -1,0 +1,52 @@
+"""The page for Prometheus, without a service."""
+
+from __future__ import annotations
+
+from outbox.relay_stats import RelayStats
+from outbox.service.metrics import Unfinished, render
+
+
+def lines(**given: object) -> list[str]:
+    values: dict[str, object] = {
+        "counters": {"relay": RelayStats(sent=5)},
+        "refusals": {},
+        "waiting": 2,
+        "unfinished": [],
+        **given,
+    }
+    return render(**values).splitlines()  # type: ignore[arg-type] # by name, as above
+
+
+def test_every_counter_is_told_with_its_type() -> None:
+    told = lines()
+    assert "# TYPE orderchain_outbox_relay_sent_total counter" in told
+    assert "orderchain_outbox_relay_sent_total 5" in told
+    assert "orderchain_outbox_relay_swept_total 0" in told
+    assert "orderchain_outbox_waiting 2" in told
+
+
+def test_counter_by_reason_has_a_sample_for_each_reason() -> None:
+    stats = RelayStats()
+    stats.bad_confirms.update({"too long": 2, "no header": 1})
+    told = lines(counters={"relay": stats})
+    assert 'orderchain_outbox_relay_bad_confirms_total{reason="too long"} 2' in told
+    assert 'orderchain_outbox_relay_bad_confirms_total{reason="no header"} 1' in told
+
+
+def test_label_with_quotes_and_line_breaks_stays_one_line() -> None:
+    standing = Unfinished('a"b\\c\nd', "init", 1, 0.5)
+    told = lines(unfinished=[standing])
+    assert r'orderchain_outbox_deliveries{destination="a\"b\\c\nd",status="init"} 1' in told
+
+
+def test_database_that_is_away_leaves_its_figures_out() -> None:
+    told = lines(unfinished=None)
+    assert "orderchain_outbox_database_up 0" in told
+    assert not any("orderchain_outbox_deliveries" in line for line in told)
+    assert "orderchain_outbox_relay_sent_total 5" in told
+
+
+def test_samples_of_one_metric_stand_together_behind_one_type() -> None:
+    told = lines(unfinished=[Unfinished("a", "init", 1, 0.0), Unfinished("b", "init", 2, 0.0)])
+    types = [line.split()[2] for line in told if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
