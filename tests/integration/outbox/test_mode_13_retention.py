@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +11,8 @@ import outbox
 from outbox import Message, Status
 from outbox.message import MessageIds
 
+from .hand_clock import HandClock
+
 if TYPE_CHECKING:
     from uuid import UUID
 
@@ -18,26 +20,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-NOW = datetime.now(UTC)
+NOW_NS = time.time_ns()
 
 
-class MovedClock:
-    """A wall clock that tests set."""
-
-    def __init__(self, at: datetime = NOW) -> None:
-        self.at = at
-
-    def monotonic_ns(self) -> int:
-        return 0
-
-    def wall_ns(self) -> int:
-        return int(self.at.timestamp() * 1e9)
+def at_hours(hours: float) -> int:
+    """Return the time so many hours from now."""
+    return NOW_NS + round(hours * 3_600e9)
 
 
 async def store(sender: Sender, hours: float = 0, count: int = 1) -> list[UUID]:
     """Store messages as if so many hours from now."""
     business = await sender.connect()
-    at_ns = int((NOW + timedelta(hours=hours)).timestamp() * 1e9)
+    at_ns = at_hours(hours)
     ids = MessageIds(wall_ns=lambda: at_ns).draw(count)
     async with business.transaction():
         payload = bytes(2_000)
@@ -62,7 +56,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
     sender: Sender,
 ) -> None:
     clearing = await sender.set_up(consumers=("a", "b"))
-    clock = MovedClock()
+    clock = HandClock(NOW_NS)
     async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
         ids = await store(sender, count=20)
         await sender.until_status(ids[-1], Status.CONFIRMED)
@@ -77,10 +71,10 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
             return relay.stats.consumed == 37
 
         await sender.until(is_taken)
-        clock.at = NOW + timedelta(hours=71)
+        clock.now_ns = at_hours(71)
         await relay.keep()
         assert await kept(sender) == set(ids)
-        clock.at = NOW + timedelta(hours=80)
+        clock.now_ns = at_hours(80)
         await relay.keep()
         assert await kept(sender) == {unfinished, half}
         assert relay.stats.survivors == 2
@@ -100,7 +94,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
             return await sender.pending() == []
 
         await sender.until(is_done)
-        clock.at = NOW + timedelta(hours=160)
+        clock.now_ns = at_hours(160)
         await relay.keep()
         assert await kept(sender) == set()
         assert await sender.done() == []
@@ -110,10 +104,10 @@ async def test_partitions_are_made_ahead_and_new_messages_do_not_go_to_the_defau
     sender: Sender,
 ) -> None:
     await sender.set_up()
-    clock = MovedClock()
+    clock = HandClock(NOW_NS)
     async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
         for hours in range(0, 60, 6):
-            clock.at = NOW + timedelta(hours=hours)
+            clock.now_ns = at_hours(hours)
             await relay.keep()
             await store(sender, hours=hours + 12)  # the second one ahead
         assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message_default") == 0
@@ -127,7 +121,7 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
     sender: Sender,
 ) -> None:
     clearing = await sender.set_up()
-    clock = MovedClock()
+    clock = HandClock(NOW_NS)
     settings = {"clock": clock, "keep_seconds": 3600.0, "history_bytes_max": 1}
     async with sender.relay(**settings) as relay:
         old, unfinished, *rest = await store(sender, count=500)
@@ -139,7 +133,7 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
         # The partition still takes messages: it is left, whatever it takes on disk.
         assert await kept(sender) == {old, unfinished, *rest}
 
-        clock.at = NOW + timedelta(hours=13)  # long before the retention of 72 hours
+        clock.now_ns = at_hours(13)  # long before the retention of 72 hours
         await relay.keep()
         (new,) = await store(sender, hours=13)
         await relay.keep()
@@ -149,11 +143,11 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
 
 async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: Sender) -> None:
     await sender.set_up()
-    clock = MovedClock()
+    clock = HandClock(NOW_NS)
     async with sender.relay(clock=clock, keep_seconds=3600.0, survivors_max=2) as relay:
         ids = await store(sender, count=3)
         await sender.until_status(ids[-1], Status.CONFIRMED)
-        clock.at = NOW + timedelta(hours=100)
+        clock.now_ns = at_hours(100)
         await relay.keep()
         assert await kept(sender) == set(ids)
         assert (relay.stats.survivors, await sender.done()) == (0, [])
