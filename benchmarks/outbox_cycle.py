@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from benchmarks.chains import Site
+    from outbox.callback.checked_sender import CheckedSender
 
 TRANSACTION_ROWS = 500
 
@@ -72,6 +73,19 @@ async def engine(
 ) -> float:
     """Return messages per second of the engine."""
     place = await make_outbox(site)
+    rate = await cycle(place, messages, hands_over=hands_over, **settings)
+    await drop_outbox(site, place)
+    return rate
+
+
+async def cycle(
+    place: OutboxSite,
+    messages: int,
+    *,
+    hands_over: bool = True,
+    **settings: Any,  # noqa: ANN401
+) -> float:
+    """Return messages per second through the tables and topics of `place`."""
     business = await asyncpg.connect(place.database)
     config = RelayConfig(
         database=place.database,
@@ -82,17 +96,7 @@ async def engine(
     async with consumer_process(place, "batched"), Relay(config) as relay:
         await first_message(relay, business)
         began = time.perf_counter()
-        for _ in range(0, messages, TRANSACTION_ROWS):
-            rows = [
-                Message(message_id, "bench", PAYLOAD)
-                for message_id in draw_message_ids(TRANSACTION_ROWS)
-            ]
-            if hands_over:
-                async with relay.transaction(business) as transaction:
-                    await transaction.add_many(rows)
-            else:
-                async with business.transaction():
-                    await outbox.add_many(business, rows)
+        await store_all(business, messages, relay if hands_over else None)
         async with asyncio.timeout(END_SECONDS):
             while relay.stats.consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
                 await asyncio.sleep(0.002)
@@ -100,16 +104,29 @@ async def engine(
         if relay.stats.abnormal or relay.stats.unknown:
             raise RuntimeError(f"the run was not clean: {relay.stats}")
     await business.close()
-    await drop_outbox(site, place)
     return messages / seconds
 
 
-async def first_message(relay: Relay, business: asyncpg.Connection) -> None:
+async def store_all(
+    business: asyncpg.Connection, messages: int, to: Relay | CheckedSender | None
+) -> None:
+    """Store messages, `TRANSACTION_ROWS` a transaction, handed over where there is somebody."""
+    for _ in range(0, messages, TRANSACTION_ROWS):
+        rows = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(TRANSACTION_ROWS)]
+        if to is None:
+            async with business.transaction():
+                await outbox.add_many(business, rows)
+        else:
+            async with to.transaction(business) as transaction:
+                await transaction.add_many(rows)
+
+
+async def first_message(to: Relay | CheckedSender, business: asyncpg.Connection) -> None:
     """Return once a message has come full circle: then everybody has joined and is warm."""
-    async with relay.transaction(business) as transaction:
+    async with to.transaction(business) as transaction:
         await transaction.add("bench", PAYLOAD)
     async with asyncio.timeout(END_SECONDS):
-        while not relay.stats.consumed:  # noqa: ASYNC110 - a counter of the hot path
+        while not to.stats.consumed:  # noqa: ASYNC110 - a counter of the hot path
             await asyncio.sleep(0.002)
 
 

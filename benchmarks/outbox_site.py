@@ -13,6 +13,8 @@ from msgspec import Struct
 from outbox import Destination, save_destinations
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from benchmarks.chains import Site
 
 PAYLOAD = bytes(100)
@@ -26,13 +28,33 @@ class OutboxSite(Struct, frozen=True):
     destination: Destination
 
 
-async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
-    """Make a database with the tables of both sides, empty."""
-    name = f"outbox_{secrets.token_hex(6)}"
+async def make_database(site: Site, name: str) -> str:
+    """Make an empty database, and return its URL."""
     admin = await asyncpg.connect(site.admin)
     await admin.execute(f"CREATE DATABASE {name}")
     await admin.close()
-    database = site.admin.rpartition("/")[0] + f"/{name}"
+    return site.admin.rpartition("/")[0] + f"/{name}"
+
+
+async def drop_database(site: Site, name: str) -> None:
+    """Remove a database: what one arm has left must not cost the next one anything."""
+    admin = await asyncpg.connect(site.admin)
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
+
+
+async def make_topics(kafka: str, topics: Mapping[str, int]) -> None:
+    """Make topics, by name, with so many partitions."""
+    client = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await client.start()
+    await client.create_topics([NewTopic(name, count, 1) for name, count in topics.items()])
+    await client.close()
+
+
+async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
+    """Make a database with the tables of both sides, empty."""
+    name = f"outbox_{secrets.token_hex(6)}"
+    database = await make_database(site, name)
     connection = await asyncpg.connect(database)
     for part in ("schema.sql", "inbox.sql"):
         async with connection.transaction():
@@ -43,20 +65,10 @@ async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
     destination = Destination(name="bench", topic=name, consumers=(name,))
     await save_destinations(connection, [destination])
     await connection.close()
-    client = AIOKafkaAdminClient(bootstrap_servers=site.kafka)
-    await client.start()
-    await client.create_topics(
-        [
-            NewTopic(destination.topic, partitions, 1),
-            NewTopic(destination.confirm_topic, 1, 1),
-        ]
-    )
-    await client.close()
+    await make_topics(site.kafka, {destination.topic: partitions, destination.confirm_topic: 1})
     return OutboxSite(database, site.kafka, destination)
 
 
 async def drop_outbox(site: Site, place: OutboxSite) -> None:
-    """Remove the database: what one arm has left must not cost the next one anything."""
-    admin = await asyncpg.connect(site.admin)
-    await admin.execute(f"DROP DATABASE {place.destination.topic} WITH (FORCE)")
-    await admin.close()
+    """Remove what `make_outbox` has made in the database."""
+    await drop_database(site, place.destination.topic)

@@ -1,11 +1,9 @@
-"""Does the sweep cost more when the tables hold a long history, and how late do messages come?
+"""Does the sweep cost more when the tables hold a long history?
 
-- sweep: a round that finds nothing, and one that claims 1,000 deliveries, with no finished row and
-  with 10^6 of them;
-- latency: from the begin of the business transaction to the consumer's handler, at 1,000 messages a
-  second, each in a transaction of its own.
+A round that finds nothing, and one that claims 1,000 deliveries, with no finished row and with 10^6
+of them.
 
-    python -m benchmarks.outbox_sweep [--repeats 5 --finished 1000000 --seconds 10]
+    python -m benchmarks.outbox_sweep [--repeats 5 --finished 1000000]
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import asyncpg
 import outbox
 from benchmarks.arms import interleave
 from benchmarks.committing import Figures, run, tell
-from benchmarks.outbox_cycle import consumer_process, first_message
 from benchmarks.outbox_site import PAYLOAD, OutboxSite, make_outbox
 from outbox import Message, Relay, RelayConfig, draw_message_ids
 
@@ -81,49 +78,8 @@ async def full_round(relay: Relay, place: OutboxSite) -> float:
     return seconds
 
 
-async def latencies(site: Site, seconds: int, rate: int, *, hands_over: bool) -> list[float]:
-    """Return the seconds from begin of the transaction to handler of each message, sorted."""
-    place = await make_outbox(site)
-    config = RelayConfig(
-        database=place.database, kafka=place.kafka, group=f"{place.destination.topic}.relay"
-    )
-    business = await asyncpg.connect(place.database)
-    found: list[float] = []
-    count = seconds * rate
-    async with consumer_process(place, "timed") as lines, Relay(config) as relay:
-
-        async def collect() -> None:
-            while len(found) < count:
-                found.append(int(await lines.readline()) / 1e9)
-
-        await first_message(relay, business)
-        await lines.readline()  # its time tells nothing
-        collecting = asyncio.create_task(collect())
-        began = time.monotonic()
-        for n in range(count):
-            await asyncio.sleep(max(began + n / rate - time.monotonic(), 0))
-            payload = time.monotonic_ns().to_bytes(8, "big") + PAYLOAD
-            if hands_over:
-                async with relay.transaction(business) as transaction:
-                    await transaction.add("bench", payload)
-            else:
-                async with business.transaction():
-                    await outbox.add(business, "bench", payload)
-        async with asyncio.timeout(60):
-            await collecting
-    await business.close()
-    return sorted(found[count // 10 :])
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    """Return what is told of latencies, in milliseconds."""
-    at = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
-    told = {name: values[int(len(values) * share)] * 1e3 for name, share in at.items()}
-    return told | {"max": values[-1] * 1e3}
-
-
 async def measure(site: Site, arguments: argparse.Namespace) -> Figures:
-    """Measure sweeps with and without history, and latencies."""
+    """Measure sweeps with and without history."""
     places = {
         "no history": await with_history(site, 0),
         "with history": await with_history(site, arguments.finished),
@@ -152,12 +108,8 @@ async def measure(site: Site, arguments: argparse.Namespace) -> Figures:
         result[title] = tell(title, figures, "no history")
     for relay in relays.values():
         await relay.stop()
-    for title, hands_over in (("handed over", True), ("woken", False)):
-        found = await latencies(site, arguments.seconds, 1_000, hands_over=hands_over)
-        result[f"latency {title}, ms"] = percentiles(found)
-        print(f"latency {title}:", percentiles(found), flush=True)
     return result
 
 
 if __name__ == "__main__":
-    run("outbox_sweep", __doc__ or "", measure, finished=1_000_000, seconds=10)
+    run("outbox_sweep", __doc__ or "", measure, finished=1_000_000)
