@@ -78,8 +78,11 @@ class TopicLog:
         """Return the frames under another epoch than their batch, or under a lower one than those
         before; at most one a frame.
         """
+        named = {(one.id, one.epoch) for one in self._epochs}
         falls = [
-            self._wrong_epoch(fall.id, fall.epoch, fall.expected_epoch) for fall in self.walk.falls
+            self._wrong_epoch(fall.id, fall.epoch, fall.expected_epoch)
+            for fall in self.walk.falls
+            if (fall.id, fall.epoch) not in named
         ]
         return [*self._epochs, *falls]
 

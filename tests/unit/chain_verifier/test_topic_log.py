@@ -71,6 +71,12 @@ def test_log_names_a_frame_of_another_epoch_than_its_batch_and_one_that_falls() 
     assert found.counts == {"wrong_epoch": 2}
 
 
+def test_log_names_a_frame_once_that_is_both_below_its_batch_and_below_the_frame_before() -> None:
+    topic = Topic(frame(0, 0, 10, epoch=3, batch_epoch=3), frame(1, 10, 20, epoch=2, batch_epoch=3))
+    (found,) = topic.disorder(HORIZON).kept
+    assert (found.id, found.epoch, found.expected_epoch) == (11, 2, 3)
+
+
 def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -> None:
     records = (frame(5, 10, 20), frame(6, 20, 30))
     cut = Topic(*records, first=5, head=40)
