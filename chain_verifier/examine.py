@@ -21,6 +21,7 @@ from chain_verifier.scan import (
 )
 from chain_verifier.sources.journal import JournalTable
 from chain_verifier.spark_errors import as_broken
+from chain_verifier.whole import whole_chain
 from orderchain.errors import InputError, SourceBroken
 
 if TYPE_CHECKING:
@@ -37,23 +38,36 @@ def examine(table: Table, horizon: Horizon, how: How) -> Examined:
     or changes between two looks.
     """
     with as_broken(table.name):
-        found = scan(
-            table.rows,
-            horizon,
-            how.bits,
-            how.key,
-            positions=table.has_positions,
-            fingerprints=how.fingerprints,
-        )
-        notes = _notes_on_end(table, found)
-        _require_own_rows(table, horizon, found)
-        return Examined(
-            buckets=found.buckets,
-            findings=joined(_findings(table, horizon, how, found)),
-            notes=notes,
-            rows_beyond=found.outside.get(BEYOND_ROWS, 0),
-            beyond_id=found.beyond_id,
-        )
+        # Positions and fingerprints are kept by bucket in any case.
+        if not table.has_positions and not how.fingerprints:
+            whole = whole_chain(table.rows, horizon, how.key)
+            if whole is not None:
+                return _faultless(whole)
+        return _examine_buckets(table, horizon, how)
+
+
+def _faultless(whole: Bucket) -> Examined:
+    return Examined(buckets=[whole], findings=Findings(), notes=(), rows_beyond=0, beyond_id=None)
+
+
+def _examine_buckets(table: Table, horizon: Horizon, how: How) -> Examined:
+    found = scan(
+        table.rows,
+        horizon,
+        how.bits,
+        how.key,
+        positions=table.has_positions,
+        fingerprints=how.fingerprints,
+    )
+    notes = _notes_on_end(table, found)
+    _require_own_rows(table, horizon, found)
+    return Examined(
+        buckets=found.buckets,
+        findings=joined(_findings(table, horizon, how, found)),
+        notes=notes,
+        rows_beyond=found.outside.get(BEYOND_ROWS, 0),
+        beyond_id=found.beyond_id,
+    )
 
 
 def _notes_on_end(table: Table, found: Scan) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ class DatabaseTable(Truth):
         if not heads:
             raise ChainMissing(self._chain_id)
         head = heads[0]
+        self._is_without_null = bool(head["is_without_null"])
         return DatabaseHead(
             last_id=head["last_id"],
             first_row_id=head["first_row_id"],
@@ -108,14 +109,15 @@ class DatabaseTable(Truth):
     def rows(self) -> DataFrame:
         """The rows, with the id range split over several connections."""
         reader = self._reader().option("dbtable", f"({_SQL['rows']}) AS chain_rows")
+        rows = self._split(reader).load()
+        # What the database has compared, or does not let in, need not travel with every row.
+        known = {"chain_id": F.lit(self._chain_id), MALFORMED: F.lit(False)}
+        if self._is_without_null:
+            known[HAS_NULL] = F.lit(False)
         return (
-            self._split(reader)
-            .load()
-            .where((F.col("chain_id") == self._chain_id) & (F.col("id") <= self.last_row_id))
-            # The database has compared it: what is known need not travel with every row.
-            .withColumn("chain_id", F.lit(self._chain_id))
-            .select(*CONTENT, HAS_NULL)
-            .withColumn(MALFORMED, F.lit(False))
+            rows.where((F.col("chain_id") == self._chain_id) & (F.col("id") <= self.last_row_id))
+            .withColumns(known)
+            .select(*CONTENT, HAS_NULL, MALFORMED)
         )
 
     def rows_between(self, first_id: int, last_id: int) -> DataFrame:

@@ -4,7 +4,8 @@ SELECT chain_id, id, pid, key, event_time_ns, payload,
         OR payload IS NULL) AS has_null
   FROM public.chain_event
 
--- heads: of each chain the head, the first and last row, the rows that commits counted; one snapshot
+-- heads: of each chain the head, the first and last row, the rows that commits counted, and whether
+-- every partition forbids NULL in every column (by a constraint that was validated); one snapshot
 SELECT h.chain_id, h.last_id, h.last_seal, h.epoch, h.published_id, h.topic, h.topic_partition,
        v.version, v.database_id::text AS database_id,
        (SELECT e.id FROM public.chain_event e
@@ -12,7 +13,14 @@ SELECT h.chain_id, h.last_id, h.last_seal, h.epoch, h.published_id, h.topic, h.t
        (SELECT e.id FROM public.chain_event e
          WHERE e.chain_id = h.chain_id ORDER BY e.id DESC LIMIT 1) AS last_row_id,
        (SELECT coalesce(sum(b.row_count), 0)::bigint FROM public.chain_batch b
-         WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NOT NULL) AS rows_counted
+         WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NOT NULL) AS rows_counted,
+       (SELECT coalesce(bool_and(a.attnotnull AND coalesce(c.convalidated, true)), false)
+          FROM pg_catalog.pg_partition_tree('public.chain_event') t
+          JOIN pg_catalog.pg_attribute a
+            ON a.attrelid = t.relid AND a.attnum > 0 AND NOT a.attisdropped
+          LEFT JOIN pg_catalog.pg_constraint c
+            ON c.conrelid = a.attrelid AND c.contype = 'n' AND a.attnum = ANY (c.conkey)
+       ) AS is_without_null
   FROM public.chain_head h CROSS JOIN public.schema_version v
 
 -- versions: the version of the schema, asked when a chain has no head

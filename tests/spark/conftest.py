@@ -74,11 +74,14 @@ def parquet_of(spark: SparkSession, tmp_path: Path) -> MakeParquet:
 
 @pytest.fixture
 def examine_table() -> Examine:
-    """Examines a table in small buckets, so that a few rows fill many of them."""
+    """Examines a table in small buckets, so that a few rows fill many of them.
+
+    With fingerprints, since buckets are looked at then even if the chain is whole.
+    """
 
     def run(table: Table, head: int | None, bits: int = 4, start: int = 0) -> Examined:
         horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
-        how = How(key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=False)
+        how = How(key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=True)
         return examine(table, horizon, how)
 
     return run

@@ -10,10 +10,13 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import Report, Verdict
+from chain_verifier.sources.database import DatabaseTable
+from chain_verifier.sources.table import HAS_NULL
 from chain_verifier.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR, GAP_READER
@@ -238,6 +241,41 @@ def test_database_read_over_several_connections_is_the_same(
     report = verified()
     assert report.verdict is Verdict.COMPLETE
     assert report.sources[0].rows == len(ROWS)
+
+
+COLUMNS = ("key", "event_time_ns", "payload")
+
+
+@pytest.mark.parametrize("is_forbidden_anew", [False, True])
+def test_database_that_once_let_nulls_in_names_them(
+    verified: Verified, execute: Callable[..., None], is_forbidden_anew: bool
+) -> None:
+    """A constraint that was never validated says nothing of the rows that were there before."""
+    execute(
+        *(f"ALTER TABLE chain_event ALTER COLUMN {name} DROP NOT NULL" for name in COLUMNS),
+        f"UPDATE chain_event SET payload = NULL WHERE id = {ROWS[7].id}",  # noqa: S608
+    )
+    if is_forbidden_anew:
+        execute(
+            *(
+                f"ALTER TABLE chain_event ADD CONSTRAINT {name}_there NOT NULL {name} NOT VALID"
+                for name in COLUMNS
+            )
+        )
+    expected = Finding(
+        kind=Kind.NULL, source="database", id=ROWS[7].id, pid=ROWS[7].pid, columns=("payload",)
+    )
+    assert verified().findings == (expected,)
+
+
+def test_database_that_forbids_nulls_is_not_asked_for_them(
+    spark: SparkSession, audit: DatabaseSource
+) -> None:
+    rows = DatabaseTable(spark, audit, CHAIN_ID).rows
+    plan: Any = rows.agg(F.count_if(HAS_NULL), F.sum("id"))
+    told = plan._jdf.queryExecution().executedPlan().toString()
+    assert told.rpartition("ReadSchema: ")[2].strip() == "struct<id:bigint>", told
+    assert plan.collect()[0][0] == 0
 
 
 def test_database_with_another_chain_is_missing(spark: SparkSession, audit: DatabaseSource) -> None:

@@ -1,0 +1,100 @@
+"""The first look: rows that are one path are known by it, and all else goes to the buckets."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.horizon import Horizon
+from chain_verifier.node_hash import node_hash
+from chain_verifier.whole import KEY, whole_chain, with_key
+from orderchain.limits import ID_MAX
+from tests.spark.conftest import RowTable
+from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from chain_verifier.bucket import Bucket
+
+ROWS = chain_of(random.Random(21), 40)
+HEAD = head_of(ROWS)
+
+
+def looked(
+    spark: SparkSession, rows: Sequence[Row], head: int | None = HEAD, start: int = 0
+) -> Bucket | None:
+    horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
+    return whole_chain(RowTable(spark, rows).rows, horizon, secrets.randbits(63))
+
+
+def test_hash_of_a_node_is_that_of_spark(spark: SparkSession) -> None:
+    numbers = [0, 1, 2**31 - 1, 2**31, ID_MAX, -1, -(2**63)]
+    keys = [1, 2**62, secrets.randbits(63)]
+    pairs = [(key, number) for key in keys for number in numbers]
+    columns = [F.xxhash64(F.lit(k).cast("bigint"), F.lit(n).cast("bigint")) for k, n in pairs]
+    found = spark.range(1).select(F.array(*columns)).collect()[0][0]
+    assert [node_hash(*pair) for pair in pairs] == [value % 2**64 for value in found], keys
+
+
+def test_key_is_no_part_of_the_plan_so_that_its_code_is_compiled_once(
+    spark: SparkSession,
+) -> None:
+    key = 2**62 + 12_345
+    frame: Any = with_key(RowTable(spark, ROWS).rows, key).agg(F.sum(F.xxhash64(KEY, "id") % 7))
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert KEY in plan
+    assert str(key) not in plan
+
+
+def test_whole_chain_in_any_order_is_one_bucket(spark: SparkSession) -> None:
+    bucket = looked(spark, random.Random(2).sample(ROWS, len(ROWS)))
+    assert bucket is not None
+    assert (bucket.rows, bucket.pid, bucket.last_id) == (len(ROWS), 0, HEAD)
+    assert bucket.first_id == ROWS[0].id
+
+
+def test_whole_chain_behind_a_start_is_one_bucket(spark: SparkSession) -> None:
+    start = ROWS[9].id or 0
+    bucket = looked(spark, ROWS, start=start)
+    assert bucket is not None
+    assert (bucket.rows, bucket.pid) == (len(ROWS) - 10, start)
+
+
+def test_whole_chain_without_a_head_may_end_anywhere(spark: SparkSession) -> None:
+    assert looked(spark, ROWS[:-3], head=None) is not None
+    assert looked(spark, ROWS[:-3]) is None
+
+
+SPOILT = {
+    "no row": [],
+    "a gap": [*ROWS[:7], *ROWS[8:]],
+    "no first row": ROWS[1:],
+    "a row twice": [*ROWS, ROWS[5]],
+    "all rows twice": [*ROWS, *ROWS],
+    "a row behind the head": [*ROWS, replace(ROWS[-1], id=HEAD + 1, pid=HEAD)],
+    "a pid that is its id": [*ROWS, replace(ROWS[5], pid=ROWS[5].id)],
+    "a ring beside the path": [
+        *ROWS,
+        replace(ROWS[5], id=ROWS[5].pid, pid=ROWS[5].id),
+        ROWS[5],
+    ],
+    "a row of another chain": [*ROWS, replace(ROWS[5], chain_id=CHAIN_ID + 1)],
+    "all rows of another chain": [replace(row, chain_id=CHAIN_ID + 1) for row in ROWS],
+    "a row without a chain": [*ROWS, replace(ROWS[5], chain_id=None)],
+    "a row without an id": [*ROWS, replace(ROWS[5], id=None)],
+    "a row without a pid": [*ROWS, replace(ROWS[5], pid=None)],
+    "a row without a payload": [*ROWS[:5], replace(ROWS[5], payload=None), *ROWS[6:]],
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_chain_with_something_wrong_is_left_to_the_buckets(spark: SparkSession, name: str) -> None:
+    assert looked(spark, SPOILT[name]) is None
