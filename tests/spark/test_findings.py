@@ -1,24 +1,58 @@
-"""Findings that cannot be written leave no verdict; whoever watches is told of stages at work."""
+"""Very many findings are counted and written, and a sample reaches the driver; findings that cannot
+be written leave no verdict; whoever watches is told of stages at work.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import ParquetSource, VerifyRequest
+from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
 from chain_verifier.stages import watched_stages
 from chain_verifier.verify import verify
+from chainctl.exits import ExitCode
+from chainctl.main import main
 from orderchain.errors import RetryError
 from tests.spark.planting import CHAIN_ID
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-MANY = 200_000
+MANY: Final = 100_000
+RESULT_BYTES_MAX: Final = "1m"
+"""What all tasks of a job may send to the driver. A hash of each finding is six times that."""
+
+COMPILED: Final = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+"""What the command line has: for many rows it pays to compile their plans."""
+
+
+@contextmanager
+def small_results(spark: SparkSession) -> Iterator[None]:
+    """Let Spark refuse jobs whose results do not fit, and compile its plans."""
+    conf: Any = spark.sparkContext._jsc.sc().conf()
+    usual = {name: spark.conf.get(name) for name in COMPILED}
+    bytes_max = conf.get("spark.driver.maxResultSize", "1g")
+    conf.set("spark.driver.maxResultSize", RESULT_BYTES_MAX)
+    for name, value in COMPILED.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        conf.set("spark.driver.maxResultSize", bytes_max)
+        for name, value in usual.items():
+            spark.conf.set(name, str(value))
 
 
 def rows(spark: SparkSession, key: str) -> DataFrame:
@@ -31,6 +65,37 @@ def rows(spark: SparkSession, key: str) -> DataFrame:
         F.lit(0).cast("bigint").alias("event_time_ns"),
         F.lit(b"").alias("payload"),
     )
+
+
+def test_very_many_findings_are_counted_and_written_and_few_reach_the_driver(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {name: str(tmp_path / name) for name in ("base", "own", "findings")}
+    with small_results(spark):
+        for name, key in (("base", "a"), ("own", "b")):
+            rows(spark, key).write.parquet(paths[name])
+        code = main(
+            ["verify", "--chain", str(CHAIN_ID), "--head", str(MANY + 1), "--json",
+             "--source", f"parquet:{paths['base']}", "--source", f"parquet:{paths['own']}",
+             "--findings", paths["findings"]]
+        )  # fmt: skip
+        written = [
+            spark.read.parquet(f"{paths['findings']}/findings.parquet"),
+            spark.read.json(f"{paths['findings']}/findings.json"),
+        ]
+        counts = [
+            {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
+            for found in written
+        ]
+        # So little may reach the driver that not even a hash of each finding does.
+        with pytest.raises((Py4JError, PySparkException), match="maxResultSize"):
+            written[0].select(F.sha2(F.col("id").cast("string"), 256)).collect()
+    assert code == ExitCode.FINDINGS
+    report = json.loads(capsys.readouterr().out)
+    expected = {"gap": 2, "differing": MANY}
+    assert report["counts"] == expected
+    assert len(report["findings"]) == 2 + FINDINGS_MAX
+    assert counts == [expected, expected]
 
 
 def test_findings_that_cannot_be_written_leave_no_verdict(
