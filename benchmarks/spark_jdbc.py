@@ -24,7 +24,7 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.arms import ratio, spread
-from benchmarks.chains import Site, benchmark_stack, open_site
+from benchmarks.chains import Site, benchmark_stack, open_site, site_of
 from benchmarks.ends import RunFailed
 from benchmarks.generated import SQL, generate_chain
 from benchmarks.host import RESULTS, describe_host
@@ -102,6 +102,13 @@ class Bench:
             raise RunFailed(f"{found!r}, expected {expected!r}")
 
 
+def _measured(site: Site, chain_id: int, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    with spark_with({}) as spark:
+        bench = Bench(spark, site, chain_id, arguments.rows)
+        arms = {name: getattr(bench, name) for name in arguments.arms.split(",")}
+        return by_turns(arms, arguments.repeats, ("bare", "check"))
+
+
 def main() -> None:
     """Measure, print, and add a line to the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -110,21 +117,24 @@ def main() -> None:
     parser.add_argument("--stack", type=Path, help="the benchmarks' stack lies beside it")
     parser.add_argument("--arms", default="bare,check,local,lag,aggregate")
     parser.add_argument(
-        "--prepare", action="store_true", help="make the chain, and tell its number"
+        "--prepare", action="store_true", help="make the chain, tell its number, leave the stack up"
     )
-    parser.add_argument("--chain", type=int, help="a chain that --prepare has made")
+    parser.add_argument(
+        "--chain", type=int, help="measure one that --prepare made; the stack stays"
+    )
     parser.add_argument("--dry", action="store_true", help="print only")
     arguments = parser.parse_args()
     stack = benchmark_stack(arguments.stack)
-    site = open_site(stack)
+    site = site_of(stack) if arguments.chain else open_site(stack)
     try:
-        chain_id = asyncio.run(generate_chain(site, arguments.rows))
-        with spark_with({}) as spark:
-            bench = Bench(spark, site, chain_id, arguments.rows)
-            arms = {name: getattr(bench, name) for name in arguments.arms.split(",")}
-            figures = by_turns(arms, arguments.repeats, ("bare", "check"))
+        chain_id = arguments.chain or asyncio.run(generate_chain(site, arguments.rows))
+        if arguments.prepare:
+            print(chain_id)
+            return
+        figures = _measured(site, chain_id, arguments)
     finally:
-        stack.down()
+        if not (arguments.prepare or arguments.chain):
+            stack.down()
     result = {
         "benchmark": "spark_jdbc",
         "host": describe_host(),
