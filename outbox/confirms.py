@@ -47,6 +47,9 @@ _GATHER_SECONDS: Final = 0.03
 """After a round: what comes meanwhile is written in one statement. Nobody waits for `consumed`, and
 a round for every record would cost more than the messages do."""
 
+_GATHERED: Final = 500
+"""Confirms of a round that is large enough as it is: the next one follows at once."""
+
 _PROGRESS_SECONDS: Final = 0.5
 """How often the consumers' progress is written. The sweep, which reads it, is no faster."""
 
@@ -128,9 +131,8 @@ class ConfirmIntake:
                     return
             fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
             records = [record for some in fetched.values() for record in some]
-            if records:
-                await self.take(records)
-                is_ahead = True
+            taken = await self.take(records)
+            is_ahead = is_ahead or bool(records)
             if loop.time() - self._told_at >= _PROGRESS_SECONDS:
                 await self._save_progress()
                 self._told_at = loop.time()
@@ -139,13 +141,13 @@ class ConfirmIntake:
                 await self._save_progress()
                 await consumer.commit()
                 committed_at, is_ahead = loop.time(), False
-            if 0 < len(records) < _RECORDS_MAX:
+            if records and taken < _GATHERED:
                 await asyncio.sleep(_GATHER_SECONDS)
 
-    async def take(self, records: Iterable[ConsumerRecord]) -> None:
+    async def take(self, records: Iterable[ConsumerRecord]) -> int:
         """Write what records of a confirm topic say, and keep the progress that they tell.
 
-        Raises RetryError: then give them again.
+        Returns how many confirms they held. Raises RetryError: then give them again.
         """
         applied: list[tuple[UUID, str]] = []
         retries: list[tuple[UUID, str, int]] = []
@@ -173,6 +175,7 @@ class ConfirmIntake:
         if applied:
             await self._apply(applied)
         self._told |= progress
+        return len(applied) + len(retries)
 
     async def _save_progress(self) -> None:
         if known := self._known(self._told):
