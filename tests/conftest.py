@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from local_stack import PostgresServer
 
 RoleDsn = Callable[[str], str]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background, as CI systems do, the tests would pass this on to every process
+    # that they interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _KAFKAS = frozenset({"kafka_server", "breakable_kafka"})
 
