@@ -124,6 +124,9 @@ class ConfirmIntake:
         loop = asyncio.get_running_loop()
         committed_at = loop.time()
         is_ahead = False
+        # What was not written was not committed either, so it is read again; and by now another
+        # relay may have written what came after it.
+        self._told = {}
         while True:
             if self._changed.is_set():
                 self._changed.clear()

@@ -1,0 +1,84 @@
+"""What becomes of progress that could not be written; the rest stands in the tests of mode 4."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
+
+import outbox.confirms
+from orderchain.errors import RetryError
+from outbox import Destination, Progress, RelayConfig
+from outbox.confirm_record import encode_confirms
+from outbox.confirms import ConfirmIntake
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+TOPIC, CONSUMER = "trades", "clearing"
+
+
+class Topic:
+    """The confirm topic, as each member of the group finds it in turn."""
+
+    def __init__(self, *offsets: int | None) -> None:
+        self._offsets = iter(offsets)
+        self.is_read = asyncio.Event()
+
+    def consumer(self, *_topics: str, **_options: object) -> Topic:
+        """Stand for the driver's constructor: the next member."""
+        offset = next(self._offsets, None)
+        told = [] if offset is None else [Progress(TOPIC, 0, offset)]
+        self._records = [SimpleNamespace(value=encode_confirms(CONSUMER, [], told), headers=())]
+        return self
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def commit(self) -> None: ...
+
+    async def getmany(self, **_: object) -> dict[str, list[SimpleNamespace]]:
+        records, self._records = self._records, []
+        if not records:
+            self.is_read.set()
+            await asyncio.Event().wait()
+        return {TOPIC: records}
+
+
+class Store:
+    """Keeps progress, once the database is back."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.saved: list[Mapping[Any, int]] = []
+
+    async def save_progress(self, progress: Mapping[Any, int]) -> None:
+        if self.is_away:
+            self.is_away = False
+            raise RetryError("the database is away")
+        self.saved.append(progress)
+
+
+async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Another relay had the partition meanwhile, and has written and committed what came next.
+    topic, store = Topic(7, None), Store()
+    monkeypatch.setattr(outbox.confirms, "AIOKafkaConsumer", topic.consumer)
+    monkeypatch.setattr(outbox.confirms, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(outbox.confirms, "_PROGRESS_SECONDS", 0.0)
+    destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
+    dispatch = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
+    config = RelayConfig(database="d", kafka="k")
+    intake = ConfirmIntake(config, cast("Any", store), dispatch, Mock(), Mock())
+    running = asyncio.create_task(intake.run())
+    async with asyncio.timeout(10):
+        await topic.is_read.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    assert not store.is_away
+    assert store.saved == []
