@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("outbox", "acts.sql")
 
+UNFINISHED: Final = _SQL["unfinished"]
+
 Act = Literal["retry", "abandon", "resend"]
 
 _EXPECTED: Final[dict[str, tuple[int, ...]]] = {
@@ -125,8 +127,9 @@ async def would_act(connection: Connection, what: Act, chosen: Filter) -> list[C
 
 async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:
     """Return the deliveries by destination and status, and the oldest one of each."""
-    rows = await connection.fetch(_SQL["counts"])
-    return [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
+    rows = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
+    found = [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
+    return sorted(found, key=lambda each: each[:2])
 
 
 async def look(

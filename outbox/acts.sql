@@ -20,12 +20,13 @@ SELECT message_id, consumer, destination, status, send_count, NULL::timestamptz 
    AND ($5::uuid IS NULL OR message_id < $5)
  ORDER BY message_id, consumer LIMIT $6
 
--- counts: deliveries by destination and status
+-- unfinished: unfinished deliveries by destination and status, with the oldest message of them
 SELECT destination, status, count(*) AS deliveries, min(message_id::text)::uuid AS oldest
-  FROM outbox_pending GROUP BY destination, status
- UNION ALL
-SELECT destination, status, count(*), NULL FROM outbox_done GROUP BY destination, status
- ORDER BY 1, 2
+  FROM outbox_pending GROUP BY destination, status ORDER BY 1, 2
+
+-- finished: finished deliveries by destination and status
+SELECT destination, status, count(*) AS deliveries, NULL::uuid AS oldest
+  FROM outbox_done GROUP BY destination, status ORDER BY 1, 2
 
 -- message: one message
 SELECT message_id, destination, key, headers, payload, sender, created_at

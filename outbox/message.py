@@ -89,6 +89,16 @@ def draw_message_ids(count: int) -> list[UUID]:
     return _ids.draw(count)
 
 
+def made_at(message_id: UUID) -> float:
+    """Return when an id was drawn, in seconds since 1970: it begins with that time."""
+    return (message_id.int >> 80) / 1_000
+
+
+def age_seconds(message_id: UUID, now: float) -> float:
+    """Return how long before `now`, in seconds since 1970, an id was drawn; 0 for one to come."""
+    return max(now - made_at(message_id), 0.0)
+
+
 def check_message(message: Message) -> None:
     """Raise MessageError naming the field, if `message` can't be stored and sent as it is."""
     if not isinstance(message.message_id, UUID):

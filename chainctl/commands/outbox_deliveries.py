@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -42,16 +42,17 @@ def status(settings: Settings, as_json: bool) -> ExitCode:
 
 async def _counts(settings: Settings) -> list[dict[str, Any]]:
     from outbox import acts
+    from outbox.message import age_seconds
 
     async with outbox_of(settings) as connection:
         found = await acts.counts(connection)
-    now = datetime.now(UTC)
+    now = time.time()
     return [
         {
             "destination": name,
             "status": stands.name.lower(),
             "deliveries": deliveries,
-            "oldest_seconds": None if oldest is None else _age_seconds(oldest, now),
+            "oldest_seconds": None if oldest is None else age_seconds(oldest, now),
         }
         for name, stands, deliveries, oldest in found
     ]
@@ -128,8 +129,3 @@ async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
             for row in done
         ],
     }
-
-
-def _age_seconds(message_id: UUID, now: datetime) -> float:
-    """Return how long ago an id was made, by the time that it begins with."""
-    return max(now.timestamp() - (message_id.int >> 80) / 1_000, 0.0)

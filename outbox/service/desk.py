@@ -9,9 +9,10 @@ from uuid import UUID
 import msgspec
 
 from orderchain.sql import load_sql
+from outbox.acts import UNFINISHED
 from outbox.adding import store_messages
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
-from outbox.message import Message, draw_message_ids
+from outbox.message import Message, age_seconds, draw_message_ids, made_at
 from outbox.prepared import decide_messages, standings
 from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, Stored
 from outbox.service.metrics import Unfinished
@@ -124,14 +125,14 @@ class MessageDesk:
     async def unfinished(self) -> list[Unfinished]:
         """Return how many unfinished deliveries stand where. Raises RetryError, ConnectError."""
         async with self._sessions.take() as session:
-            rows = await session.fetch(SQL["unfinished"])
-        now_ms = self._clock.wall_ns() // 10**6
+            rows = await session.fetch(UNFINISHED)
+        now = self._clock.wall_ns() / 1e9
         return [
             Unfinished(
                 row["destination"],
                 Status(row["status"]).name.lower(),
                 row["deliveries"],
-                max(now_ms - (row["oldest"].int >> 80), 0) / 1e3,
+                age_seconds(row["oldest"], now),
             )
             for row in rows
         ]
@@ -154,7 +155,7 @@ class MessageDesk:
         now = self._clock.wall_ns() / 1e9
         seen: set[UUID] = set()
         for message in messages:
-            made = (message.message_id.int >> 80) / 1e3
+            made = made_at(message.message_id)
             if made < now - self._config.message_age_seconds_max:
                 raise _bad_time(message.message_id, "one that is younger: draw a new one")
             if made > now + self._config.message_ahead_seconds_max:

@@ -42,7 +42,3 @@ SELECT * FROM (
 
 -- ready: whether the outbox answers
 SELECT version FROM outbox_version
-
--- unfinished: unfinished deliveries by destination and status, with the oldest message of them
-SELECT destination, status, count(*) AS deliveries, min(message_id::text)::uuid AS oldest
-  FROM outbox_pending GROUP BY destination, status ORDER BY destination, status
