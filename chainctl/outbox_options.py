@@ -1,4 +1,4 @@
-"""Options of `chainctl outbox` that choose deliveries, and that every act by hand needs."""
+"""Options that commands of the outbox share: to relay, to choose deliveries, to act by hand."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ if TYPE_CHECKING:
 _STATUSES: Final = (
     "init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned",
 )  # fmt: skip
+
+
+def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of whatever relays messages."""
+    for option in reversed(
+        (
+            click.option("--group", metavar="NAME", help="Kafka group of this database's relays."),
+            click.option(
+                "--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep."
+            ),
+            click.option(
+                "--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
 
 
 def filtered(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from chainctl.groups import SuggestingGroup
 from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.outbox_options import relaying
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
@@ -69,7 +70,7 @@ def token(as_json: bool) -> None:
     show_default=True,
     help="Port to listen at; 0 takes a free one.",
 )
-@click.option("--group", metavar="NAME", help="Kafka group of this database's relays.")
+@relaying
 @click.option(
     "--check-seconds",
     type=Seconds(30 * 86_400),
@@ -82,8 +83,6 @@ def token(as_json: bool) -> None:
     metavar="N",
     help="Answers 'unknown' before it is abnormal.  [default: 16]",
 )
-@click.option("--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep.")
-@click.option("--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal.")
 @click.option(
     "--callback",
     is_flag=True,
@@ -103,7 +102,7 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
 
     Any number of instances may run side by side on the same database: each is a relay, too. Put
     a proxy with TLS before them. /openapi.json describes what they take, /livez and /readyz say
-    how they are.
+    how they are, /metrics what they count.
     """  # fmt: skip
     from outbox.service.clients import read_clients
 

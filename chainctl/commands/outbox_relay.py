@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.outbox_options import relaying
 from chainctl.output import data_json, talk
 from chainctl.running import run_async
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--group", metavar="NAME", help="Kafka group of this database's relays.")
-@click.option("--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep.")
+@relaying
 @click.option(
     "--retention-hours",
     type=Seconds(24 * 366),
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     metavar="N",
     help="Watermark: above it they are dropped earlier.",
 )
-@click.option("--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal.")
 @click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
 @json_option
 @uses_settings("database", "kafka", "connect_seconds")
