@@ -54,13 +54,9 @@ def orderchain_postgres(orderchain_folder: Path) -> Iterator[PostgresServer]:
         passwords={role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)},
         max_wal_size_mb=512,
     )
-    server = PostgresServer(config)
-    try:
-        server.start()
+    with PostgresServer(config) as server:
         server.prepare_roles()
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -73,12 +69,8 @@ def orderchain_kafka(orderchain_folder: Path) -> Iterator[KafkaServer]:
     config = KafkaConfig(
         directory=orderchain_folder / "kafka", port=port, controller_port=free_port([port])
     )
-    server = KafkaServer(config)
-    try:
-        server.start()
+    with KafkaServer(config) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

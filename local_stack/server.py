@@ -8,7 +8,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from local_stack import process as processes
 from local_stack.errors import ServerFailed
@@ -111,6 +111,19 @@ class Server(ABC):
         if not self.is_running():
             self.launch()
         self.wait_ready(deadline_s=deadline_s)
+
+    def __enter__(self) -> Self:
+        """Start it for as long as the context lasts. Raises as `start`, and leaves nothing then."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.stop()
 
     def launch(self) -> None:
         """Start its process without waiting until it is ready."""

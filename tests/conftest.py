@@ -103,12 +103,8 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
         controller_port=ports[1],
         proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
     )
-    server = KafkaServer(config)
-    try:
-        server.start()
+    with KafkaServer(config) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

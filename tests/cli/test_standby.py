@@ -42,11 +42,8 @@ def standby(
     )
     server = PostgresServer(config)
     server.initialise_standby(postgres_server)
-    try:
-        server.start()
+    with server:
         yield server
-    finally:
-        server.stop()
 
 
 def pause_behind(dsn: str, chain_id: int, last_id: int) -> None:

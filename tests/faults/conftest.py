@@ -77,13 +77,9 @@ def breakable_postgres(session_folder: Path) -> Iterator[PostgresServer]:
         shared_buffers_mb=64,
         max_wal_size_mb=512,
     )
-    server = PostgresServer(config)
-    try:
-        server.start()
+    with PostgresServer(config) as server:
         server.prepare_roles()
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from local_stack import KafkaConfig, KafkaServer
-from local_stack.ports import free_port
-
 from .conftest import create_topic
 from .test_receiving import next_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
+    from local_stack import KafkaServer
     from tests.unit.matcher_receiver.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
@@ -25,33 +20,14 @@ if TYPE_CHECKING:
 BACK_SECONDS = 30
 
 
-@pytest.fixture(scope="module")
-def own_kafka(session_folder: Path) -> Iterator[KafkaServer]:
-    """A broker of these tests alone. Each of them leaves it running."""
-    port = free_port()
-    config = KafkaConfig(
-        directory=session_folder / "kafka-that-goes-away",
-        port=port,
-        controller_port=free_port([port]),
-        heap_mb=256,
-    )
-    server = KafkaServer(config)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture
-def bootstrap(own_kafka: KafkaServer) -> str:
-    return own_kafka.bootstrap
+def bootstrap(kafka_to_break: KafkaServer) -> str:
+    return kafka_to_break.bootstrap
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_returns(
-    own_kafka: KafkaServer,
+    kafka_to_break: KafkaServer,
     stored: StoredChain,
     make_receiver: MakeReceiver,
     publish: Publish,
@@ -60,7 +36,7 @@ async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_retur
     async with make_receiver() as receiver:
         await publish(stored.chain.frames(await stored.commit(10)))
         events = await next_events(receiver, stored.chain.mark().id)
-        await asyncio.to_thread(own_kafka.kill if fault == "kill" else own_kafka.freeze)
+        await asyncio.to_thread(kafka_to_break.kill if fault == "kill" else kafka_to_break.freeze)
         for _ in range(3):
             await stored.commit(10)
             began = asyncio.get_running_loop().time()
@@ -70,7 +46,7 @@ async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_retur
             assert asyncio.get_running_loop().time() - began < 10
         assert receiver.stats().rows_filled == 30
         assert receiver.stats().broker_failures > 0
-        await asyncio.to_thread(own_kafka.start if fault == "kill" else own_kafka.thaw)
+        await asyncio.to_thread(kafka_to_break.start if fault == "kill" else kafka_to_break.thaw)
 
         live = receiver.stats().rows_live
         async with asyncio.timeout(BACK_SECONDS):
@@ -80,28 +56,26 @@ async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_retur
     assert events == stored.chain.events
 
 
-@pytest.mark.kafka
 async def test_receiver_with_its_broker_gone_stops_in_time(
-    own_kafka: KafkaServer, stored: StoredChain, make_receiver: MakeReceiver
+    kafka_to_break: KafkaServer, stored: StoredChain, make_receiver: MakeReceiver
 ) -> None:
     await stored.commit(10)
     receiver = make_receiver()
     async with receiver:
         await next_events(receiver, stored.chain.mark().id)
-        await asyncio.to_thread(own_kafka.freeze)
+        await asyncio.to_thread(kafka_to_break.freeze)
         waiting = asyncio.ensure_future(anext(receiver, None))
         await asyncio.sleep(0)
         began = asyncio.get_running_loop().time()
         receiver.stop()
         assert await waiting is None
     assert asyncio.get_running_loop().time() - began < 6
-    await asyncio.to_thread(own_kafka.thaw)
+    await asyncio.to_thread(kafka_to_break.thaw)
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("records", ["fewer", "more"])
 async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_returns(
-    own_kafka: KafkaServer,
+    kafka_to_break: KafkaServer,
     stored: StoredChain,
     make_receiver: MakeReceiver,
     publish: Publish,
@@ -113,8 +87,8 @@ async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_retur
         for _ in range(before):
             await publish(stored.chain.frames(await stored.commit(3)))
         events = await next_events(receiver, stored.chain.mark().id)
-        await delete_topic(own_kafka.bootstrap, stored.topic)
-        await create_topic(own_kafka.bootstrap, stored.topic)
+        await delete_topic(kafka_to_break.bootstrap, stored.topic)
+        await create_topic(kafka_to_break.bootstrap, stored.topic)
         live = receiver.stats().rows_live
         async with asyncio.timeout(BACK_SECONDS):
             while receiver.stats().rows_live < live + 60:

@@ -61,9 +61,5 @@ def bare_server(server_folder: Path) -> Iterator[PostgresServer]:
         shared_buffers_mb=16,
         max_wal_size_mb=64,
     )
-    server = PostgresServer(config)
-    try:
-        server.start()
+    with PostgresServer(config) as server:
         yield server
-    finally:
-        server.stop()
