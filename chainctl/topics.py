@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.errors import ConnectError, OrderchainError, SettingError, TopicError
+from orderchain.kafka_client import close_client, start_client
 from orderchain.limits import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -101,15 +102,13 @@ async def connected_topics(servers: str, connect_seconds: float) -> AsyncIterato
     try:
         try:
             async with asyncio.timeout(connect_seconds):
-                await admin.start()
+                await start_client(admin)
         except (KafkaError, OSError) as error:  # a TimeoutError is an OSError
             reason = "it is silent" if isinstance(error, TimeoutError) else type(error).__name__
             raise ConnectError("kafka", servers, f"a broker that answers ({reason})") from error
         yield Topics(admin)
     finally:
-        with suppress(KafkaError, OSError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await admin.close()
+        await close_client(admin, _CLOSE_SECONDS)
 
 
 def check_topic_name(topic: str, flag: str = "--topic") -> str:

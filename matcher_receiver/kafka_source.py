@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -17,10 +16,10 @@ from aiokafka.errors import (
 )
 
 from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
+from orderchain.kafka_client import close_client, start_client
 from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from types import TracebackType
 
     from matcher_receiver.config import KafkaSourceConfig
@@ -117,7 +116,7 @@ class KafkaFrameSource:
         """Close; never raises, never waits beyond `close_seconds`."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await self._shut(consumer.stop())
+            await close_client(consumer, self._config.close_seconds)
 
     # -- the topic -----------------------------------------------------------------------------
 
@@ -127,14 +126,14 @@ class KafkaFrameSource:
             request_timeout_ms=self._request_ms(), **self._connection_options()
         )
         try:
-            await admin.start()
+            await start_client(admin)
             # All topics are asked for: asking for one that is missing could create it.
             topics = {topic["topic"]: topic for topic in await admin.describe_topics()}
             topic = topics.get(self._config.topic)
             partitions = len(topic["partitions"]) if topic else 0
             settings = await self._settings(admin) if partitions else {}
         finally:
-            await self._shut(admin.close())
+            await close_client(admin, self._config.close_seconds)
         if refusal := topic_refusal(self._config.topic, partitions, settings):
             raise refusal
         if self._config.partition >= partitions:
@@ -165,7 +164,7 @@ class KafkaFrameSource:
             request_timeout_ms=self._request_ms(),
             **self._connection_options(),
         )
-        await consumer.start()
+        await start_client(consumer)
         consumer.assign([self._at])
         await self._seek_to_live_end(consumer)
 
@@ -202,9 +201,3 @@ class KafkaFrameSource:
             else f"a broker that can be reached ({type(error).__name__})"
         )
         return ConnectError("kafka", self._config.bootstrap_servers, expected)
-
-    async def _shut(self, closing: Awaitable[None]) -> None:
-        """Await the close of a client, which may hang or fail when the broker is away."""
-        with suppress(KafkaError, OSError):
-            async with asyncio.timeout(self._config.close_seconds):
-                await closing

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError
+from orderchain.kafka_client import leave_client, start_client
 from outbox.confirm_record import Confirm, Progress, encode_confirms
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class ConfirmSender:
         """Close; never raises, never waits beyond `close_seconds`."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(KafkaError, OSError):
-                async with asyncio.timeout(self._config.close_seconds):
-                    await producer.stop()
+            await leave_client(producer, self._config.close_seconds)
 
     async def _send(self, topic: str, confirms: list[Confirm], told: list[Progress]) -> bool:
         name = self._config.name
@@ -126,7 +124,7 @@ class ConfirmSender:
         )
         try:
             async with asyncio.timeout(self._config.connect_seconds):
-                await producer.start()
+                await start_client(producer)
         except BaseException:
             await self.close()
             raise

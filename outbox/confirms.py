@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaConsumer
@@ -17,6 +16,7 @@ from aiokafka.errors import KafkaError
 from asyncpg.pgproto import pgproto
 
 from orderchain.errors import OrderchainError
+from orderchain.kafka_client import close_client, start_client
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.errors import BadRecord
 from outbox.store import progress_of
@@ -108,17 +108,12 @@ class ConfirmIntake:
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )
-        # In a task of its own: a start that is cancelled leaves the connection open that it makes.
-        starting = asyncio.create_task(consumer.start(), name="orderchain confirm topics")
         try:
             async with asyncio.timeout(self._config.connect_seconds):
-                await asyncio.shield(starting)
+                await start_client(consumer)
             await self._take_all(consumer, topics)
         finally:
-            await asyncio.wait([starting], timeout=self._config.stop_seconds)
-            with suppress(KafkaError, OSError, TimeoutError):
-                async with asyncio.timeout(self._config.stop_seconds):
-                    await consumer.stop()
+            await close_client(consumer, self._config.stop_seconds)
 
     async def _take_all(self, consumer: AIOKafkaConsumer, topics: list[str]) -> None:
         loop = asyncio.get_running_loop()

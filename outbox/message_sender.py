@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaProducer
@@ -17,6 +16,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from msgspec import Struct
 
 from orderchain.errors import ConnectError
+from orderchain.kafka_client import end_client, start_client
 from outbox.broker_probe import is_broker_there
 from outbox.headers import Headers, common_headers, record_headers
 from outbox.message import Message
@@ -178,7 +178,7 @@ class MessageSender:
                 request_timeout_ms=int(self._send_seconds * 1_000),
             )
             try:
-                await producer.start()
+                await start_client(producer)
             except BaseException:
                 await self._leave(producer)
                 raise
@@ -187,7 +187,7 @@ class MessageSender:
 
     async def _leave(self, producer: AIOKafkaProducer) -> None:
         # Cut off, the client would keep its sender, its records and its connections for good.
-        stop = asyncio.create_task(_stop(producer), name="orderchain producer stop")
+        stop = asyncio.create_task(end_client(producer), name="orderchain producer stop")
         self._leaving.add(stop)
         stop.add_done_callback(self._leaving.discard)
         await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
@@ -217,8 +217,3 @@ def _build(
         sent.messages.append(message)
     built.append((sent, batch))
     return built
-
-
-async def _stop(producer: AIOKafkaProducer) -> None:
-    with suppress(*SEND_ERRORS):
-        await producer.stop()

@@ -18,6 +18,7 @@ from aiokafka.errors import (
 )
 
 from orderchain.errors import ConnectError, RetryError, SettingError
+from orderchain.kafka_client import close_client, start_client
 from outbox.progress import ConsumeProgress
 from outbox.starts import PartitionEnds, StartAt, begin_offset, chosen_offset, is_held
 
@@ -63,7 +64,7 @@ class RecordSource:
         self._consumer = consumer = _kafka_consumer(self._config)
         try:
             async with asyncio.timeout(self._config.connect_seconds):
-                await consumer.start()
+                await start_client(consumer)
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             await self.close()
             raise _connect_refusal(self._config, error) from error
@@ -103,9 +104,7 @@ class RecordSource:
         """Leave the group; never raises, never waits beyond `close_seconds`."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            with suppress(KafkaError, OSError):
-                async with asyncio.timeout(self._config.close_seconds):
-                    await consumer.stop()
+            await close_client(consumer, self._config.close_seconds)
 
     # -- partitions that come and go -------------------------------------------------------------
 
@@ -201,7 +200,7 @@ async def move_start(config: ConsumerConfig, start: StartAt) -> dict[Partition, 
     consumer = _kafka_consumer(config)
     try:
         async with asyncio.timeout(config.connect_seconds):
-            await consumer.start()
+            await start_client(consumer)
             partitions = await _all_partitions(config)
             consumer.assign(partitions)
             ends = await _ends(consumer, partitions, start)
@@ -213,9 +212,7 @@ async def move_start(config: ConsumerConfig, start: StartAt) -> dict[Partition, 
     except (KafkaError, OSError) as error:
         raise _connect_refusal(config, error) from error
     finally:
-        with suppress(KafkaError, OSError):
-            async with asyncio.timeout(config.close_seconds):
-                await consumer.stop()
+        await close_client(consumer, config.close_seconds)
     return {(at.topic, at.partition): offset for at, offset in offsets.items()}
 
 
@@ -226,11 +223,11 @@ async def _all_partitions(config: ConsumerConfig) -> list[TopicPartition]:
         request_timeout_ms=int(config.request_seconds * 1000),
     )
     try:
-        await admin.start()
+        await start_client(admin)
         # All topics are asked for: asking for one that is missing could create it.
         told = {topic["topic"]: topic for topic in await admin.describe_topics()}
     finally:
-        await admin.close()
+        await close_client(admin, config.close_seconds)
     for topic in config.topics:
         if topic not in told:
             raise SettingError("topic", topic, "one that exists")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaProducer
@@ -13,6 +12,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError, RetryError, TopicError
+from orderchain.kafka_client import close_client, leave_client, start_client
 from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ expired, which takes up to twice `publish_seconds`."""
 _ERRORS: Final = (KafkaError, OSError, TimeoutError)
 
 _log = logging.getLogger(__name__)
-
-# Stops that go on behind our back. Cut off, the client would keep its sender, its records and its
-# connections for good; each ends by itself, so only a few are ever under way.
-_leaving: set[asyncio.Task[None]] = set()
 
 
 class KafkaFrameSink:
@@ -80,10 +76,7 @@ class KafkaFrameSink:
         """Throw the producer away."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            stop = asyncio.create_task(_stop(producer), name="orderchain producer stop")
-            _leaving.add(stop)
-            stop.add_done_callback(_leaving.discard)
-            await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
+            await leave_client(producer, _CLOSE_SECONDS)
 
     async def _open(self) -> AIOKafkaProducer:
         """Open a producer that keeps to what the topic takes now."""
@@ -98,7 +91,7 @@ class KafkaFrameSink:
             request_timeout_ms=int(self._config.publish_seconds * 1_000),
         )
         self._producer = producer
-        await producer.start()
+        await start_client(producer)
         return producer
 
     async def _read_topic(self) -> None:
@@ -108,7 +101,7 @@ class KafkaFrameSink:
         """
         admin = AIOKafkaAdminClient(bootstrap_servers=self._config.kafka)
         try:
-            await admin.start()
+            await start_client(admin)
             (described,) = await admin.describe_topics([self._topic])
             partitions = 0 if described["error_code"] else len(described["partitions"])
             settings = await _topic_settings(admin, self._topic) if partitions else {}
@@ -116,8 +109,7 @@ class KafkaFrameSink:
                 raise refusal
             self._keep_below(int(settings["max.message.bytes"]))
         finally:
-            with suppress(*_ERRORS):
-                await admin.close()
+            await close_client(admin, _CLOSE_SECONDS)
 
     def _keep_below(self, record_bytes_max: int) -> None:
         """Take over how large a record may be; the setting of ours is the upper bound."""
@@ -131,11 +123,6 @@ class KafkaFrameSink:
                 self._config.frame_bytes_max,
             )
         self.frame_bytes_max = bytes_max
-
-
-async def _stop(producer: AIOKafkaProducer) -> None:
-    with suppress(*_ERRORS):
-        await producer.stop()
 
 
 async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:

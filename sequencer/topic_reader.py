@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -12,9 +11,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError, RetryError, TopicError
+from orderchain.kafka_client import close_client, start_client
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from orderchain.ports import SourceRecord
     from sequencer.intake_config import TopicIntakeConfig
@@ -112,7 +112,7 @@ class TopicReader:
         """Close the client; see `orderchain.ports.RecordSource.close`."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await _shut(consumer.stop())
+            await close_client(consumer, _CLOSE_SECONDS)
 
     async def _drain(
         self, consumer: AIOKafkaConsumer, at_most: int, timeout_seconds: float
@@ -197,7 +197,7 @@ class TopicReader:
             metadata_max_age_ms=_METADATA_AGE_MS,
             request_timeout_ms=int(config.request_seconds * 1_000),
         )
-        await _start(consumer.start())
+        await start_client(consumer)
         self._partitions = [TopicPartition(config.topic, number) for number in range(count)]
         self._next_probe = 0.0
 
@@ -209,7 +209,7 @@ class TopicReader:
         )
         topic = self._config.topic
         try:
-            await _start(admin.start())
+            await start_client(admin)
             # All topics are asked for: asking for one that is missing could create it.
             described = {found["topic"]: found for found in await admin.describe_topics()}
             if topic not in described:
@@ -217,7 +217,7 @@ class TopicReader:
             resource = ConfigResource(ConfigResourceType.TOPIC, topic)
             (response,) = await admin.describe_configs([resource])
         finally:
-            await _shut(admin.close())
+            await close_client(admin, _CLOSE_SECONDS)
         settings = {entry[0]: entry[1] for entry in response.resources[0][4]}
         policy = settings.get("cleanup.policy") or ""
         if "compact" in policy:
@@ -232,25 +232,3 @@ class TopicReader:
         if self._consumer is None:
             raise RetryError(f"{self._config.topic}: not open")
         return self._consumer
-
-
-async def _start(starting: Coroutine[Any, Any, None]) -> None:
-    """Await the start of a client, to its end even where it is cancelled.
-
-    Broken off while it asks its first question the client forgets that connection, open as it is.
-    """
-    task = asyncio.ensure_future(starting)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=_CLOSE_SECONDS)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise
-
-
-async def _shut(closing: Awaitable[Any]) -> None:
-    """Await the end of a client, which may hang or fail when the broker is away."""
-    with suppress(*_ERRORS):
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await closing

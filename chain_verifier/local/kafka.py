@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -12,6 +11,7 @@ from aiokafka.errors import KafkaError
 from chain_verifier.bounds import Bounds
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from orderchain.errors import ConnectError, SourceBroken, TopicError
+from orderchain.kafka_client import close_client, start_client
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -63,7 +63,7 @@ class TopicReader:
                     max_partition_fetch_bytes=_FETCH_BYTES,
                     request_timeout_ms=CONNECT_TIMEOUT_S * 1000,
                 )
-                await consumer.start()
+                await start_client(consumer)
                 # Of all topics: to ask for one that is missing could create it.
                 if self._at.topic not in await consumer.topics():
                     raise self._missing()
@@ -121,11 +121,5 @@ class TopicReader:
         """Close the connection; never raises, and waits for 5 s at the most."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            with suppress(KafkaError, OSError):
-                self._runner.run(_stopped(consumer))
+            self._runner.run(close_client(consumer, _CLOSE_S))
         self._runner.close()
-
-
-async def _stopped(consumer: AIOKafkaConsumer) -> None:
-    async with asyncio.timeout(_CLOSE_S):
-        await consumer.stop()

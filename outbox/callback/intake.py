@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import AIOKafkaConsumer
@@ -12,6 +11,7 @@ from aiokafka.errors import KafkaError
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.kafka_client import close_client, start_client
 
 if TYPE_CHECKING:
     from orderchain.clock import Clock
@@ -63,15 +63,13 @@ class CallbackIntake:
         )
         try:
             async with asyncio.timeout(self._config.connect_seconds):
-                await consumer.start()
+                await start_client(consumer)
                 places = _places(consumer, self._config)
                 await self._service.caught_up(dict.fromkeys(places, _UNREAD))
             while True:
                 await self._round(consumer)
         finally:
-            with suppress(KafkaError, OSError):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await consumer.stop()
+            await close_client(consumer, _CLOSE_SECONDS)
 
     async def _round(self, consumer: AIOKafkaConsumer) -> None:
         """Take in what is there; then say until when all of it was."""

@@ -1,0 +1,119 @@
+"""What a client does while it stops is its affair; its connections are closed all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orderchain.kafka_client import close_client, end_client, start_client
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.is_open = True
+        self.closed = asyncio.Event()
+
+    def close(self) -> None:
+        self.is_open = False
+        self.closed.set()
+
+
+class Connections:
+    """What aiokafka calls the client of a client."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._conns = {"any": connection}
+        self._sync_task = asyncio.ensure_future(asyncio.Event().wait())
+
+
+class Client:
+    """A client whose stop does what the test says."""
+
+    def __init__(self, stop: Any = None) -> None:
+        self.connection = Connection()
+        self._client = Connections(self.connection)
+        self._stop = stop
+        self.has_stopped = False
+
+    async def stop(self) -> None:
+        if self._stop is not None:
+            await self._stop(self)
+        self.has_stopped = True
+
+
+async def _fail(_: Client) -> None:
+    raise ValueError("a stop that fails")
+
+
+async def _cancel(_: Client) -> None:
+    raise asyncio.CancelledError
+
+
+async def _hang(client: Client) -> None:
+    await client.connection.closed.wait()  # as a request does, whose answer never comes
+
+
+async def _hang_for_good(_: Client) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("stop", [None, _fail, _cancel])
+async def test_connection_is_closed_whatever_the_stop_raises(stop: Any) -> None:
+    client = Client(stop)
+    await close_client(client, 5)
+    assert not client.connection.is_open
+
+
+async def test_overdue_stop_loses_its_connection_and_comes_to_its_end() -> None:
+    client = Client(_hang)
+    await close_client(client, 0.01)
+    assert client.has_stopped
+
+
+async def test_stop_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderchain.kafka_client._GRACE_SECONDS", 0.01)
+    client = Client(_hang_for_good)
+    async with asyncio.timeout(5):
+        await close_client(client, 0.01)
+    assert not client.connection.is_open
+    assert not client.has_stopped
+
+
+@pytest.mark.parametrize("close", [end_client, lambda client: close_client(client, 60)])
+async def test_cancellation_closes_the_connection_and_is_raised(close: Any) -> None:
+    client = Client(_hang)
+    closing = asyncio.ensure_future(close(client))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not client.connection.is_open
+
+
+async def test_start_that_fails_says_so() -> None:
+    class Failing:
+        async def start(self) -> None:
+            raise OSError("nobody is there")
+
+    with pytest.raises(OSError, match="nobody is there"):
+        await start_client(Failing())
+
+
+async def test_start_comes_to_its_end_before_a_cancellation_is_raised() -> None:
+    ended: list[str] = []
+
+    class Slow:
+        async def start(self) -> None:
+            await asyncio.sleep(0.01)
+            ended.append("started")
+
+    starting = asyncio.ensure_future(start_client(Slow()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert ended == ["started"]
