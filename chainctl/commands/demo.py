@@ -11,7 +11,7 @@ import click
 from chainctl.demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 from chainctl.exits import ExitCode
 from chainctl.options import json_option, uses_settings
-from chainctl.output import data, data_json, table
+from chainctl.output import data, data_json, table, talk
 
 if TYPE_CHECKING:
     from chainctl.demo.summary import Summary
@@ -109,6 +109,8 @@ def command(
         data_json(summary)
     else:
         _show(summary)
+    for objection in summary.not_whole:
+        talk(f"Not whole: {objection}")
     return ExitCode.CLEAN if summary.whole else ExitCode.FINDINGS
 
 

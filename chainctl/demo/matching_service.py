@@ -59,10 +59,10 @@ async def match(pipe: Pipe) -> None:
         pipe.report(Resumed(head=stored.head if stored else 0, journal_rows_cut=cut))
         with Journal(Path(job.journal), job.chain_id) as journal:
             journal.start()
-            await _Service(job, pipe, store, handler, journal).run(stored)
+            await MatchingService(job, pipe, store, handler, journal).run(stored)
 
 
-class _Service:
+class MatchingService:
     """One life of the service."""
 
     def __init__(
@@ -74,6 +74,7 @@ class _Service:
         self._handler = handler
         self._journal = journal
         self._link = _lossy_link(job)
+        self._head = 0
         self._events = 0
         self._rows = 0
         self._saves = 0
@@ -84,18 +85,23 @@ class _Service:
 
     async def run(self, stored: StoredState | None) -> None:
         """Work until the demo says where the chain ends, and that row is delivered."""
-        self._events = stored.events if stored else 0
-        head = stored.head if stored else 0
+        if stored is not None:
+            self._head, self._events = stored.head, stored.events
         command = asyncio.create_task(self._pipe.command(), name="command of the demo")
         try:
             async with _receiver(self._job, self._link) as receiver:
-                if receiver.head_delivered != head:
-                    raise CheckpointLost(self._job.chain_id, self._job.receiver, head)
-                await self._work(receiver, command)
+                if receiver.head_delivered != self._head:
+                    raise CheckpointLost(self._job.chain_id, self._job.receiver, self._head)
+                await self.work(receiver, command)
         finally:
             command.cancel()
 
-    async def _work(self, receiver: Receiver, command: asyncio.Task[Command]) -> None:
+    async def work(self, receiver: Receiver, command: asyncio.Task[Command]) -> None:
+        """Work off what `receiver` hands on, until the row that `command` names is worked off.
+
+        What the receiver says of itself does not end it: a run may have been handed on, and not be
+        worked off yet, while something else is stored.
+        """
         upcoming = _Upcoming(receiver)
         try:
             await self._work_until_over(receiver, upcoming, command)
@@ -105,7 +111,7 @@ class _Service:
     async def _work_until_over(
         self, receiver: Receiver, upcoming: _Upcoming, command: asyncio.Task[Command]
     ) -> None:
-        while not _is_over(receiver, command):
+        while not self._is_over(command):
             run = await upcoming.within(IDLE_SECONDS)
             if run is not None:
                 self._work_off(run)
@@ -128,6 +134,7 @@ class _Service:
         self._journal.append(run.events)
         self._handler.apply(map(_payload_of, run.events))
         rows = len(run.events)
+        self._head = run.last_id
         self._rows += rows
         self._events += rows
         self._unsaved = run
@@ -143,7 +150,7 @@ class _Service:
         if run is None:
             return
         state = StoredState(
-            head=run.last_id,
+            head=self._head,
             events=self._events,
             journal_bytes=synced_length(Path(self._job.journal)),
             state=self._handler.dump(),
@@ -151,6 +158,15 @@ class _Service:
         await self._store.save(receiver, run, state)
         self._unsaved, self._unsaved_rows = None, 0
         self._saves += 1
+
+    def _is_over(self, command: asyncio.Task[Command]) -> bool:
+        """Say whether the demo has said where the chain ends, and that row is worked off."""
+        if not command.done():
+            return False
+        told = command.result()
+        if not isinstance(told, FinishAt):
+            raise OrderchainError(f"was told {told}, expected where the chain ends")
+        return self._head >= told.id
 
     def _report(self, receiver: Receiver) -> None:
         """Report how far this is, now and then, and once that it is live."""
@@ -160,12 +176,12 @@ class _Service:
             self._pipe.report(self._delivered(receiver))
         if not self._is_live and receiver.live.is_set():
             self._is_live = True
-            self._pipe.report(Live(head=receiver.head_delivered))
+            self._pipe.report(Live(head=self._head))
 
     def _delivered(self, receiver: Receiver) -> Delivered:
         stats = receiver.stats()
         return Delivered(
-            head=receiver.head_delivered,
+            head=self._head,
             rows=self._rows,
             events=self._events,
             seconds=self._last_at - self._first_at,
@@ -240,16 +256,6 @@ def _receiver(job: MatchingJob, link: LossyLink) -> Receiver:
 def _last_cause(receiver: Receiver) -> str:
     gaps = deque(receiver.gaps, maxlen=1)
     return gaps[0].cause if gaps else ""
-
-
-def _is_over(receiver: Receiver, command: asyncio.Task[Command]) -> bool:
-    """Say whether the demo has said where the chain ends, and that row is delivered."""
-    if not command.done():
-        return False
-    told = command.result()
-    if not isinstance(told, FinishAt):
-        raise OrderchainError(f"was told {told}, expected where the chain ends")
-    return receiver.head_delivered >= told.id
 
 
 if __name__ == "__main__":

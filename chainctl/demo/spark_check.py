@@ -41,14 +41,20 @@ VERIFY_ROWS_PER_SECOND: Final = 20_000
 class VerifiedSource(Struct, frozen=True):
     """What `chainctl verify` says of one source."""
 
+    source: str
     verdict: str
     rows: int
+    counts: dict[str, int]
+    """Findings by kind."""
 
 
 class VerifiedComparison(Struct, frozen=True):
     """What `chainctl verify` says of two sources."""
 
+    source: str
+    against: str
     is_equal: bool
+    counts: dict[str, int]
 
 
 class VerifyReport(Struct, frozen=True):
@@ -65,14 +71,35 @@ class SparkVerdict(Struct, frozen=True, kw_only=True):
     report: dict[str, Any]
     """Its JSON, as it was printed."""
 
-    def is_clean(self, rows: int) -> bool:
-        """Say whether every source was found complete, with so many rows, and all were equal."""
+    def objections(self, rows: int) -> list[str]:
+        """Return what it found against complete and equal sources of so many rows, a line each."""
         report = msgspec.convert(self.report, VerifyReport)
-        return (
-            self.exit_code == ExitCode.CLEAN
-            and report.sources == [VerifiedSource("complete", rows)] * len(SOURCES)
-            and report.comparisons == [VerifiedComparison(True)] * (len(SOURCES) - 1)
-        )
+        objections = [
+            f"{source.source}: {source.rows} rows, {source.verdict}{_counted(source.counts)}; "
+            f"{rows} in the input"
+            for source in report.sources
+            if (source.verdict, source.rows) != ("complete", rows)
+        ]
+        objections += [
+            f"{compared.source} and {compared.against} differ{_counted(compared.counts)}"
+            for compared in report.comparisons
+            if not compared.is_equal
+        ]
+        verified = len(report.sources), len(report.comparisons)
+        due = len(SOURCES), len(SOURCES) - 1
+        if verified != due:
+            objections.append(
+                f"{verified[0]} sources and {verified[1]} comparisons verified, "
+                f"due were {due[0]} and {due[1]}"
+            )
+        if self.exit_code != ExitCode.CLEAN and not objections:
+            objections.append(f"the verifier ended with {self.exit_code}")
+        return objections
+
+
+def _counted(findings: dict[str, int]) -> str:
+    told = ", ".join(f"{count} {kind}" for kind, count in findings.items())
+    return f" ({told})" if told else ""
 
 
 def verify_arguments(stage: Stage, journal: Path, sources: Sequence[str]) -> list[str]:

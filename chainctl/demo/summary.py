@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chainctl.demo.options import DemoOptions
     from chainctl.demo.play import Life, Outcome, Plan
     from chainctl.demo.spark_check import SparkVerdict
+    from chainctl.demo.straight import Straight
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -23,6 +24,8 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     whole: bool
     """Every order was delivered once, in order, and everybody came to the same."""
+    not_whole: list[str]
+    """What speaks against it, a line each; empty when `whole`."""
     chain: int
     input: str
     seed: int
@@ -71,14 +74,10 @@ def summarize(
 ) -> Summary:
     """Return the summary, the judgement among it."""
     straight, finished, lives = plan.prepared.straight, outcome.finished, outcome.lives
-    is_whole = (
-        finished.digest == straight.digest
-        and finished.counters == straight.counters
-        and finished.delivered.events == outcome.sequenced.rows == straight.rows
-        and verdict.is_clean(straight.rows)
-    )
+    not_whole = _objections(straight, outcome, verdict)
     return Summary(
-        whole=is_whole,
+        whole=not not_whole,
+        not_whole=not_whole,
         chain=plan.stage.chain_id,
         input=str(plan.prepared.path),
         seed=options.seed,
@@ -99,13 +98,34 @@ def summarize(
         book=finished.counters,
         digest=finished.digest,
         digest_straight=straight.digest,
-        spark_clean=verdict.is_clean(straight.rows),
+        spark_clean=not verdict.objections(straight.rows),
         spark=verdict.report,
         journal=str(plan.journal),
         commands=commands,
         phases=phases,
         seconds=sum(phases.values()),
     )
+
+
+def _objections(straight: Straight, outcome: Outcome, verdict: SparkVerdict) -> list[str]:
+    """Return what speaks against a whole demo; nothing does when everybody came to the same."""
+    finished, rows = outcome.finished, straight.rows
+    told = finished.counters | {
+        "state": finished.digest,
+        "rows delivered": finished.delivered.events,
+        "rows sequenced": outcome.sequenced.rows,
+    }
+    due = straight.counters | {
+        "state": straight.digest,
+        "rows delivered": rows,
+        "rows sequenced": rows,
+    }
+    objections = [
+        f"{name}: {told.get(name)}, straight from the input {due.get(name)}"
+        for name in sorted(told.keys() | due.keys())
+        if told.get(name) != due.get(name)
+    ]
+    return objections + verdict.objections(rows)
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

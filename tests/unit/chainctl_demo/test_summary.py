@@ -32,9 +32,16 @@ SEQUENCED = Sequenced(
     stage="closed", rows=ROWS, first_id=1, last_id=ROWS, frames=100, seconds=0.5
 )  # fmt: skip
 SPARK = {
-    "sources": [{"verdict": "complete", "rows": ROWS}, {"verdict": "complete", "rows": ROWS}],
-    "comparisons": [{"is_equal": True}],
+    "sources": [
+        {"source": "database", "verdict": "complete", "rows": ROWS, "counts": {}},
+        {"source": "journal:j", "verdict": "complete", "rows": ROWS, "counts": {}},
+    ],
+    "comparisons": [{"source": "journal:j", "against": "database", "is_equal": True, "counts": {}}],
 }
+
+
+def sources(**amiss: object) -> dict[str, object]:
+    return {"sources": [SPARK["sources"][0], SPARK["sources"][1] | amiss]}
 
 
 def plan(rows: int = ROWS) -> Plan:
@@ -93,22 +100,40 @@ def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "objections"),
     [
-        {"digest": "e" * 64},
-        {"events": ROWS - 1},
-        {"payloads": ROWS - 1},
-        {"exit_code": 1},
-        {"spark": {"sources": SPARK["sources"][:1]}},
-        {"spark": {"sources": [{"verdict": "contiguous (head not known)", "rows": ROWS}] * 2}},
-        {"spark": {"sources": [{"verdict": "complete", "rows": ROWS - 1}] * 2}},
-        {"spark": {"comparisons": [{"is_equal": False}]}},
-        {"spark": {"comparisons": []}},
+        ({"digest": "e" * 64}, [f"state: {'e' * 64}, straight from the input {'d' * 64}"]),
+        ({"events": ROWS - 1}, ["rows delivered: 999, straight from the input 1000"]),
+        ({"payloads": ROWS - 1}, ["payloads: 999, straight from the input 1000"]),
+        ({"exit_code": 1}, ["the verifier ended with 1"]),
+        (
+            {"spark": {"sources": SPARK["sources"][:1]}},
+            ["1 sources and 1 comparisons verified, due were 2 and 1"],
+        ),
+        (
+            {"spark": sources(verdict="contiguous (head not known)")},
+            ["journal:j: 1000 rows, contiguous (head not known); 1000 in the input"],
+        ),
+        (
+            {"spark": sources(rows=ROWS - 1, counts={"gap": 1})},
+            ["journal:j: 999 rows, complete (1 gap); 1000 in the input"],
+        ),
+        (
+            {"spark": {"comparisons": [SPARK["comparisons"][0] | {"is_equal": False}]}},
+            ["journal:j and database differ"],
+        ),
+        (
+            {"spark": {"comparisons": []}},
+            ["2 sources and 0 comparisons verified, due were 2 and 1"],
+        ),
     ],
 )
-def test_summary_with_anything_amiss_is_not_whole(wrong: dict[str, object]) -> None:
+def test_summary_with_anything_amiss_is_not_whole_and_says_what(
+    wrong: dict[str, object], objections: list[str]
+) -> None:
     told = summary(**wrong)
     assert not told.whole
+    assert told.not_whole == objections
     assert dict(summary_rows(told))["verdict"] == "NOT WHOLE"
 
 
@@ -122,10 +147,15 @@ def test_summary_rows_say_what_worked_the_orders_off_and_how_the_last_frame_fare
 @pytest.mark.parametrize(("digest", "code"), [(STRAIGHT.digest, 0), ("e" * 64, 1)])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_command_ends_with_the_exit_code_of_the_verdict(
-    digest: str, code: int, form: list[str], monkeypatch: pytest.MonkeyPatch
+    digest: str,
+    code: int,
+    form: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(demo_run, "run_demo", lambda *_: summary(digest=digest))
     assert chainctl_main.main(["demo", *form]) == code
+    assert capsys.readouterr().err.count("Not whole: state: ") == code
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 399, 400, 20_000, 258_975, 10_000_000])
