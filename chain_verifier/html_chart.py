@@ -23,6 +23,8 @@ _IDS_HEIGHT: Final = 240
 _SIZES_HEIGHT: Final = 120
 _BELOW: Final = 22
 """Room for the times below an axis."""
+_LABEL_WIDTH: Final = 70
+"""Of an epoch's number."""
 _STRIP_HEIGHT: Final = 26
 _MARKS_MAX: Final = 500
 """More marks than this are one red line anyway."""
@@ -126,9 +128,11 @@ def _epochs(tiles: Sequence[Tile], times: _Scale) -> Iterator[str]:
             f'<rect class="{kind}" x="{left}" y="0" width="{max(1, right - left):.1f}" '
             f'height="{_IDS_HEIGHT}"><title>epoch {epoch}</title></rect>'
         )
-        if left >= label_from:
-            yield _text(left + 3, 12, f"epoch {epoch}", "start")
-            label_from = left + 70
+        # At the right edge a label stands before the end, not behind the beginning.
+        label_at = min(left, times.last - _LABEL_WIDTH)
+        if label_at >= label_from:
+            yield _text(label_at + 3, 12, f"epoch {epoch}", "start")
+            label_from = label_at + _LABEL_WIDTH
 
 
 def _ids(picture: Picture, times: _Scale) -> Iterator[str]:

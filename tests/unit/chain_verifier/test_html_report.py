@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -120,6 +121,13 @@ def test_page_draws_ids_batches_epochs_filled_gaps_and_findings() -> None:
     assert (kinds.count("gap"), kinds.count("fault"), kinds.count("bar")) == (1, 2, 1)
     assert "epoch 1" in page.text
     assert "epoch 2" in page.text
+
+
+def test_label_of_an_epoch_that_begins_at_the_edge_stands_within_the_picture() -> None:
+    late = (*PICTURE.tiles[:-1], replace(PICTURE.tiles[-1], epoch=3))
+    text = html_report(broken(), replace(PICTURE, tiles=late), NOW)
+    (left,) = re.findall(r'<text x="([\d.]+)"[^>]*>epoch 3<', text)
+    assert float(left) + 60 < 900
 
 
 @pytest.mark.parametrize("picture", [None, Picture(), replace(PICTURE, tiles=PICTURE.tiles[:1])])
