@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -78,8 +79,7 @@ class Child:
 
     async def kill(self) -> None:
         """Kill it with SIGKILL, while it works, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._signal(signal.SIGKILL)
         await self._gone()
 
     async def wait(self) -> None:
@@ -92,14 +92,20 @@ class Child:
     async def stop(self) -> None:
         """End it if it still runs: first politely, then for good."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+            self._signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._process.wait()
             except TimeoutError:
                 await self.kill()
         await self._gone()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # By its number: the object looks first whether the process has ended, and what it learns
+        # then asyncio is not told, which gives 255 as the exit status.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # about to be noticed
+                os.kill(self._process.pid, number)
 
     async def _gone(self) -> None:
         async with asyncio.timeout(STOP_SECONDS):
@@ -108,6 +114,10 @@ class Child:
 
     async def _death(self) -> ChildDied:
         """Return what to raise once the process has ended by itself."""
+        # Its reports have ended, so it is about to: a signal now could stand for its own status.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
         await self.stop()
         last_line = self._stderr[-1] if self._stderr else ""
         return ChildDied(self._name, self._process.returncode, last_line)
