@@ -149,6 +149,8 @@ class MatchingService:
         run = self._unsaved
         if run is None:
             return
+        # Told before it is stored: of a killed process, the last word is not behind its state.
+        self._pipe.report(self._delivered(receiver))
         state = StoredState(
             head=self._head,
             events=self._events,

@@ -60,19 +60,6 @@ class Receiver:
         return SimpleNamespace(dropped={}, **dict.fromkeys(counted, 0))
 
 
-class Store:
-    """Stores slowly: the first save, begun since nothing came, lasts until the second run came."""
-
-    def __init__(self) -> None:
-        self.heads: list[int] = []
-
-    async def save(self, receiver: Receiver, run: Run, state: object) -> None:
-        receiver.second.set()
-        await receiver.handed_on.wait()
-        assert run.last_id == state.head
-        self.heads.append(state.head)
-
-
 class Pipe:
     def __init__(self) -> None:
         self.reports: list[object] = []
@@ -81,13 +68,30 @@ class Pipe:
         self.reports.append(message)
 
 
+class Store:
+    """Stores slowly: the first save, begun since nothing came, lasts until the second run came."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.heads: list[int] = []
+        self.told: list[int] = []
+        self._pipe = pipe
+
+    async def save(self, receiver: Receiver, run: Run, state: object) -> None:
+        self.told.append(self._pipe.reports[-1].events)
+        receiver.second.set()
+        await receiver.handed_on.wait()
+        assert run.last_id == state.head
+        self.heads.append(state.head)
+
+
 @pytest.mark.timeout(30)
 async def test_run_handed_on_while_the_state_is_stored_is_worked_off_before_the_end(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal.jsonl"
     job = msgspec.structs.replace(JOB, journal=str(path))
-    receiver, store, pipe = Receiver(), Store(), Pipe()
+    receiver, pipe = Receiver(), Pipe()
+    store = Store(pipe)
     told = asyncio.get_running_loop().create_future()
     told.set_result(FinishAt(2))
     with Journal(path, CHAIN_ID) as journal:
@@ -99,4 +103,5 @@ async def test_run_handed_on_while_the_state_is_stored_is_worked_off_before_the_
     assert finished.delivered.events == finished.delivered.head == 2
     assert finished.counters == {"payloads": 2}
     assert store.heads == [1, 2]
+    assert store.told == [1, 2], "a killed service's last word is not behind what it has stored"
     assert len(path.read_text().splitlines()) == 2
