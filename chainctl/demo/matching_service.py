@@ -84,7 +84,7 @@ class MatchingService:
         self._first_at = self._last_at = self._reported_at = 0.0
 
     async def run(self, stored: StoredState | None) -> None:
-        """Work until the demo says where the chain ends, and that row is delivered."""
+        """Work until the demo says where the chain ends, and that row is worked off."""
         if stored is not None:
             self._head, self._events = stored.head, stored.events
         command = asyncio.create_task(self._pipe.command(), name="command of the demo")

@@ -62,7 +62,7 @@ class GoOn(Struct, frozen=True, tag="go on"):
 
 
 class FinishAt(Struct, frozen=True, tag="finish at"):
-    """To the matching service: here the chain ends. Save, and end once this id is delivered."""
+    """To the matching service: here the chain ends. Save, and end once this id is worked off."""
 
     id: int
 
@@ -112,7 +112,7 @@ class Live(Struct, frozen=True, kw_only=True, tag="live"):
     """From the matching service: it has caught up and follows the live frames."""
 
     head: int
-    """head_delivered."""
+    """Id of the last row worked off."""
 
 
 class Resumed(Struct, frozen=True, kw_only=True, tag="resumed"):
@@ -128,8 +128,9 @@ class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
     """From the matching service: how far it is."""
 
     head: int
+    """Id of the last row worked off."""
     rows: int
-    """Rows delivered by this process."""
+    """Rows worked off by this process."""
     events: int
     """Rows in the state: those of all its lives, each once."""
     seconds: float

@@ -100,7 +100,8 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -
     assert link["last_dropped"] == 1
     assert link["dropped"] > 10
     assert min(link["repeated"], link["reordered"]) > 0
-    assert min(summary["frames_sent"], link["frames"]) > 0
+    # Of what is sent while nobody listens, nothing comes; that may be nothing.
+    assert summary["frames_sent"] >= link["frames"] > 0
     assert min(receiver["gaps"], receiver["rows_filled"], receiver["frames_duplicate"]) > 0
     assert receiver["rows_caught_up"] > 0
     assert summary["last_gap_shown_by"] in {"heartbeat", "poll"}

@@ -256,6 +256,9 @@ async def test_writer_does_all_that_a_commit_needs(connect: Connect) -> None:
         )
         await writer.execute("INSERT INTO chain_skip VALUES (1, 0, 1, 1)")
         await writer.execute("SELECT chain_event_extend(1, 500)")
+    head = await writer.fetchrow("SELECT last_id, epoch FROM chain_head WHERE chain_id = 1")
+    assert tuple(head) == (1, 1)
+    assert await writer.fetchval("SELECT count(*) FROM chain_event WHERE chain_id = 1") == 1
 
 
 async def test_gap_reader_reads_all_that_a_fill_needs(connect: Connect) -> None:

@@ -1,14 +1,71 @@
+"""What people who embed the outbox may rely on."""
+
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+
+import pytest
 
 import outbox
 
 PAGE = Path(__file__).parents[3] / "docs" / "choosing-a-delivery-mode.md"
 
 
-def test_every_public_name_is_there_and_stands_in_the_page() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for name in outbox.__all__:
-        assert hasattr(outbox, name)
-        assert f"`{name}`" in page, name
+def test_public_names_are_these() -> None:
+    assert sorted(outbox.__all__) == [
+        "BadRecord",
+        "BusinessTransaction",
+        "Change",
+        "Confirm",
+        "Consumer",
+        "ConsumerConfig",
+        "ConsumerStats",
+        "Delivery",
+        "Destination",
+        "DestinationMissing",
+        "FireAfterCommit",
+        "InboxLog",
+        "MemoryFilter",
+        "Message",
+        "MessageError",
+        "NoFilter",
+        "Progress",
+        "RedisFilter",
+        "RedisFilterConfig",
+        "Refused",
+        "Relay",
+        "RelayConfig",
+        "RetryLevels",
+        "StartAt",
+        "StartFrom",
+        "Status",
+        "TransitionRefused",
+        "add",
+        "add_many",
+        "draw_message_ids",
+        "move_start",
+        "save_destinations",
+    ]
+    assert all(hasattr(outbox, name) for name in outbox.__all__)
+
+
+@pytest.mark.parametrize("name", outbox.__all__)
+def test_public_name_says_what_it_is(name: str) -> None:
+    thing = getattr(outbox, name)
+    # A class without one shows its parent's.
+    said = vars(thing).get("__doc__") if isinstance(thing, type) else thing.__doc__
+    assert said
+    assert said.strip()
+
+
+@pytest.mark.parametrize("name", ["Consumer", "FireAfterCommit", "MemoryFilter", "Relay"])
+def test_public_methods_say_what_they_do(name: str) -> None:
+    methods = inspect.getmembers(getattr(outbox, name), inspect.isfunction)
+    bare = [each for each, method in methods if not each.startswith("_") and not method.__doc__]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", outbox.__all__)
+def test_public_name_stands_in_the_page(name: str) -> None:
+    assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
