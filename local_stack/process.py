@@ -68,6 +68,20 @@ def wait_gone(process: ProcessIdentity, deadline_s: float) -> bool:
     return True
 
 
+def wait_frozen(process: ProcessIdentity, deadline_s: float) -> bool:
+    """Wait until a process that was sent SIGSTOP stands still, or is gone.
+
+    The signal returns at once, and other threads go on until they see it: meanwhile a server may
+    answer. Returns False when the deadline passes first.
+    """
+    end = time.monotonic() + deadline_s
+    while is_running(process) and not _is_frozen(process.process_id):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
 def launch(
     command: Sequence[str | Path],
     *,
@@ -129,6 +143,18 @@ def _parents_linux() -> list[tuple[int, int]]:
         if fields is not None:
             pairs.append((int(entry.name), int(fields[1])))
     return pairs
+
+
+def _is_frozen(process_id: int) -> bool:
+    if not _BOOT_ID.exists():
+        return _ps("stat=", "-p", str(process_id)).strip().startswith("T")
+    try:
+        tasks = list((_PROC / str(process_id) / "task").iterdir())
+    except OSError:
+        return False  # it is going; whoever waits looks again
+    # A thread that ends while it is looked at has no state.
+    states = [_stat_fields(f"{process_id}/task/{task.name}") for task in tasks]
+    return all(fields is None or fields[0] in "TtZX" for fields in states)
 
 
 def _started_ps(process_id: int) -> str | None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 START_DEADLINE_S: Final = 90.0
 """Kafka is up in 3 s on two idle cores; a loaded machine may take ten times that."""
 
+_FREEZE_DEADLINE_S: Final = 10.0
+"""A thread that waits for the disk stops only behind that."""
+
 _POLL_S: Final = 0.05
 _LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 """A log above this size is moved aside at the next start; one older log is kept."""
@@ -185,12 +188,23 @@ class Server(ABC):
 
     def freeze(self) -> None:
         """Stop the clock of the whole server (SIGSTOP): it keeps its connections and answers
-        nothing."""
-        self._send_all(signal.SIGSTOP)
+        nothing, from the return on.
+
+        Raises:
+            ServerFailed: it goes on in spite of the signal.
+        """
+        if self.process is None:
+            return
+        self._freeze(self.process)  # first: frozen, it starts no more children
+        for child in processes.children_of(self.process):
+            self._freeze(child)
 
     def thaw(self) -> None:
         """Let a frozen server go on."""
-        self._send_all(signal.SIGCONT)
+        if self.process is None:
+            return
+        for process in (self.process, *processes.children_of(self.process)):
+            processes.send(process, signal.SIGCONT)
 
     def log_tail(self) -> str:
         """The last lines of the log, empty when there is none."""
@@ -202,13 +216,11 @@ class Server(ABC):
             return ""
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
-    def _send_all(self, number: signal.Signals) -> None:
-        if self.process is None:
-            return
-        # The parent first: frozen, it starts no more children.
-        processes.send(self.process, number)
-        for child in processes.children_of(self.process):
-            processes.send(child, number)
+    def _freeze(self, process: ProcessIdentity) -> None:
+        if processes.send(process, signal.SIGSTOP) and not processes.wait_frozen(
+            process, _FREEZE_DEADLINE_S
+        ):
+            raise self._failure("cannot be frozen")
 
     def _open_log(self) -> int:
         if self.log_path.exists() and self.log_path.stat().st_size > _LOG_BYTES_MAX:

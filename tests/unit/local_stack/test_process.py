@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +15,6 @@ from local_stack.service_user import Account
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
 ENVIRONMENT = {"PATH": os.defpath}
@@ -65,6 +66,38 @@ def test_identify_by_ps_agrees_with_itself(monkeypatch: pytest.MonkeyPatch, tmp_
     assert ourselves is not None
     assert processes.is_running(ourselves)
     assert processes.identify(2**22 + 1) is None
+
+
+BUSY = """
+import sys, threading
+def work():
+    while True:
+        sum(range(1000))
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+print("busy", flush=True)
+work()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the threads' states from /proc")
+def test_wait_frozen_returns_when_every_thread_stands_still(log: int) -> None:
+    process = launch(log, sys.executable, "-c", BUSY)
+    try:
+        while os.pread(log, 16, 0) != b"busy\n":
+            assert processes.is_running(process)
+        assert not processes.wait_frozen(process, deadline_s=0)
+        for _ in range(50):
+            assert processes.send(process, signal.SIGSTOP)
+            assert processes.wait_frozen(process, deadline_s=10)
+            tasks = list(Path(f"/proc/{process.process_id}/task").iterdir())
+            states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
+            assert states == ["T"] * 5
+            processes.send(process, signal.SIGCONT)
+    finally:
+        processes.send(process, signal.SIGKILL)
+    assert processes.wait_gone(process, deadline_s=10)
+    assert processes.wait_frozen(process, deadline_s=0), "what is gone is not waited for"
 
 
 def test_launch_runs_in_a_session_of_its_own_and_is_reaped(log: int) -> None:
