@@ -10,6 +10,7 @@ import os
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ import msgspec
 
 if TYPE_CHECKING:
     import signal
+    from asyncio.subprocess import Process as AsyncioProcess
     from collections.abc import Mapping, Sequence
 
     from local_stack.service_user import Account
@@ -56,6 +58,17 @@ def send(process: ProcessIdentity, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def send_to_child(child: AsyncioProcess, number: signal.Signals) -> None:
+    """Send a child of asyncio's a signal, unless it has ended.
+
+    Its own methods look first whether it has ended; what they learn then asyncio is not told, and
+    gives 255 as its exit status. By its number nothing is learned.
+    """
+    if child.returncode is None:
+        with suppress(ProcessLookupError):  # about to be noticed
+            os.kill(child.pid, number)
 
 
 def wait_gone(process: ProcessIdentity, deadline_s: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from chainctl.demo.messages import LINE_BYTES_MAX, line_of, report_decoder
+from local_stack.process import send_to_child
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Child:
 
     async def kill(self) -> None:
         """Kill it with SIGKILL, while it works, and wait until it is gone."""
-        self._signal(signal.SIGKILL)
+        send_to_child(self._process, signal.SIGKILL)
         await self._gone()
 
     async def wait(self) -> None:
@@ -92,20 +92,13 @@ class Child:
     async def stop(self) -> None:
         """End it if it still runs: first politely, then for good."""
         if self._process.returncode is None:
-            self._signal(signal.SIGTERM)
+            send_to_child(self._process, signal.SIGTERM)
             try:
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._process.wait()
             except TimeoutError:
                 await self.kill()
         await self._gone()
-
-    def _signal(self, number: signal.Signals) -> None:
-        # By its number: the object looks first whether the process has ended, and what it learns
-        # then asyncio is not told, which gives 255 as the exit status.
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # about to be noticed
-                os.kill(self._process.pid, number)
 
     async def _gone(self) -> None:
         async with asyncio.timeout(STOP_SECONDS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from local_stack.process import send_to_child
 from sequencer import Ack, SequencerConfig
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
@@ -101,24 +101,19 @@ class Worker:
 
     async def stop(self) -> int:
         """Stop it in order; return its exit code."""
-        self.send_signal(signal.SIGTERM)
+        send_to_child(self.process, signal.SIGTERM)
         return await self.until_gone()
 
     async def kill(self) -> None:
         """kill -9, and wait until it is gone; what it had said is read to the end."""
-        self.send_signal(signal.SIGKILL)
+        send_to_child(self.process, signal.SIGKILL)
         await self.until_gone()
 
     def freeze(self) -> None:
-        self.send_signal(signal.SIGSTOP)
+        send_to_child(self.process, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self.send_signal(signal.SIGCONT)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):  # it has gone, and that is about to be noticed
-                os.kill(self.process.pid, number)
+        send_to_child(self.process, signal.SIGCONT)
 
     async def close(self) -> None:
         """End it, whatever state it is in."""

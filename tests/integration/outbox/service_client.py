@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
 
 from local_stack.ports import free_port
+from local_stack.process import send_to_child
 from outbox.check_back import CheckRules
 from outbox.checking import CheckingConfig
 from outbox.service.clients import Client, hash_token
@@ -102,11 +103,7 @@ class Instance:
 
     async def kill(self) -> None:
         """kill -9. Killed already, it is waited for."""
-        # By its number: the object looks first whether it has ended, and then asyncio is not told
-        # how, and gives 255 as its exit code.
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):  # about to be noticed
-                os.kill(self.process.pid, signal.SIGKILL)
+        send_to_child(self.process, signal.SIGKILL)
         await self.process.wait()
 
 
