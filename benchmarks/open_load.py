@@ -39,10 +39,15 @@ def arms(scope: Scope) -> list[Arm]:
     """Return the maximum, the floor, and every policy at every load."""
     shares = (50,) if scope.is_quick else SHARES_PERCENT
     sizes = (1_000,) if scope.is_quick else FIXED_ROWS
+    schedule_seconds = 0.5 if scope.is_quick else SECONDS
     seconds = SECONDS + WARM_UP_SECONDS + _OVERHEAD_SECONDS
     first = [
         Arm(name="maximum", seconds=_MAXIMUM_SECONDS),
-        Arm(name="floor", seconds=_OVERHEAD_SECONDS),
+        Arm(
+            name="floor",
+            settings={"schedule_seconds": schedule_seconds},
+            seconds=2 * schedule_seconds + _OVERHEAD_SECONDS,
+        ),
     ]
     return first + [
         Arm(
@@ -58,7 +63,8 @@ def arms(scope: Scope) -> list[Arm]:
 async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     """Run one repeat. The loads are shares of the maximum of the first repeat."""
     if arm.name == "floor":
-        floor: Floor = await measure_floor(site)
+        schedule_seconds = float(arm.settings["schedule_seconds"])
+        floor: Floor = await measure_floor(site, schedule_seconds)
         return msgspec.convert(msgspec.to_builtins(floor), Figures)
     load = Load(rival="engine", orders=MAXIMUM_ORDERS, batch_rows=5_000)
     if arm.name == "maximum":

@@ -27,7 +27,7 @@ from benchmarks.rivals.rival import NotWhole, Tally
 from benchmarks.workload import order_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from sequencer import Order, Sequencer
 
@@ -37,6 +37,7 @@ _DEADLINE_SECONDS = 300.0
 _CHUNK_ROWS = 1_000
 """Orders that are handed over together at most, where all are due at once."""
 FLOOR_TRIES = 1_000
+FLOOR_PACE_SECONDS = 0.005
 
 
 class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +74,17 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """What no order can be faster than: one commit, then one send, each with nothing beside it."""
+    """What no order can be faster than: one commit, then one send, each with nothing beside it.
+
+    One behind the other, a stall of the disk counts once, however long it is: nothing is late but
+    the one call that met it. So each is measured on a schedule too, from when it was due, as orders
+    are.
+    """
 
     commit_histogram: str
     send_histogram: str
+    due_commit_histogram: str
+    due_send_histogram: str
 
 
 async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
@@ -124,8 +132,8 @@ async def _prove(site: Site, chain_id: int, job: OpenJob) -> int:
     return stored.rows
 
 
-async def measure_floor(site: Site) -> Floor:
-    """Commit single rows one after the other, then send single records one after the other."""
+async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
+    """Commit single rows, then send single records: one behind the other, then on a schedule."""
     connection = await asyncpg.connect(site.admin)
     topic = "rival.floor"
     await make_topic(site, topic)
@@ -133,7 +141,12 @@ async def measure_floor(site: Site) -> Floor:
     try:
         await connection.execute("CREATE TABLE IF NOT EXISTS rival_floor (payload bytea)")
         insert = await connection.prepare("INSERT INTO rival_floor VALUES ($1)")
-        commits = await _timed(lambda: insert.fetch(bytes(100)))
+
+        async def commit() -> None:
+            await insert.fetch(bytes(100))
+
+        commits = await _timed(commit)
+        due_commits = await timed_from_due(commit, seconds=schedule_seconds)
         async with RecordSender(venue) as sender:
 
             async def send() -> None:
@@ -141,14 +154,21 @@ async def measure_floor(site: Site) -> Floor:
                 await sender.settle()
 
             sends = await _timed(send)
+            due_sends = await timed_from_due(send, seconds=schedule_seconds)
     finally:
         await connection.execute("DROP TABLE IF EXISTS rival_floor")
         await connection.close()
         await remove_topic(site, topic)
-    return Floor(commit_histogram=histogram_of(commits), send_histogram=histogram_of(sends))
+    return Floor(
+        commit_histogram=histogram_of(commits),
+        send_histogram=histogram_of(sends),
+        due_commit_histogram=histogram_of(due_commits),
+        due_send_histogram=histogram_of(due_sends),
+    )
 
 
-async def _timed(call: Any) -> list[int]:  # noqa: ANN401 - any awaitable
+async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
+    """Return how long calls take that are made one behind the other, in nanoseconds."""
     for _ in range(FLOOR_TRIES // 10):
         await call()
     found = []
@@ -156,6 +176,27 @@ async def _timed(call: Any) -> list[int]:  # noqa: ANN401 - any awaitable
         began_ns = time.monotonic_ns()
         await call()
         found.append(time.monotonic_ns() - began_ns)
+    return found
+
+
+async def timed_from_due(
+    call: Callable[[], Awaitable[None]],
+    *,
+    seconds: float,
+    pace_seconds: float = FLOOR_PACE_SECONDS,
+) -> list[int]:
+    """Return when calls on a constant schedule were done, from when each was due, in nanoseconds.
+
+    One at a time: those that fall due while one takes long are late too, and show it.
+    """
+    found = []
+    due_ns = time.monotonic_ns()
+    for _ in range(round(seconds / pace_seconds)):
+        due_ns += int(pace_seconds * 1e9)
+        if (early_ns := due_ns - time.monotonic_ns()) > 0:
+            await asyncio.sleep(early_ns / 1e9)
+        await call()
+        found.append(time.monotonic_ns() - due_ns)
     return found
 
 

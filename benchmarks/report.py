@@ -193,7 +193,12 @@ def _open_load(lines: Lines) -> Iterator[str]:
                 cells = [_number(found[percentile]) for percentile in _PERCENTILES]
                 rows.append((arm, *cells, _number(ack["p50"]), _number(ack["p99"])))
     yield from _table(("load, policy", *_PERCENTILES, "ack p50", "ack p99"), rows)
-    for name, title in (("commit_histogram", "one commit"), ("send_histogram", "one acked send")):
+    for name, title in (
+        ("commit_histogram", "one commit behind the other"),
+        ("send_histogram", "one acked send behind the other"),
+        ("due_commit_histogram", "commits on a schedule, from when each was due"),
+        ("due_send_histogram", "acked sends on a schedule, from when each was due"),
+    ):
         if (floor := lines.percentiles("floor", name)) is not None:
             told = ", ".join(f"{p} {_number(floor[p])}" for p in _PERCENTILES)
             yield ""

@@ -65,7 +65,8 @@ class Lines:
 
     def percentiles(self, arm: str, histogram: str = "histogram") -> dict[str, float] | None:
         """Return the percentiles of an arm, from the histograms of all its repeats together."""
-        found = [figures[histogram] for figures in self._figures.get(arm, {}).values()]
+        all_figures = self._figures.get(arm, {}).values()
+        found = [figures[histogram] for figures in all_figures if histogram in figures]
         return merged(found) if found else None
 
     def percentile_spread(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from benchmarks import switches
+from benchmarks import open_load_ends, switches
 from benchmarks.arm_log import read_lines
 from benchmarks.chains import Site, make_chain
 from benchmarks.load import Load, Stored, Venue
-from benchmarks.open_load_ends import OpenJob, run_open
+from benchmarks.open_load_ends import OpenJob, measure_floor, run_open
 from benchmarks.percentiles import merged
 from benchmarks.question import Arm, Scope
 from benchmarks.rivals import NAMES, rival_of
@@ -234,6 +234,18 @@ async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_row
     if fixed_rows:  # the first of a batch waits until the last is due, 49 ms later
         assert found["max"] >= 49
         assert figures["batch_rows"] == pytest.approx(fixed_rows, rel=0.1)
+
+
+async def test_floor_holds_every_call_both_ways(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_load_ends, "FLOOR_TRIES", 20)
+    async with asyncio.timeout(RUN_SECONDS):
+        floor = await measure_floor(site, 0.2)
+    one_by_one = merged([floor.commit_histogram]), merged([floor.send_histogram])
+    assert [found["count"] for found in one_by_one] == [20, 20]
+    from_due = merged([floor.due_commit_histogram]), merged([floor.due_send_histogram])
+    assert [found["count"] for found in from_due] == [40, 40]
 
 
 async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None:
