@@ -236,24 +236,34 @@ class _Pacing:
         self._ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
         # (first order, orders, time of the acknowledgement), one a call.
         self._acks: list[tuple[int, int, int]] = []
+        self._failure: BaseException | None = None
+        self._unanswered = 0
+        self._answered = asyncio.Event()
         self.start_ns = 0
 
     async def run(self, orders: Sequence[Order]) -> None:
-        """Hand over all of `orders`, and return when all are acknowledged."""
+        """Hand over all of `orders`, and return when all are acknowledged.
+
+        Of an answer only its time is kept, and they are counted: to gather some thousand futures at
+        the end would hold the loop up while the last of them are still to come.
+        """
         self.start_ns = time.monotonic_ns() + _HEAD_START_NS
-        waiting = []
         sent = 0
         while sent < len(orders):
             while (due := self._due(sent, len(orders))) > sent:
+                self._unanswered += 1
                 done = await self._sequencer.queue_each(orders[sent:due])
                 done.add_done_callback(self._noted(sent, due - sent))
-                waiting.append(done)
                 is_last_of_tick = due - sent < self._most_at_once()
                 sent = due
                 if is_last_of_tick:  # else a slow loop would hand over orders one by one
                     break
             await asyncio.sleep(_TICK_SECONDS if self._ns_per_order else 0)
-        await asyncio.gather(*waiting)
+        while self._unanswered:
+            self._answered.clear()
+            await self._answered.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _most_at_once(self) -> int:
         """Return how many orders are handed over together at most."""
@@ -276,6 +286,9 @@ class _Pacing:
     def _noted(self, first: int, count: int) -> Any:  # noqa: ANN401 - a callback of asyncio's
         def note(done: asyncio.Future[Any]) -> None:
             self._acks.append((first, count, time.monotonic_ns()))
+            self._unanswered -= 1
+            self._answered.set()
+            self._failure = self._failure or done.exception()
 
         return note
 
