@@ -16,7 +16,7 @@ from benchmarks.server_load import ServerLoad
 from benchmarks.workload import order_batches
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from benchmarks.chains import Site
     from benchmarks.question import Arm, Figures, Line
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 _WORKER = "benchmarks.worker"
 
 
-async def run_load(site: Site, load: Load) -> dict[str, float]:
-    """Run `load` and return its figures. Raises RunFailed, NotWhole, TimeoutError."""
+async def run_load(
+    site: Site, load: Load, *, before: Callable[[], Awaitable[None]] | None = None
+) -> dict[str, float]:
+    """Run `load` and return its figures. Raises RunFailed, NotWhole, TimeoutError.
+
+    `before` is awaited once both ends stand ready: the timed part begins when it returns.
+    """
     rival = rival_of(load.rival)
     place = await rival.prepare(site, load)
     venue = Venue(site=site, load=load, place=place)
     try:
         async with asyncio.timeout(load.deadline_seconds):
-            figures = await _run(venue)
+            figures = await _run(venue, before)
             stored = await rival.stored(venue)
         if stored.rows != load.all_orders:
             raise NotWhole(f"{stored.rows} orders are stored of {load.all_orders}")
@@ -47,7 +52,7 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     return {**await run_load(site, arm.load)}
 
 
-async def _run(venue: Venue) -> dict[str, float]:
+async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
     """Return the figures of the timed part."""
     load = venue.load
     has_receiver = load.stage == "deliver"
@@ -58,6 +63,8 @@ async def _run(venue: Venue) -> dict[str, float]:
         await producing.expect(b"ready")
         if receiving is not None:
             await receiving.expect(b"ready")
+        if before is not None:
+            await before()
         servers = await ServerLoad.now(venue)
         await producing.tell(b"go\n")
         produced = await producing.result(Produced)

@@ -236,6 +236,21 @@ async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_row
         assert figures["batch_rows"] == pytest.approx(fixed_rows, rel=0.1)
 
 
+async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
+    rows_at_begin: list[int] = []
+
+    async def note() -> None:
+        connection = await asyncpg.connect(site.admin)
+        rows_at_begin.append(await connection.fetchval("SELECT count(*) FROM chain_event"))
+        await connection.close()
+
+    load = small()
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_load(site, load, before=note)
+    assert rows_at_begin == [load.untimed_orders]
+    assert figures["orders"] == load.orders
+
+
 async def test_floor_holds_every_call_both_ways(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
