@@ -75,9 +75,16 @@ class Batcher:
         return self.take()
 
     async def _linger(self) -> None:
-        """Give others the time to join the batch, but for no longer than it takes to fill it."""
+        """Give others the time to join the batch, but for no longer than it takes to fill it.
+
+        Its first order has waited since it was queued: a commit under way meanwhile counts, so that
+        under load nothing is added to it.
+        """
+        deadline = self._entries[0].queued_at_seconds + self._linger_seconds
+        if deadline <= asyncio.get_running_loop().time():
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._linger_seconds):
+            async with asyncio.timeout_at(deadline):
                 while not self.has_full_batch() and not self._closed:
                     self._arrived.clear()
                     await self._arrived.wait()
@@ -122,6 +129,8 @@ class Batcher:
                     entry.done.set_exception(error)
 
     def _admit(self, entry: Entry) -> None:
+        if self._linger_seconds:
+            entry.queued_at_seconds = asyncio.get_running_loop().time()
         self._entries.append(entry)
         self.rows += len(entry.orders)
         self.bytes += entry.size_bytes

@@ -35,6 +35,8 @@ class Entry(Struct, eq=False, gc=False):
     sifted: Sifted | None = None
     positions: Sequence[int] | None = None
     """Where each order stands in the intake's source: for those that will be refused."""
+    queued_at_seconds: float = 0.0
+    """By the loop's clock; noted only where a batch waits for others."""
 
     def answer(self, outcomes: list[Any]) -> None:
         """Tell the caller what became of `orders`, unless it has gone."""

@@ -126,6 +126,15 @@ async def test_next_batch_with_linger_gives_up_waiting_after_its_time() -> None:
     assert await queue.next_batch() == [one]
 
 
+async def test_linger_counts_from_when_the_first_order_was_queued() -> None:
+    queue = Batcher(rows_max=3, bytes_max=1_000, queue_bytes_max=1_000, linger_seconds=30)
+    queue.add_nowait(first := entry())
+    first.queued_at_seconds -= 30  # a commit that took so long was under way
+    queue.add_nowait(second := entry())
+    async with asyncio.timeout(5):
+        assert await queue.next_batch() == [first, second]
+
+
 async def test_any_number_that_waits_keeps_the_queue_within_its_bytes() -> None:
     queue = batcher(rows_max=50, queue=2_000)
     entries = [entry(size=10 + n % 90) for n in range(20_000)]
