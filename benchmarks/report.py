@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TABLE = "table.md"
+_MACHINE = ("processor", "cores", "memory_gib", "kernel")
+"""What tells one machine from another."""
+
 _PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
 
 
@@ -84,6 +87,9 @@ def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
     yield f"- commit {host['commit']}, engine {last.engine}, {last.run}, {len(conditions)} run(s)"
     if len({one.engine for one in conditions}) > 1:
         yield "- **questions were asked of several engines**: the field `engine` of the lines tells"
+    if len({tuple(str(one.host[name]) for name in _MACHINE) for one in conditions}) > 1:
+        yield "- **runs were on several machines**, this being the last: `conditions.jsonl` and"
+        yield "  the field `run` of the lines tell"
     yield f"- PostgreSQL: {_listed(last.postgres)}"
     disk = {name: f"{microseconds:,.0f} us" for name, microseconds in last.disk.items()}
     yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from benchmarks.arm_log import ArmLog
@@ -10,7 +11,7 @@ from benchmarks.percentiles import histogram_of
 from benchmarks.question import Line, Scope
 from benchmarks.questions import NAMES, question_of
 from benchmarks.report import TABLE, write_report
-from benchmarks.runner import steps
+from benchmarks.runner import CONDITIONS, Conditions, steps
 from benchmarks.summary import Lines, Spread
 
 if TYPE_CHECKING:
@@ -138,6 +139,29 @@ def test_report_of_runs_without_a_figure_names_them(tmp_path: Path) -> None:
     assert "Skipped: nats jetstream 1000: there is no program nats-server here." in text
 
 
+@pytest.mark.parametrize("kernels", [("6.1", "6.1"), ("6.1", "6.2")])
+def test_report_tells_when_runs_were_on_several_machines(
+    tmp_path: Path, kernels: tuple[str, str]
+) -> None:
+    log = ArmLog(tmp_path, "comparison")
+    log.begin(resumes=False, engine="e")
+    noted = []
+    for repeat, kernel in enumerate(kernels):
+        run = f"run {repeat}"
+        found = line("engine 100", repeat, **every_figure(5.0))
+        log.add(msgspec.structs.replace(found, run=run))
+        host = {"processor": "p", "cores": 2, "memory_gib": 24, "kernel": kernel, "commit": "c"}
+        host |= {"python": "3.11", "libraries": {}}
+        noted.append(
+            Conditions(run=run, host=host, engine="e", postgres={}, disk={}, is_quick=False,
+                       repeats=2)
+        )  # fmt: skip
+    (tmp_path / CONDITIONS).write_bytes(b"\n".join(map(msgspec.json.encode, noted)) + b"\n")
+    write_report(tmp_path)
+    text = (tmp_path / TABLE).read_text(encoding="utf-8")
+    assert ("runs were on several machines" in text) == (len(set(kernels)) == 2)
+
+
 def every_figure(value: float) -> dict[str, object]:
     names = (
         "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
@@ -146,5 +170,8 @@ def every_figure(value: float) -> dict[str, object]:
         "receiver_cpu_seconds", "postgres_cpu_seconds", "kafka_cpu_seconds",
     )  # fmt: skip
     histogram = histogram_of([int(value * 1_000), 2_000_000])
-    texts = ("histogram", "ack_histogram", "commit_histogram", "send_histogram")
+    texts = (
+        "histogram", "ack_histogram", "commit_histogram", "send_histogram",
+        "due_commit_histogram", "due_send_histogram",
+    )  # fmt: skip
     return dict.fromkeys(names, value) | dict.fromkeys(texts, histogram)
