@@ -6,7 +6,6 @@ python -m benchmarks.open_load_ends send|take      (the venue and the job come o
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from benchmarks.ends import End
 from benchmarks.load import Load, Venue
 from benchmarks.percentiles import histogram_of
 from benchmarks.proof import prove
+from benchmarks.readiness import freeze, say, stand_ready
 from benchmarks.rivals.engine import EngineReceiver, published, sequencer_of
 from benchmarks.rivals.records import RecordSender
 from benchmarks.rivals.rival import NotWhole, Tally
@@ -212,8 +212,7 @@ async def send(venue: Venue, job: OpenJob) -> Scheduled:
         for order in batch
     ]
     async with sequencer_of(venue.site, int(venue.place["chain_id"]), load) as sequencer:
-        gc.collect()
-        gc.freeze()
+        freeze()
         cpu = time.process_time()
         pacing = _Pacing(sequencer, job)
         await pacing.run(orders)
@@ -320,7 +319,7 @@ async def take(venue: Venue, job: OpenJob) -> Taken:
     """Receive everything, and tell the latencies once it is known when the schedule began."""
     arrivals = _Arrivals()
     async with EngineReceiver(venue, arrivals) as receiver:
-        _say(b"listening")
+        stand_ready(b"listening")
         cpu = time.process_time()
         await receiver.receive(job.load.orders)
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
@@ -342,18 +341,13 @@ async def take(venue: Venue, job: OpenJob) -> Taken:
     )
 
 
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
-
-
 async def main() -> None:
     """Be one end, with a deadline."""
     venue = msgspec.json.decode(sys.stdin.buffer.readline(), type=Venue)
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=OpenJob)
     async with asyncio.timeout(_DEADLINE_SECONDS):
         work: Any = send if sys.argv[1] == "send" else take
-        _say(msgspec.json.encode(await work(venue, job)))
+        say(msgspec.json.encode(await work(venue, job)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ sight.
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from itertools import islice
@@ -19,6 +18,7 @@ import msgspec
 import uvloop
 
 from benchmarks.load import Produced, Received, Venue
+from benchmarks.readiness import say, stand_ready
 from benchmarks.rivals import rival_of
 from benchmarks.rivals.rival import Tally
 from benchmarks.workload import order_batches
@@ -47,8 +47,7 @@ async def produce(venue: Venue) -> Produced:
         await producer.settle()
         memory_mib = _memory_mib()
         timed = producer.ready(list(batches))
-        _freeze()
-        _say(b"ready")
+        stand_ready(b"ready")
         await asyncio.to_thread(sys.stdin.buffer.readline)
         began_ns, cpu = time.monotonic_ns(), time.process_time()
         await producer.send(timed)
@@ -75,11 +74,10 @@ async def receive(venue: Venue) -> Received:
     load = venue.load
     tally = Tally(is_kept=load.is_kept)
     async with rival_of(load.rival).receiver(venue, tally) as receiver:
-        _say(b"listening")
+        say(b"listening")
         await receiver.receive(load.untimed_orders)
-        _freeze()
+        stand_ready(b"ready")
         cpu = time.process_time()
-        _say(b"ready")
         await receiver.receive(load.all_orders)
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
     return Received(
@@ -91,16 +89,6 @@ async def receive(venue: Venue) -> Received:
         digest=tally.digest(),
         notes=tally.notes,
     )
-
-
-def _freeze() -> None:
-    gc.collect()
-    gc.freeze()
-
-
-def _say(word: bytes) -> None:
-    sys.stdout.buffer.write(word + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _memory_mib() -> float:
@@ -116,7 +104,7 @@ async def main() -> None:
     venue = msgspec.json.decode(sys.stdin.buffer.readline(), type=Venue)
     async with asyncio.timeout(venue.load.deadline_seconds):
         work = produce if sys.argv[1] == "produce" else receive
-        _say(msgspec.json.encode(await work(venue)))
+        say(msgspec.json.encode(await work(venue)))
 
 
 if __name__ == "__main__":
