@@ -43,6 +43,11 @@ CHECKPOINT_TIMEOUT = "30s"
 """PostgreSQL's shortest: runs of a minute see checkpoints, as a day of work does."""
 
 
+MAX_WAL_SIZE_MB = 4096
+"""As much log as there may be, and as is kept (`min_wal_size`): a server that has been up for a day
+uses its files again, and so do ours once `write_log_files` has made them."""
+
+
 def benchmark_stack(directory: Path | None = None) -> LocalStack:
     """Return the stack of the benchmarks: no other chain shares its disk and memory.
 
@@ -80,23 +85,53 @@ def site_of(stack: LocalStack) -> Site:
 
 async def tune(site: Site) -> dict[str, str]:
     """Set what every run is to see, and return the server's settings that matter to a rate."""
+    ours = {
+        "checkpoint_timeout": CHECKPOINT_TIMEOUT,
+        "max_wal_size": f"{MAX_WAL_SIZE_MB} MB",
+        "min_wal_size": f"{MAX_WAL_SIZE_MB} MB",
+    }
     connection = await asyncpg.connect(site.admin)
     try:
-        await connection.execute(f"ALTER SYSTEM SET checkpoint_timeout = '{CHECKPOINT_TIMEOUT}'")
+        for name, value in ours.items():
+            await connection.execute(f"ALTER SYSTEM SET {name} = '{value.replace(' ', '')}'")
         await connection.execute("SELECT pg_reload_conf()")
         return {
             row["name"]: f"{row['setting']} {row['unit'] or ''}".strip()
             for row in await connection.fetch(
                 "SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1)", list(_TOLD)
             )
-        } | {"checkpoint_timeout": CHECKPOINT_TIMEOUT}
+        } | ours  # the server reads its file again in its own time
     finally:
         await connection.close()
 
 
+async def write_log_files(site: Site, megabytes: int) -> None:
+    """Make the files of PostgreSQL's log that `tune` has it keep, so that no timed part does.
+
+    As many as it takes to write `megabytes` MiB.
+
+    A new file is 16 MB of zeros to flush, for which every commit waits: 20 to 70 ms (decisions 13
+    and 14).
+    """
+    connection = await asyncpg.connect(site.admin)
+    try:
+        for _ in range(megabytes // _LOG_STEP_MB):
+            await connection.execute(_WRITE_LOG, _LOG_STEP_MB)
+        await connection.execute("CHECKPOINT")
+    finally:
+        await connection.close()
+
+
+_LOG_STEP_MB = 64
+_WRITE_LOG = """
+SELECT pg_logical_emit_message(false, 'benchmark', repeat('.', 1024 * 1024))
+FROM generate_series(1, $1)
+"""
+
+
 _TOLD = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method",
-    "max_wal_size", "shared_buffers", "wal_compression", "checkpoint_completion_target",
+    "shared_buffers", "wal_compression", "checkpoint_completion_target",
 )  # fmt: skip
 
 

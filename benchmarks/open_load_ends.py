@@ -24,6 +24,7 @@ from benchmarks.readiness import freeze, say, stand_ready
 from benchmarks.rivals.engine import EngineReceiver, published, sequencer_of
 from benchmarks.rivals.records import RecordSender
 from benchmarks.rivals.rival import NotWhole, Tally
+from benchmarks.server_load import ServerLoad
 from benchmarks.workload import order_batches
 
 if TYPE_CHECKING:
@@ -100,10 +101,12 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
             lines = (msgspec.json.encode(venue), msgspec.json.encode(job))
             await taker.start(*lines)
             await taker.expect(b"listening")
+            servers = await ServerLoad.now(venue)
             await sender.start(*lines)
             scheduled = await sender.result(Scheduled)
             await taker.tell(b"%d\n" % scheduled.start_ns)
             taken = await taker.result(Taken)
+            used = (await ServerLoad.now(venue)).since(servers)
             stored = await _prove(site, chain_id, job)
     finally:
         await sender.end()
@@ -123,6 +126,7 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
         "batch_rows": job.load.orders / max(scheduled.batches, 1),
         "producer_cpu_seconds": scheduled.cpu_seconds,
         "receiver_cpu_seconds": taken.cpu_seconds,
+        **used,
     }
 
 

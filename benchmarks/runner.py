@@ -11,7 +11,14 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.arm_log import ArmLog, engine_fingerprint
-from benchmarks.chains import benchmark_stack, open_site, site_of, tune
+from benchmarks.chains import (
+    MAX_WAL_SIZE_MB,
+    benchmark_stack,
+    open_site,
+    site_of,
+    tune,
+    write_log_files,
+)
 from benchmarks.ends import RunFailed
 from benchmarks.host import describe_host, disk_flushes
 from benchmarks.load import Load
@@ -202,10 +209,12 @@ def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> fl
 
 async def warm_up(site: Site, scope: Scope, tell: Callable[[str], None]) -> None:
     """Run what makes the servers warm; nothing of it is kept."""
+    share = QUICK_SHARE if scope.is_quick else 1
+    tell("warming up: files of PostgreSQL's log")
+    await write_log_files(site, MAX_WAL_SIZE_MB // share)
     for load in WARM_UP:
         if rival_of(load.rival).absence() is None:
             tell(f"warming up: {load.rival}")
-            share = QUICK_SHARE if scope.is_quick else 1
             await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _LOOK = """
 SELECT (SELECT num_timed + num_requested FROM pg_stat_checkpointer) AS checkpoints,
-       (pg_current_wal_lsn() - '0/0')::float8 AS wal_bytes
+       (pg_current_wal_lsn() - '0/0')::float8 AS wal_bytes,
+       (SELECT count(*) FROM pg_ls_waldir()) AS wal_files
 """
 
 
@@ -25,6 +26,8 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     cpu_seconds: dict[str, float]
     checkpoints: int
     wal_bytes: float
+    wal_files: int
+    """Of 16 MB, used ones and those that are kept to be used again."""
 
     @classmethod
     async def now(cls, venue: Venue) -> ServerLoad:
@@ -42,6 +45,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
             },
             checkpoints=row["checkpoints"],
             wal_bytes=row["wal_bytes"],
+            wal_files=row["wal_files"],
         )
 
     def since(self, before: ServerLoad) -> dict[str, float]:
@@ -53,6 +57,8 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
         return used | {
             "checkpoints": float(self.checkpoints - before.checkpoints),
             "wal_mib": (self.wal_bytes - before.wal_bytes) / 2**20,
+            # Every commit waits for a new one; fewer are there when a checkpoint has removed some.
+            "wal_files_more": float(self.wal_files - before.wal_files),
         }
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from benchmarks import open_load_ends, switches
+from benchmarks import chains, open_load_ends, switches
 from benchmarks.arm_log import read_lines
-from benchmarks.chains import Site, make_chain
+from benchmarks.chains import Site, make_chain, write_log_files
 from benchmarks.load import Load, Stored, Venue
 from benchmarks.open_load_ends import OpenJob, measure_floor, run_open
 from benchmarks.percentiles import merged
@@ -234,6 +234,20 @@ async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_row
     if fixed_rows:  # the first of a batch waits until the last is due, 49 ms later
         assert found["max"] >= 49
         assert figures["batch_rows"] == pytest.approx(fixed_rows, rel=0.1)
+
+
+async def test_log_files_that_the_warm_up_makes_are_used_again(site: Site) -> None:
+    connection = await asyncpg.connect(site.admin)
+    look = "SELECT count(*), pg_current_wal_lsn() - '0/0' FROM pg_ls_waldir()"
+    try:
+        _, begin = await connection.fetchrow(look)
+        await write_log_files(site, 128)  # as much as this server keeps
+        files, end = await connection.fetchrow(look)
+        assert end - begin >= 128 * 2**20
+        await connection.execute(chains._WRITE_LOG, 64)
+        assert (await connection.fetchrow(look))[0] <= files
+    finally:
+        await connection.close()
 
 
 async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
