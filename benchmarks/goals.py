@@ -115,6 +115,21 @@ def _against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
     return spread_of([own[percentile] / min(fixed)] if own is not None and fixed else [])
 
 
+def rounds_against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
+    """Return the spread of self-clocking against the best fixed size of each round.
+
+    One repeat on a disk that stood still is one of them here, and all of the tail of a histogram
+    that the repeats share.
+    """
+    own = lines.percentile_by_repeat(arm_name(share, 0), percentile)
+    fixed = [lines.percentile_by_repeat(arm_name(share, rows), percentile) for rows in FIXED_ROWS]
+    return spread_of(
+        value / min(others)
+        for repeat, value in own.items()
+        if (others := [found[repeat] for found in fixed if repeat in found])
+    )
+
+
 def _against_floor(lines: Lines) -> Spread | None:
     own = lines.percentiles(arm_name(50, 0))
     commit = lines.percentiles("floor", "commit_histogram")

@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.arm_log import read_lines
 from benchmarks.cpu import PROCESSES
 from benchmarks.figures import draw_figures
-from benchmarks.goals import Goal, arm_name, goals
+from benchmarks.goals import Goal, arm_name, goals, rounds_against_best
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
 from benchmarks.programs import PROGRAMS, figures_of, last_result
 from benchmarks.questions import NAMES, question_of
@@ -188,7 +188,8 @@ def _cpu(lines: Lines) -> Iterator[str]:
 def _open_load(lines: Lines) -> Iterator[str]:
     maximum = cell(lines.spread("maximum", "delivered_per_second"))
     yield f"Maximum: {maximum} orders/s. Milliseconds from the intended time of an order until it"
-    yield "was handed on; percentiles over all repeats together."
+    yield "was handed on; percentiles over all repeats together, and beside them how the p99 of one"
+    yield "repeat moved."
     yield ""
     rows = []
     for share in SHARES_PERCENT:
@@ -197,8 +198,18 @@ def _open_load(lines: Lines) -> Iterator[str]:
             found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
             if found is not None and ack is not None:
                 cells = [_number(found[percentile]) for percentile in _PERCENTILES]
-                rows.append((arm, *cells, _number(ack["p50"]), _number(ack["p99"])))
-    yield from _table(("load, policy", *_PERCENTILES, "ack p50", "ack p99"), rows)
+                moved = cell(lines.percentile_spread(arm, "p99"))
+                rows.append((arm, *cells, _number(ack["p50"]), _number(ack["p99"]), moved))
+    headers = ("load, policy", *_PERCENTILES, "ack p50", "ack p99", "p99 of a repeat")
+    yield from _table(headers, rows)
+    rounds = [
+        (f"{share} %", cell(found))
+        for share in SHARES_PERCENT
+        if (found := rounds_against_best(lines, share, "p99")) is not None
+    ]
+    if rounds:
+        yield ""
+        yield from _table(("load", "p99, self-clocking / best fixed size of a round"), rounds)
     for name, title in (
         ("commit_histogram", "one commit behind the other"),
         ("send_histogram", "one acked send behind the other"),

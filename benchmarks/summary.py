@@ -73,10 +73,16 @@ class Lines:
         self, arm: str, percentile: str, histogram: str = "histogram"
     ) -> Spread | None:
         """Return how a percentile moves from repeat to repeat: its spread, never its value."""
-        return spread_of(
-            merged([figures[histogram]])[percentile]
-            for figures in self._figures.get(arm, {}).values()
-        )
+        return spread_of(self.percentile_by_repeat(arm, percentile, histogram).values())
+
+    def percentile_by_repeat(
+        self, arm: str, percentile: str, histogram: str = "histogram"
+    ) -> dict[int, float]:
+        """Return a percentile of each repeat of an arm, from its histogram alone."""
+        return {
+            repeat: merged([figures[histogram]])[percentile]
+            for repeat, figures in self._figures.get(arm, {}).items()
+        }
 
 
 def spread_of(values: Iterable[float]) -> Spread | None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks.arm_log import ArmLog
-from benchmarks.goals import Goal, goals
+from benchmarks.goals import Goal, goals, rounds_against_best
 from benchmarks.percentiles import histogram_of
 from benchmarks.question import Line, Scope
 from benchmarks.questions import NAMES, question_of
@@ -64,6 +64,25 @@ def test_goal_is_reached_by_its_median_and_not_measured_without() -> None:
     assert missed.is_reached is False
     assert found["end to end / bare pipe, batch 1,000"].is_reached is None
     assert Goal(text="", bound="<=", target=1, measured=Spread(1, 1, 1, 1)).is_reached is True
+
+
+def test_self_clocking_is_held_against_the_best_fixed_size_of_its_own_round() -> None:
+    def took(arm: str, *milliseconds: int) -> list[Line]:
+        return [
+            line(arm, n, "open_load", histogram=histogram_of([value * 1_000_000]))
+            for n, value in enumerate(milliseconds)
+        ]
+
+    lines = Lines(
+        took("10 %, self-clocking", 30, 20, 300)
+        + took("10 %, batches of 100", 20, 80)
+        + took("10 %, batches of 500", 60, 40)
+    )
+    found = rounds_against_best(lines, 10, "p99")
+    assert found is not None
+    assert found.count == 2  # nothing ran beside the third
+    assert (found.low, found.high) == pytest.approx((0.5, 1.5), rel=0.01)
+    assert rounds_against_best(lines, 30, "p99") is None
 
 
 @pytest.mark.parametrize("scope", [Scope(), Scope(is_quick=True, repeats=1), Scope(is_huge=True)])
