@@ -94,6 +94,8 @@ class _Shown(dict[str, str]):
         self._finding = finding
 
     def __missing__(self, name: str) -> str:
+        if name == "rows":
+            return counted_rows(self._finding.count or 0)
         value = getattr(self._finding, name)
         if isinstance(value, tuple):
             return ", ".join(map(str, value))
@@ -110,19 +112,24 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.NULL: "row {id} (pid {pid}) has NULL in {columns}",
     Kind.FOREIGN_CHAIN: "row {id} is of chain {chain_id}",
     Kind.BEYOND_HEAD: "row {id} (pid {pid}) stands behind the head {until_id}",
-    Kind.OUT_OF_ORDER: "{count} rows, ids {id} to {until_id}, stand behind row {after_id}",
-    Kind.ROW_COUNT: "{count} rows, but the commits counted {expected_count}",
+    Kind.OUT_OF_ORDER: "out of order, behind row {after_id}: {rows}, ids {id} to {until_id}",
+    Kind.ROW_COUNT: "{rows}, but the commits counted {expected_count}",
     Kind.WRONG_EPOCH: "rows from {id} on stand under epoch {epoch}, expected {expected_epoch}",
     Kind.SEAL_MISMATCH: "seal mismatch: rows {id} to {until_id} are not those that were sealed",
     Kind.HEAD_SEAL: "the seal of the head row is not that of the batch that ends with {id}",
     Kind.KEPT_SEAL: "no batch ends with {id} under the seal that was kept",
-    Kind.BATCH_COUNT: "batch {id} to {until_id}: {count} rows, committed were {expected_count}",
+    Kind.BATCH_COUNT: "batch {id} to {until_id}: {rows}, committed were {expected_count}",
     Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, behind row {pid}",
     Kind.DAMAGED_RANGE: "too much is damaged: rows {id} to {until_id} were not looked at singly",
     Kind.LACKING: "row {id} is lacking, {against} has it",
     Kind.SURPLUS: "row {id} is too much, {against} lacks it",
     Kind.DIFFERING: "row {id} differs from {against} in {columns}",
 }
+
+
+def counted_rows(count: int) -> str:
+    """Return a number of rows as people read it."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 class Findings(Struct, frozen=True, kw_only=True):
