@@ -150,7 +150,11 @@ def _open_load(lines: Lines) -> Figure:
             axes.plot(list(found), list(found.values()), "o-", color=colour, label=label)
         axes.set(title=percentile, xlabel="load, % of the maximum", yscale="log")
     columns[0].set_ylabel("ms")
-    _legend(columns[0])
+    # No corner of these is free of lines.
+    figure.legend(
+        *columns[0].get_legend_handles_labels(),
+        loc="outside lower center", ncols=1 + len(FIXED_ROWS), frameon=False, fontsize=9,
+    )  # fmt: skip
     return figure
 
 
