@@ -93,7 +93,7 @@ async def tune(site: Site) -> dict[str, str]:
     connection = await asyncpg.connect(site.admin)
     try:
         for name, value in ours.items():
-            await connection.execute(f"ALTER SYSTEM SET {name} = '{value.replace(' ', '')}'")
+            await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         await connection.execute("SELECT pg_reload_conf()")
         return {
             row["name"]: f"{row['setting']} {row['unit'] or ''}".strip()

@@ -68,11 +68,11 @@ def _bar(axes: Any, at: float, spread: Spread, width: float, colour: str, label:
              error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2})  # fmt: skip
 
 
-def _legend(axes: Any, **how: object) -> None:  # noqa: ANN401
-    """Show every label once."""
+def _legend(axes: Any, *, on: Any = None, **how: object) -> None:  # noqa: ANN401
+    """Show every label of `axes` once, in them or on the figure that is given."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    axes.legend(once.values(), once.keys(), frameon=False, fontsize=9, **how)
+    (on or axes).legend(once.values(), once.keys(), frameon=False, fontsize=9, **how)
 
 
 def _comparison(lines: Lines) -> Figure:
@@ -151,10 +151,7 @@ def _open_load(lines: Lines) -> Figure:
         axes.set(title=percentile, xlabel="load, % of the maximum", yscale="log")
     columns[0].set_ylabel("ms")
     # No corner of these is free of lines.
-    figure.legend(
-        *columns[0].get_legend_handles_labels(),
-        loc="outside lower center", ncols=1 + len(FIXED_ROWS), frameon=False, fontsize=9,
-    )  # fmt: skip
+    _legend(columns[0], on=figure, loc="outside lower center", ncols=1 + len(FIXED_ROWS))
     return figure
 
 

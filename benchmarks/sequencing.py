@@ -7,16 +7,12 @@ import resource
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
 from benchmarks.workload import order_batches
-from sequencer import Order, SequencerConfig, open_sequencer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from sequencer import SequencerConfig, open_sequencer
 
 _IN_FLIGHT = 3
 
@@ -30,8 +26,6 @@ class SequencingJob(msgspec.Struct, frozen=True):
     orders: int
     batch_rows: int
     payload_bytes: int = 100
-    is_lazy: bool = False
-    """Generate while sequencing, for memory; else before, for speed."""
     orders_per_second: int = 0
     """How fast orders arrive, whatever becomes of them; 0: as fast as they are taken."""
 
@@ -54,11 +48,7 @@ async def run(job: SequencingJob) -> Sequenced:
         kafka=job.kafka,
         batch_rows_max=job.batch_rows,
     )
-    batches: Iterable[list[Order]] = order_batches(
-        job.orders, job.batch_rows, payload_bytes=job.payload_bytes
-    )
-    if not job.is_lazy:
-        batches = list(batches)
+    batches = list(order_batches(job.orders, job.batch_rows, payload_bytes=job.payload_bytes))
     async with open_sequencer(config) as sequencer:
         began_ns, cpu = time.monotonic_ns(), time.process_time()
         in_flight: deque[asyncio.Task[object]] = deque()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chain_verifier.bucket import is_one_path, row_count
 from chain_verifier.disorder import rows_out_of_order
 from chain_verifier.examined import Examined
-from chain_verifier.findings import Findings, gathered, joined
+from chain_verifier.findings import Findings, counted_rows, gathered, joined
 from chain_verifier.locate import locate
 from chain_verifier.open_rows import RowOpener, foreign_rows, rows_with_null
 from chain_verifier.scan import (
@@ -87,7 +87,9 @@ def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
     others = found.outside.get(FOREIGN_ROWS, 0) + found.outside.get(UNPLACED_ROWS, 0)
     if others and not own:
         raise InputError(
-            table.name, f"{others} rows, none of chain {horizon.chain_id}", "rows of the chain"
+            table.name,
+            f"{counted_rows(others)}, none of chain {horizon.chain_id}",
+            "rows of the chain",
         )
 
 

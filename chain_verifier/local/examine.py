@@ -9,7 +9,7 @@ from chain_verifier.bucket import is_one_path, row_count
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.examined import Examined
 from chain_verifier.faults import Link
-from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
+from chain_verifier.findings import Finding, Findings, Kind, counted_rows, gathered, joined
 from chain_verifier.local.disorder import rows_out_of_order
 from chain_verifier.local.scan import Scan, Scanner, in_buckets, looked_at
 from chain_verifier.local.table import CONTENT
@@ -55,7 +55,9 @@ def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
     others = found.foreign + found.unplaced
     if others and not row_count(found.buckets) + found.beyond:
         raise InputError(
-            table.name, f"{others} rows, none of chain {horizon.chain_id}", "rows of the chain"
+            table.name,
+            f"{counted_rows(others)}, none of chain {horizon.chain_id}",
+            "rows of the chain",
         )
 
 

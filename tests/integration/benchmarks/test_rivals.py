@@ -230,6 +230,7 @@ async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_row
     found = merged([figures["histogram"]])
     assert found["count"] == 400
     assert merged([figures["ack_histogram"]])["count"] == 400
+    assert figures["wal_mib"] > 0
     assert 0 < found["p50"] <= found["max"]
     if fixed_rows:  # the first of a batch waits until the last is due, 49 ms later
         assert found["max"] >= 49
