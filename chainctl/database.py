@@ -21,6 +21,9 @@ COMMAND_SECONDS: Final = 60.0
 to wait for another one's lock."""
 
 SERVER_VERSION_MIN: Final = 150_000
+_ENCODING: Final = "UTF8"
+"""Of every database: others lack characters that keys have."""
+
 _NOT_ALLOWED: Final = frozenset({"42501", "25006"})
 """Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
 
@@ -30,7 +33,7 @@ Connection = Any
 
 @asynccontextmanager
 async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connection]:
-    """Hold one connection to a PostgreSQL that is new enough.
+    """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
 
     Raises ConnectError, SettingError, RetryError at connect; SchemaError when a table of ours is
     missing, ConnectError when the role may not do what the block asks.
@@ -53,7 +56,7 @@ async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connectio
     ) as error:
         raise connect_refusal(error, dsn) from error
     try:
-        await _require_version(connection)
+        await _require_server(connection)
         yield connection
     except asyncpg.PostgresError as error:
         raise _refusal(error) or error from error
@@ -78,8 +81,10 @@ def version_refusal(version: int | None, expected: int = SCHEMA_VERSION) -> Sche
     return SchemaError("schema version", version, f"{expected}{hint}")
 
 
-async def _require_version(connection: Connection) -> None:
-    version = await connection.fetchval(SQL["server_version"])
+async def _require_server(connection: Connection) -> None:
+    version, encoding = await connection.fetchrow(SQL["server"])
+    if encoding != _ENCODING:
+        raise ConnectError("encoding of the database", encoding, _ENCODING)
     if version < SERVER_VERSION_MIN:
         raise ConnectError(
             "PostgreSQL", f"{version // 10_000}", f"version {SERVER_VERSION_MIN // 10_000} or newer"

@@ -1,10 +1,13 @@
 -- The statements of what is stored of a receiver. The role `receiver_writer` may run all of them.
 
--- load: where a receiver stands, in which database, and whether it has halted
+-- load: where a receiver stands, in which database, whether it has halted, and which other login
+-- holds its name
 SELECT v.version, v.database_id,
        c.head_delivered, c.batch_last_id, c.seal, c.epoch, c.database_id AS stored_in,
        c.is_report,
-       h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at
+       h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at,
+       CASE WHEN c.login <> session_user AND row_security_active('receiver_checkpoint')
+            THEN c.login END AS held_by
 FROM schema_version v
 LEFT JOIN receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
 LEFT JOIN receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
@@ -60,9 +63,4 @@ SET until_id = excluded.until_id,
     duration = excluded.duration;
 
 -- trim_gaps: keep the last gaps of a receiver
-DELETE FROM receiver_gap
-WHERE chain_id = $1 AND receiver = $2 AND after_id <= (
-    SELECT after_id FROM receiver_gap
-    WHERE chain_id = $1 AND receiver = $2
-    ORDER BY after_id DESC OFFSET $3 LIMIT 1
-);
+SELECT receiver_gap_trim($1, $2, $3);

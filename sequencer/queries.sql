@@ -112,8 +112,9 @@ WITH fence AS (
 )
 SELECT 1 FROM fence
 
--- lock_head: the fence alone, for a transaction that adds no row
-SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR UPDATE
+-- lock_head: the fence alone, for a transaction that adds no row; with the lock of a commit, for which
+-- a receiver's row that names the chain, not yet committed, need not be waited for
+SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR NO KEY UPDATE
 
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2

@@ -13,7 +13,7 @@ from chainctl.options import json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
 from chainctl.schema_parts import PARTS
-from chainctl.schema_sections import expected_objects
+from chainctl.schema_sections import DATABASE_SECTION, expected_objects, sections
 from orderchain.errors import SchemaError
 from orderchain.refusals import sqlstate_of
 
@@ -56,13 +56,16 @@ def print_(part_name: str) -> None:
 def apply(settings: Settings, part_name: str) -> None:
     """Bring the schema into the database, in one transaction.
 
-    Does nothing where it is already there in this version, and refuses another version.
+    Does nothing where it is already there in this version, and refuses another version. Says what
+    is left to a superuser or to the database's owner.
     """
     part = PARTS[part_name]
     if run_async(apply_schema(settings, part)):
         talk(f"chainctl: {_told(part)} applied")
     else:
         talk(f"chainctl: {_told(part)} is already there, nothing done")
+    for step in run_async(_left_steps(settings, part)):
+        talk(f"chainctl: left to the DBA: {step};")
 
 
 @command.command()
@@ -70,7 +73,8 @@ def apply(settings: Settings, part_name: str) -> None:
 @json_option
 @uses_settings("database", "connect_seconds")
 def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
-    """Compare the database with the part's SQL: version, tables, functions, roles.
+    """Compare the database with the part's SQL: version, tables, functions, roles, and the steps
+    that `apply` leaves to a DBA.
 
     Exit code 1 when something is missing, 2 when the schema is not there or of another version.
     """
@@ -93,14 +97,22 @@ async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
         connected(settings.database_dsn(), settings.connect_seconds) as connection,
         connection.transaction(),
     ):
-        await connection.execute(SQL["lock_schema"])
-        version = await _version(connection, part)
-        if version == part.version:
+        # Before the lock, which not everybody may take: nothing to do needs no right.
+        if await _is_there(connection, part):
             return False
-        if version is not None:
-            raise version_refusal(version, part.version)
+        await connection.execute(SQL["lock_schema"])
+        if await _is_there(connection, part):
+            return False
         await _execute_schema(connection, part)
         return True
+
+
+async def _is_there(connection: Connection, part: Part) -> bool:
+    """Whether the part is there. Raises SchemaError where it is of another version."""
+    version = await _version(connection, part)
+    if version not in (None, part.version):
+        raise version_refusal(version, part.version)
+    return version is not None
 
 
 async def _version(connection: Connection, part: Part) -> int | None:
@@ -134,8 +146,23 @@ async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
             kind: {row[0] for row in await connection.fetch(SQL[query])}
             for kind, query in _QUERY_OF_KIND.items()
         }
+        steps = await _steps(connection, part)
     expected_there = expected_objects(part.text(), part.roles)
-    return [(kind, name, name in there[kind]) for kind, name in expected_there]
+    found = [(kind, name, name in there[kind]) for kind, name in expected_there]
+    return found + [("step", step, is_done) for step, is_done in steps]
+
+
+async def _left_steps(settings: Settings, part: Part) -> list[str]:
+    """Return the statements that the part needs, and that only a DBA may run."""
+    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+        return [step for step, is_done in await _steps(connection, part) if not is_done]
+
+
+async def _steps(connection: Connection, part: Part) -> list[tuple[str, bool]]:
+    """Return what the database section of the part closes to everybody, and whether it is done."""
+    if DATABASE_SECTION not in sections(part.text()):
+        return []
+    return [tuple(row) for row in await connection.fetch(SQL["steps"])]
 
 
 def _told(part: Part) -> str:

@@ -19,6 +19,7 @@ SEAL = b"s" * 32
 _TWICE = asyncpg.UniqueViolationError
 _NO_PARENT = asyncpg.ForeignKeyViolationError
 _CHECK = asyncpg.CheckViolationError
+_NOT_ALLOWED = asyncpg.InsufficientPrivilegeError
 _BATCH = """
 INSERT INTO chain_batch
     (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
@@ -31,6 +32,7 @@ _EVENT = "INSERT INTO chain_event VALUES (1, $1, $2, 'k', 0, '')"
 async def writer(connect: Connect) -> asyncpg.Connection[Any]:
     """The sequencer's role, on a chain that has one batch of the ids 1 to 5."""
     connection = await connect(SEQUENCER_WRITER)
+    await connection.execute("UPDATE chain_head SET epoch = 1")
     await connection.execute(_BATCH, 1, 1, 5, 0, 5, SEAL)
     return connection
 
@@ -55,8 +57,8 @@ _REFUSED = [
     Refused("a second child of the genesis row", (1, 6, 9, 0, 4, SEAL), _TWICE),
     Refused("4 ends no batch", (1, 6, 9, 4, 4, SEAL), _NO_PARENT),
     Refused("8 is no row at all", (1, 9, 12, 8, 4, SEAL), _NO_PARENT),
-    Refused("chain 2 has no genesis row", (2, 1, 5, 0, 5, SEAL), _NO_PARENT),
-    Refused("the parent is of chain 1", (2, 6, 9, 5, 4, SEAL), _NO_PARENT),
+    Refused("chain 2 has no genesis row", (2, 1, 5, 0, 5, SEAL), _NOT_ALLOWED),
+    Refused("the parent is of chain 1", (2, 6, 9, 5, 4, SEAL), _NOT_ALLOWED),
     Refused("first_id = pid", (1, 5, 9, 5, 5, SEAL), _CHECK),
     Refused("first_id < pid", (1, 4, 9, 5, 5, SEAL), _CHECK),
     Refused("first_id > last_id", (1, 9, 8, 5, 1, SEAL), _CHECK),
