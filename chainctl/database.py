@@ -5,8 +5,15 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from orderchain.dsn import mask_dsn
 from orderchain.errors import ConnectError, OrderchainError, SchemaError
-from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
+from orderchain.reasons import reason_of
+from orderchain.refusals import (
+    connect_refusal,
+    privilege_refusal,
+    schema_refusal,
+    sqlstate_of,
+)
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
@@ -21,7 +28,7 @@ COMMAND_SECONDS: Final = 60.0
 to wait for another one's lock."""
 
 SERVER_VERSION_MIN: Final = 150_000
-_NOT_ALLOWED: Final = frozenset({"42501", "25006"})
+_READ_ONLY: Final = "25006"
 """Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
 
 Connection = Any
@@ -29,11 +36,12 @@ Connection = Any
 
 
 @asynccontextmanager
-async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connection]:
+async def connected(dsn: str, connect_seconds: float, role: str) -> AsyncIterator[Connection]:
     """Hold one connection to a PostgreSQL that is new enough.
 
-    Raises ConnectError, SettingError, RetryError at connect; SchemaError when a table of ours is
-    missing, ConnectError when the role may not do what the block asks.
+    `role` is the one whose members may do what the block asks. Raises ConnectError, SettingError,
+    RetryError at connect; SchemaError when a table of ours is missing, ConnectError when the login
+    may not do what the block asks.
     """
     import asyncpg
 
@@ -56,7 +64,7 @@ async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connectio
         await _require_version(connection)
         yield connection
     except asyncpg.PostgresError as error:
-        raise _refusal(error) or error from error
+        raise _refusal(error, dsn, role) or error from error
     finally:
         # Nothing is under way any more; a server that is gone must not keep us.
         connection.terminate()
@@ -86,8 +94,9 @@ async def _require_version(connection: Connection) -> None:
         )
 
 
-def _refusal(error: Exception) -> OrderchainError | None:
+def _refusal(error: Exception, dsn: str, role: str) -> OrderchainError | None:
     """Return what to raise for a statement that the server refused; None when it just failed."""
-    if sqlstate_of(error) in _NOT_ALLOWED:
-        return ConnectError("role", "the database's user", f"one that may do this ({error})")
-    return schema_refusal(error)
+    if sqlstate_of(error) == _READ_ONLY:
+        expected = f"a server and a login that may write, a member of {role} ({reason_of(error)})"
+        return ConnectError("database", mask_dsn(dsn), expected)
+    return privilege_refusal(error, dsn, role) or schema_refusal(error)

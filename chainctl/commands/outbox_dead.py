@@ -15,6 +15,7 @@ from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
+from orderchain.roles import OUTBOX_OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -176,7 +177,9 @@ def _filter(
 async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
     from outbox.dead_letter import DeadLetters
 
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
         yield DeadLetters(connection)
 
 
