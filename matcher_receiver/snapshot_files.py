@@ -23,6 +23,8 @@ from msgspec import Meta, Struct
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from orderchain.seal import SEAL_BYTES
 from orderchain.snapshot import Snapshot
 
@@ -102,7 +104,7 @@ class FileSnapshotStore:
                 return self._read(path)
             except ValueError as error:
                 self.broken.append(path)
-                _log.error("snapshot %s is broken: %s", path, error)
+                _log.error("snapshot %s is broken: %s", printable(path), reason_of(error))
         if self.broken:
             expected = f"a whole snapshot of chain {self._chain_id} ({len(self.broken)} are broken)"
             raise SettingError("snapshots", str(self._folder), expected)

@@ -18,6 +18,7 @@ from orderchain.errors import FrameError
 from orderchain.event import Event
 from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
 from orderchain.link import is_linked
+from orderchain.reasons import reason_of
 from orderchain.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _decode_rows(record: bytes, header: FrameHeader) -> list[Event]:
     # Hostile nesting ends in RecursionError, broken text in UnicodeDecodeError, which is a
     # ValueError like every error of msgspec.
     except (ValueError, RecursionError) as error:
-        raise FrameError("body", str(error)) from None
+        raise FrameError("body", reason_of(error)) from None
     if (
         len(events) != header.count
         or events[0].pid != header.first_pid

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from orderchain.errors import SettingError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,7 @@ class Alerts:
                 await call  # type: ignore[misc] # a coroutine of either kind
         except (OSError, TimeoutError, ValueError) as error:
             self._stats.alerts_failed += 1
-            _log.error("alert %s failed: %s", hook, error or type(error).__name__)
+            _log.error("alert %s failed: %s", hook, reason_of(error))
 
     async def _post(self, body: bytes) -> None:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked

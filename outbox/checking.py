@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.reasons import reason_of
 from outbox.check_back import Answer, CheckRules, after_check
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
 from outbox.session import Session
@@ -105,8 +106,8 @@ class CheckBack:
             async with asyncio.timeout(self._config.ask_seconds):
                 return await self._ask(sender, [check.message_id for check in checks]), _SILENT
         except (OrderchainError, OSError) as error:
-            _log.warning("check-back: %s gave no answer: %s", sender, error)
-            return {}, str(error) or type(error).__name__
+            _log.warning("check-back: %s gave no answer: %s", sender, reason_of(error))
+            return {}, reason_of(error)
 
     async def _write(
         self,

@@ -13,6 +13,7 @@ from collections import deque
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from orderchain.reasons import reason_of
 from outbox.errors import DestinationMissing
 from outbox.message import Message, check_message, draw_message_ids
 from outbox.message_sender import MessageSender
@@ -126,7 +127,9 @@ class FireAfterCommit:
                     self.sent += len(result.messages)
                 else:
                     self.lost += len(result.messages)
-                    _log.warning("%d messages are lost: %s", len(result.messages), result.error)
+                    _log.warning(
+                        "%d messages are lost: %s", len(result.messages), reason_of(result.error)
+                    )
             if any(result.error is not None for result in results):
                 await self._sender.renew()
             if not self._waiting:

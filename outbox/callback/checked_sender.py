@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError, RetryError
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
 from outbox.callback.asking import Reply
@@ -222,7 +223,7 @@ class CheckedSender:
         try:
             return await self._send(messages)
         except (OrderchainError, OSError) as error:
-            _log.warning("mode 5: nothing could be sent: %s", error)
+            _log.warning("mode 5: nothing could be sent: %s", reason_of(error))
         await self._sender.renew()
         await asyncio.sleep(self._config.probe_seconds)
         return messages
