@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from orderchain.errors import SettingError
+from orderchain.printable import printable
 from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Alerts:
         for each in abnormal[:LINES_MAX]:
             _log.error(
                 "message %s for %s (consumer %r) is abnormal after %d tries: %s",
-                each.message_id, each.destination, each.consumer, each.send_count, each.reason,
+                each.message_id, each.destination, each.consumer, each.send_count, printable(each.reason),
             )  # fmt: skip
         if len(abnormal) > LINES_MAX:
             _log.error("%d more deliveries are abnormal", len(abnormal) - LINES_MAX)

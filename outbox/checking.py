@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.printable import printable
 from orderchain.reasons import reason_of
 from outbox.check_back import Answer, CheckRules, after_check
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
@@ -147,6 +148,5 @@ class CheckBack:
 
 def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:
     for each in abnormal:
-        _log.error(
-            "message %s for %s is abnormal: %s", each.message_id, each.destination, each.reason
-        )
+        reason = printable(each.reason)
+        _log.error("message %s for %s is abnormal: %s", each.message_id, each.destination, reason)
