@@ -28,7 +28,7 @@ def make(**settings: Any) -> Alerts:
 
 
 async def test_reason_that_others_wrote_is_one_printable_line(
-    caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     make().tell([ABNORMAL])
     (record,) = caplog.records
