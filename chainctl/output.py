@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from orderchain.counted import counted
 from orderchain.printable import NO_LIMIT, printable
 
 if TYPE_CHECKING:
@@ -95,11 +96,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         data("  ".join(parts).rstrip())
 
 
-def rate(count: int, unit: str, seconds: float) -> str:
+def rate(count: int, noun: str, seconds: float) -> str:
     """Return `count` and what it is per second, for talk: `200,000 rows in 1.5 s (133,333/s)`."""
+    told = counted(count, noun)
     if count == 0 or seconds <= 0:
-        return f"{count:,} {unit}"
-    return f"{count:,} {unit} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
+        return told
+    return f"{told} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
 
 
 class Stopwatch:

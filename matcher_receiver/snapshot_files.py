@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
@@ -174,7 +175,7 @@ def _content_of(path: Path) -> _Content:
     """Return what a file holds. Raises ValueError unless every byte of it is as it was written."""
     size = path.stat().st_size
     if size > STATE_BYTES_MAX + 1024:
-        raise ValueError(f"it has {size} bytes")
+        raise ValueError(f"it has {counted(size, 'byte')}")
     data = path.read_bytes()
     body = memoryview(data)[:-_DIGEST_BYTES]
     if not data.startswith(MAGIC):

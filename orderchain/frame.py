@@ -14,6 +14,7 @@ from zlib import crc32
 
 import msgspec
 
+from orderchain.counted import counted
 from orderchain.errors import FrameError
 from orderchain.event import Event
 from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
@@ -119,7 +120,7 @@ def decode_header(record: bytes | None) -> FrameHeader:
             nonce, first_pid, first_id, last_id, seal_before, seal_after,
         ) = _LAYOUT.unpack_from(record)  # fmt: skip
     except LayoutError:
-        raise FrameError("truncated", f"{len(record)} bytes are no header") from None
+        raise FrameError("truncated", f"no header in {counted(len(record), 'byte')}") from None
     if version != VERSION:
         raise FrameError("version", f"was {version}, expected {VERSION}: upgrade the receiver")
     # A later writer may append header fields; they stand before the CRC, which stays last.

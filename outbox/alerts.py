@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
@@ -54,11 +55,13 @@ class Alerts:
         """Tell of deliveries; never waits and never raises."""
         for each in abnormal[:LINES_MAX]:
             _log.error(
-                "message %s for %s (consumer %r) is abnormal after %d tries: %s",
-                each.message_id, each.destination, each.consumer, each.send_count, printable(each.reason),
+                "message %s for %s (consumer %r) is abnormal after %s: %s",
+                each.message_id, each.destination, each.consumer,
+                counted(each.send_count, "try", "tries"), printable(each.reason),
             )  # fmt: skip
         if len(abnormal) > LINES_MAX:
-            _log.error("%d more deliveries are abnormal", len(abnormal) - LINES_MAX)
+            more = counted(len(abnormal) - LINES_MAX, "delivery", "deliveries")
+            _log.error("abnormal beyond these: %s", more)
         if self._config.alert_webhook or self._config.alert_command:
             told = {
                 "event": "abnormal",

@@ -14,6 +14,7 @@ from chainctl.marking import who
 from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 from orderchain.roles import OUTBOX_OPERATOR
 
@@ -146,10 +147,10 @@ def _act(
             return await do(wanted, actor=name, reason=reason)
 
     done = run_async(run())
-    told = "would be" if dry_run else "were"
+    told = "to be " if dry_run else ""
     more = " (there may be more: see --limit)" if len(done) == wanted.limit else ""
     verb = "retried" if act == "retry" else "abandoned"
-    talk(f"chainctl: {len(done)} dead letters {told} {verb}{more}")
+    talk(f"chainctl: {counted(len(done), 'dead letter')} {told}{verb}{more}")
     if as_json:
         data_json(done)
 
@@ -190,7 +191,7 @@ def _tell(letter: DeadLetter, as_json: bool) -> None:
     ended = " abandoned" if letter.abandoned_at else ""
     data(
         f"{letter.message_id}  {letter.consumer}  {letter.dead_at:%Y-%m-%d %H:%M:%S}  "
-        f"{letter.reason}, {letter.failures} failures{ended}: {letter.last_error}"
+        f"{letter.reason}, {counted(letter.failures, 'failure')}{ended}: {letter.last_error}"
     )
 
 
@@ -202,7 +203,7 @@ def _tell_content(content: Content) -> None:
     for name, value in content.headers.items():
         data(f"  header {name}: {value.decode(errors='backslashreplace')}")
     text = content.payload.decode(errors="backslashreplace")
-    more = f" ... ({len(content.payload)} bytes)" if len(text) > PAYLOAD_SHOWN else ""
+    more = f" ... ({counted(len(content.payload), 'byte')})" if len(text) > PAYLOAD_SHOWN else ""
     data(f"  payload: {text[:PAYLOAD_SHOWN]}{more}")
     for act in content.acts:
         data(f"  {act.acted_at:%Y-%m-%d %H:%M:%S} {act.act} by {act.actor}: {act.reason}")

@@ -35,11 +35,13 @@ async def test_commit_without_a_privilege_names_the_table_the_login_and_the_role
     make_chain: MakeChain,
 ) -> None:
     chain = await make_chain()
+    sequencer = open_sequencer(chain.config)
+    await sequencer.__aenter__()
+    await chain.admin.execute(f"REVOKE INSERT ON chain_batch FROM {SEQUENCER_WRITER}")
+    with pytest.raises(ConnectError) as refused:
+        await sequencer.submit("key", b"payload")
     with pytest.raises(OrderchainError):  # it ends with what stopped it
-        async with open_sequencer(chain.config) as sequencer:
-            await chain.admin.execute(f"REVOKE INSERT ON chain_batch FROM {SEQUENCER_WRITER}")
-            with pytest.raises(ConnectError) as refused:
-                await sequencer.submit("key", b"payload")
+        await sequencer.__aexit__(None, None, None)
     told = "(login sequencer_writer: permission denied for table chain_batch)"
     assert f"expected a login that is a member of sequencer_writer {told}" in str(refused.value)
 

@@ -78,8 +78,9 @@ def test_talk_with_stderr_closed_does_not_come_among_the_data(
 
 
 def test_rate_with_nothing_done_shows_no_rate() -> None:
-    assert output.rate(0, "rows", 1.0) == "0 rows"
-    assert output.rate(3_000, "rows", 1.5) == "3,000 rows in 1.5 s (2,000/s)"
+    assert output.rate(0, "row", 1.0) == "0 rows"
+    assert output.rate(1, "row", 0.5) == "1 row in 0.5 s (2/s)"
+    assert output.rate(3_000, "row", 1.5) == "3,000 rows in 1.5 s (2,000/s)"
 
 
 def test_progress_without_a_terminal_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

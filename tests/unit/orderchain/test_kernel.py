@@ -23,6 +23,7 @@ PUBLIC = {
     "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
     "collector": "calm_collector",
+    "counted": "counted",
     "dsn": "hosts_of login_of mask_dsn",
     "event": "Event",
     "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
-
-import pytest
 
 from outbox import alerts
 from outbox.alerts import Alerts
 from outbox.relay_config import RelayConfig
 from outbox.relay_stats import RelayStats
 from outbox.store import Abnormal
+
+if TYPE_CHECKING:
+    import pytest
 
 HOSTILE = "no\nchainctl: error: forged\x1b[2J\u202e"
 ESCAPED = "no\\nchainctl: error: forged\\x1b[2J\\u202e"
