@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from orderchain.dsn import mask_dsn
-from orderchain.errors import ConnectError
-from orderchain.reasons import reason_of
-from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.refusals import connect_refusal, read_only_refusal, statement_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,11 +38,8 @@ async def connected(dsn: str, role: str) -> AsyncIterator[Any]:
         raise connect_refusal(error, dsn) from error
     try:
         yield connection
-    except asyncpg.ReadOnlySQLTransactionError as error:
-        expected = f"a login that may write, a member of {role} ({reason_of(error)})"
-        raise ConnectError("database", mask_dsn(dsn), expected) from error
     except (OSError, *DRIVER_ERRORS) as error:
-        raise statement_refusal(
+        raise read_only_refusal(error, dsn, role) or statement_refusal(
             error,
             dsn,
             driver_errors=DRIVER_ERRORS,

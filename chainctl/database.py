@@ -5,14 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.dsn import mask_dsn
 from orderchain.errors import ConnectError, OrderchainError, SchemaError
-from orderchain.reasons import reason_of
 from orderchain.refusals import (
     connect_refusal,
     privilege_refusal,
+    read_only_refusal,
     schema_refusal,
-    sqlstate_of,
 )
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
@@ -28,7 +26,7 @@ COMMAND_SECONDS: Final = 60.0
 to wait for another one's lock."""
 
 SERVER_VERSION_MIN: Final = 150_000
-_READ_ONLY: Final = "25006"
+
 """Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
 
 Connection = Any
@@ -96,7 +94,8 @@ async def _require_version(connection: Connection) -> None:
 
 def _refusal(error: Exception, dsn: str, role: str) -> OrderchainError | None:
     """Return what to raise for a statement that the server refused; None when it just failed."""
-    if sqlstate_of(error) == _READ_ONLY:
-        expected = f"a server and a login that may write, a member of {role} ({reason_of(error)})"
-        return ConnectError("database", mask_dsn(dsn), expected)
-    return privilege_refusal(error, dsn, role) or schema_refusal(error)
+    return (
+        privilege_refusal(error, dsn, role)
+        or read_only_refusal(error, dsn, role)
+        or schema_refusal(error)
+    )

@@ -110,8 +110,12 @@ def test_schema_applied_without_the_right_to_is_refused(
 ) -> None:
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
     line = refused("schema", "apply", settings=settings)
-    assert "expected a login that is a member of orderchain_owner, or has CREATEROLE" in line
-    assert "(login gap_reader: permission denied" in line
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login gap_reader: cannot execute GRANT ROLE in a read-only transaction)" in line
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn("auditor", empty_database_name)}
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login auditor: permission denied" in line
 
 
 def test_grants_printed_can_be_applied_again(
