@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from chain_verifier.topic_walk import WalkState
 from orderchain.errors import InputError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ class FollowLog:
             step = msgspec.json.decode(path.read_bytes(), type=Step)
         except msgspec.DecodeError as error:
             raise InputError(
-                "checkpoint", str(path), f"the state of a follower ({error})"
+                "checkpoint", str(path), f"the state of a follower ({reason_of(error)})"
             ) from error
         if step.chain_id != self._chain_id:
             raise InputError("checkpoint", f"chain {step.chain_id}", f"chain {self._chain_id}")

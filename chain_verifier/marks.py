@@ -10,12 +10,11 @@ from msgspec import Struct
 
 from chain_verifier.server import connected
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SealMismatch
+from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
 _SQL: Final = load_sql("chain_verifier", "marks.sql")
-
-_ROLE_THAT: Final = "may read chains and store verified marks (auditor)"
 
 
 class Mark(Struct, frozen=True, kw_only=True):
@@ -75,7 +74,7 @@ def set_mark(
 
 
 async def _read_standing(dsn: str, chain_id: int) -> Standing:
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, AUDITOR) as connection:
         row = await connection.fetchrow(_SQL["standing"], chain_id)
     if row is None or row["version"] != SCHEMA_VERSION:
         found = None if row is None else row["version"]
@@ -94,10 +93,10 @@ async def _set_mark(
     dsn: str, primary_dsn: str, chain_id: int, after_id: int, until_id: int, verified_by: str
 ) -> bool:
     values = (chain_id, after_id, until_id, verified_by)
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, AUDITOR) as connection:
         if not await connection.fetchval(_SQL["is_standby"]):
             return await connection.fetchval(_SQL["set_mark"], *values) is not None
-    async with connected(primary_dsn, _ROLE_THAT) as connection:
+    async with connected(primary_dsn, AUDITOR) as connection:
         if await connection.fetchval(_SQL["is_standby"]):
             raise ConnectError("database", "a standby", "the primary, to store a verified mark")
         return await connection.fetchval(_SQL["set_mark"], *values) is not None

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from orderchain.errors import InputError, SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -250,7 +251,7 @@ def _check_path(path: Path) -> None:
         elif not os.access(path.parent, os.W_OK | os.X_OK):
             raise _unusable(path, f"the folder {path.parent} cannot be written")
     except OSError as error:
-        raise _unusable(path, error.strerror or "") from None
+        raise _unusable(path, error.strerror or reason_of(error)) from None
 
 
 def _unusable(path: Path, reason: str) -> SettingError:

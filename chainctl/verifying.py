@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.marking import Beginning, beginning_of, move_mark, who
-from chainctl.output import data, progress, talk
+from chainctl.output import data, data_text, progress, talk
 from orderchain.errors import OrderchainError, SettingError
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +111,7 @@ def _chains_of(settings: Settings, asked: Asked) -> Sequence[int]:
     from chainctl.running import run_async
 
     async def read() -> list[int]:
-        async with connected(settings.audit_dsn(), settings.connect_seconds) as connection:
+        async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
             return [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
 
     found = run_async(read())
@@ -261,9 +262,11 @@ def _watched() -> Iterator[_Watcher]:
 
 
 def _show(report: Report | ChainsReport, asked: Asked, secrets: tuple[str, ...] = ()) -> None:
-    told = [report.to_json()] if asked.as_json else report.lines()
-    for line in told:
-        # Of several chains the report holds what errors say, too.
+    # Of several chains the report holds what errors say, too.
+    if asked.as_json:
+        data_text(hide_secrets(report.to_json(), secrets))
+        return
+    for line in report.lines():
         data(hide_secrets(line, secrets))
 
 

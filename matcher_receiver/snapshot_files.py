@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from orderchain.seal import SEAL_BYTES
 from orderchain.snapshot import Snapshot
 
@@ -102,7 +105,7 @@ class FileSnapshotStore:
                 return self._read(path)
             except ValueError as error:
                 self.broken.append(path)
-                _log.error("snapshot %s is broken: %s", path, error)
+                _log.error("snapshot %s is broken: %s", printable(path), reason_of(error))
         if self.broken:
             expected = f"a whole snapshot of chain {self._chain_id} ({len(self.broken)} are broken)"
             raise SettingError("snapshots", str(self._folder), expected)
@@ -172,7 +175,7 @@ def _content_of(path: Path) -> _Content:
     """Return what a file holds. Raises ValueError unless every byte of it is as it was written."""
     size = path.stat().st_size
     if size > STATE_BYTES_MAX + 1024:
-        raise ValueError(f"it has {size} bytes")
+        raise ValueError(f"it has {counted(size, 'byte')}")
     data = path.read_bytes()
     body = memoryview(data)[:-_DIGEST_BYTES]
     if not data.startswith(MAGIC):

@@ -38,14 +38,26 @@ OrderchainError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from orderchain.printable import printable
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+MESSAGE_CHARACTERS_MAX: Final = 2_000
+"""Of an error's message: a line that somebody reads. What it says stands at its beginning."""
+
 
 class OrderchainError(Exception):
-    """Something the engine refuses to do, or could not do."""
+    """Something the engine refuses to do, or could not do.
+
+    Its text is one printable line whatever stands in it, and never empty: a message holds names and
+    answers that others wrote, and goes to logs and terminals.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__() or type(self).__name__, MESSAGE_CHARACTERS_MAX)
 
 
 class RefusedError(OrderchainError):

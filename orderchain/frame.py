@@ -14,10 +14,12 @@ from zlib import crc32
 
 import msgspec
 
+from orderchain.counted import counted
 from orderchain.errors import FrameError
 from orderchain.event import Event
 from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
 from orderchain.link import is_linked
+from orderchain.reasons import reason_of
 from orderchain.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ def decode_header(record: bytes | None) -> FrameHeader:
             nonce, first_pid, first_id, last_id, seal_before, seal_after,
         ) = _LAYOUT.unpack_from(record)  # fmt: skip
     except LayoutError:
-        raise FrameError("truncated", f"{len(record)} bytes are no header") from None
+        raise FrameError("truncated", f"no header in {counted(len(record), 'byte')}") from None
     if version != VERSION:
         raise FrameError("version", f"was {version}, expected {VERSION}: upgrade the receiver")
     # A later writer may append header fields; they stand before the CRC, which stays last.
@@ -179,7 +181,7 @@ def _decode_rows(record: bytes, header: FrameHeader) -> list[Event]:
     # Hostile nesting ends in RecursionError, broken text in UnicodeDecodeError, which is a
     # ValueError like every error of msgspec.
     except (ValueError, RecursionError) as error:
-        raise FrameError("body", str(error)) from None
+        raise FrameError("body", reason_of(error)) from None
     if (
         len(events) != header.count
         or events[0].pid != header.first_pid

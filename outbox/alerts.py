@@ -11,7 +11,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from orderchain.counted import counted
 from orderchain.errors import SettingError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,11 +55,13 @@ class Alerts:
         """Tell of deliveries; never waits and never raises."""
         for each in abnormal[:LINES_MAX]:
             _log.error(
-                "message %s for %s (consumer %r) is abnormal after %d tries: %s",
-                each.message_id, each.destination, each.consumer, each.send_count, each.reason,
+                "message %s for %s (consumer %r) is abnormal after %s: %s",
+                each.message_id, each.destination, each.consumer,
+                counted(each.send_count, "try", "tries"), printable(each.reason),
             )  # fmt: skip
         if len(abnormal) > LINES_MAX:
-            _log.error("%d more deliveries are abnormal", len(abnormal) - LINES_MAX)
+            more = counted(len(abnormal) - LINES_MAX, "delivery", "deliveries")
+            _log.error("abnormal beyond these: %s", more)
         if self._config.alert_webhook or self._config.alert_command:
             told = {
                 "event": "abnormal",
@@ -92,7 +97,7 @@ class Alerts:
                 await call  # type: ignore[misc] # a coroutine of either kind
         except (OSError, TimeoutError, ValueError) as error:
             self._stats.alerts_failed += 1
-            _log.error("alert %s failed: %s", hook, error or type(error).__name__)
+            _log.error("alert %s failed: %s", hook, reason_of(error))
 
     async def _post(self, body: bytes) -> None:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orderchain.errors import ConnectError, RetryError
+from orderchain.printable import printable
 from orderchain.refusals import sqlstate_of
 from outbox.connections import DRIVER_ERRORS, is_interruption
 from outbox.consumer_kit import Refused
@@ -259,7 +260,8 @@ async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseExcep
         kit.finished(delivery)
     else:
         kit.stats.parked += 1
-        _log.warning("message %s has failed, and is parked: %s", delivery.message_id, told)
+        reason = printable(told)
+        _log.warning("message %s has failed, and is parked: %s", delivery.message_id, reason)
         kit.parked(delivery, now_ns if until_ns is None else until_ns)
     kit.release([delivery])
 
@@ -271,4 +273,4 @@ def error_text(error: BaseException) -> str:
 
 def tell_dead(delivery: Delivery, reason: str, told: str) -> None:
     """Log that a person must look at a message."""
-    _log.error("message %s is a dead letter, %s: %s", delivery.message_id, reason, told)
+    _log.error("message %s is a dead letter, %s: %s", delivery.message_id, reason, printable(told))

@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.check_back import Answer, CheckRules, after_check
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
 from outbox.session import Session
@@ -105,8 +107,8 @@ class CheckBack:
             async with asyncio.timeout(self._config.ask_seconds):
                 return await self._ask(sender, [check.message_id for check in checks]), _SILENT
         except (OrderchainError, OSError) as error:
-            _log.warning("check-back: %s gave no answer: %s", sender, error)
-            return {}, str(error) or type(error).__name__
+            _log.warning("check-back: %s gave no answer: %s", sender, reason_of(error))
+            return {}, reason_of(error)
 
     async def _write(
         self,
@@ -146,6 +148,5 @@ class CheckBack:
 
 def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:
     for each in abnormal:
-        _log.error(
-            "message %s for %s is abnormal: %s", each.message_id, each.destination, each.reason
-        )
+        reason = printable(each.reason)
+        _log.error("message %s for %s is abnormal: %s", each.message_id, each.destination, reason)

@@ -17,6 +17,7 @@ from asyncpg.pgproto import pgproto
 
 from orderchain.errors import OrderchainError
 from orderchain.kafka_client import close_client, start_client
+from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.errors import BadRecord
 from outbox.store import progress_of
@@ -95,7 +96,7 @@ class ConfirmIntake:
             try:
                 await self._follow(topics)
             except (KafkaError, OSError, TimeoutError, OrderchainError) as error:
-                _log.warning("confirms can't be taken in: %s", error or type(error).__name__)
+                _log.warning("confirms can't be taken in: %s", reason_of(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _follow(self, topics: list[str]) -> None:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from orderchain.printable import printable
 from outbox.message import Message
 from outbox.store import Ack
 
@@ -219,4 +220,4 @@ class Dispatch:
 
 def _reason(error: Exception | None) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return " ".join(text.split())[:ERROR_CHARACTERS_MAX]
+    return printable(" ".join(text.split()), ERROR_CHARACTERS_MAX)

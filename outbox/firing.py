@@ -13,6 +13,8 @@ from collections import deque
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from orderchain.counted import counted
+from orderchain.reasons import reason_of
 from outbox.errors import DestinationMissing
 from outbox.message import Message, check_message, draw_message_ids
 from outbox.message_sender import MessageSender
@@ -110,7 +112,7 @@ class FireAfterCommit:
         room = max(WAITING_MAX - len(self._waiting), 0)
         if len(messages) > room:
             self.lost += len(messages) - room
-            _log.warning("%d messages are lost: too many wait", len(messages) - room)
+            _log.warning("lost %s: too many wait", counted(len(messages) - room, "message"))
         if messages[:room]:
             self._waiting += messages[:room]
             self._idle.clear()
@@ -126,7 +128,11 @@ class FireAfterCommit:
                     self.sent += len(result.messages)
                 else:
                     self.lost += len(result.messages)
-                    _log.warning("%d messages are lost: %s", len(result.messages), result.error)
+                    _log.warning(
+                        "lost %s: %s",
+                        counted(len(result.messages), "message"),
+                        reason_of(result.error),
+                    )
             if any(result.error is not None for result in results):
                 await self._sender.renew()
             if not self._waiting:

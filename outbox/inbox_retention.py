@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from orderchain.reasons import reason_of
 from outbox.attempts import AWAY
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class InboxRetention:
         try:
             await self.keep()
         except AWAY as error:
-            _log.warning("the inbox's retention has to wait: %s", error)
+            _log.warning("the inbox's retention has to wait: %s", reason_of(error))
 
     async def keep(self) -> None:
         """Do one round now. Raises what a database raises that is away."""

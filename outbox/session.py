@@ -10,6 +10,7 @@ import asyncpg
 
 from orderchain.errors import SchemaError
 from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -139,5 +140,5 @@ class Session:
             self._config.database,
             driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
-            role_that="may run the outbox's relay",
+            role=OUTBOX_RELAY,
         )

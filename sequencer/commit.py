@@ -131,8 +131,8 @@ class Commit:
         if passed is None:
             raise Fenced(self._batch.chain_id, self._batch.epoch)
 
-    def failure(self, error: Exception) -> Exception:
-        """Return what to raise for `error`: which of the three outcomes it is."""
+    def failure(self, error: Exception, database: str) -> Exception:
+        """Return what to raise for `error` of `database`: which of the three outcomes it is."""
         batch = self._batch
         if isinstance(error, OrderchainError):
             return error
@@ -145,7 +145,7 @@ class Commit:
         if state == _FENCE_FAILED or isinstance(error, asyncpg.UniqueViolationError):
             return Fenced(batch.chain_id, batch.epoch)
         if isinstance(error, CONNECTION_ERRORS):
-            return failure_of("commit", error)
+            return failure_of("commit", error, database)
         return error
 
 

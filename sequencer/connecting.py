@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import asyncpg
 
 from orderchain.errors import OrderchainError, RetryError
-from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
+from orderchain.reasons import reason_of
+from orderchain.refusals import connect_refusal, privilege_refusal, schema_refusal, sqlstate_of
+from orderchain.roles import SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,12 +37,17 @@ _CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up behind it."""
 
 
-def failure_of(what: str, error: Exception) -> OrderchainError:
-    """Return RetryError where the same statement may succeed later, else OrderchainError."""
+def failure_of(what: str, error: Exception, database: str) -> OrderchainError:
+    """Return RetryError where the same statement may succeed later, else OrderchainError.
+
+    ConnectError where the login of `database` may not do this.
+    """
+    if refusal := privilege_refusal(error, database, SEQUENCER_WRITER):
+        return refusal
     state_class = sqlstate_of(error)[:2]
     if state_class and state_class not in _PASSING_SQLSTATE_CLASSES:
-        return OrderchainError(f"{what} refused: {error}")
-    return RetryError(f"{what}: {error or type(error).__name__}")
+        return OrderchainError(f"{what} refused: {reason_of(error)}")
+    return RetryError(f"{what}: {reason_of(error)}")
 
 
 async def connect(config: SequencerConfig, purpose: str, **settings: str) -> asyncpg.Connection:
@@ -80,7 +87,7 @@ class SideConnection:
     ) -> _Result:
         """Return what `work` does on the connection, within the deadline of a commit.
 
-        Raises RetryError, SchemaError or OrderchainError for what the server refused.
+        Raises RetryError, SchemaError, ConnectError or OrderchainError for what was refused.
         """
         async with self._lock:
             try:
@@ -92,7 +99,9 @@ class SideConnection:
                     return await work(self._connection)
             except CONNECTION_ERRORS as error:
                 self._drop()
-                raise schema_refusal(error) or failure_of(what, error) from error
+                raise schema_refusal(error) or failure_of(
+                    what, error, self._config.database
+                ) from error
             except BaseException:
                 self._drop()
                 raise

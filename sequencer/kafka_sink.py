@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError, RetryError, TopicError
 from orderchain.kafka_client import close_client, leave_client, start_client
+from orderchain.reasons import reason_of
 from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class KafkaFrameSink:
                 await asyncio.gather(*acks)
         except (*_ERRORS, TopicError) as error:
             await self.close()
-            raise RetryError(f"kafka: {error or type(error).__name__}") from error
+            raise RetryError(f"kafka: {reason_of(error)}") from error
 
     async def close(self) -> None:
         """Throw the producer away."""

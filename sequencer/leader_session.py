@@ -73,7 +73,8 @@ class LeaderSession:
         except BaseException as error:
             connection.terminate()
             if isinstance(error, CONNECTION_ERRORS):
-                raise (schema_refusal(error) or failure_of("take-over", error)) from error
+                database = self._config.database
+                raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
 
@@ -100,7 +101,7 @@ class LeaderSession:
                     return rows
             except CONNECTION_ERRORS as error:
                 self.abandon()
-                raise failure_of(name, error) from error
+                raise failure_of(name, error, self._config.database) from error
 
     def abandon(self) -> None:
         """Give the connection up at once, without a word to the server."""

@@ -17,6 +17,7 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
+from orderchain.reasons import reason_of
 from sequencer.batcher import Batcher
 from sequencer.columns import columns_of
 from sequencer.committer import Committer
@@ -380,7 +381,7 @@ class Sequencer:
             self._failure = (
                 error if isinstance(error, Exception) else RetryError("the sequencer was stopped")
             )
-            _log.error("chain %d: %s", self._config.chain_id, self._failure)
+            _log.error("chain %d: %s", self._config.chain_id, reason_of(self._failure))
         self._batcher.fail(self._failure)
         self._stopped.set()
 

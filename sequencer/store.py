@@ -115,7 +115,7 @@ class PostgresChainStore:
                         await _move_intake(connection, term, intake)
             except CONNECTION_ERRORS as error:
                 self._session.abandon()
-                raise failure_of("intake", error) from error
+                raise failure_of("intake", error, self._config.database) from error
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
@@ -182,7 +182,7 @@ class PostgresChainStore:
                 await ending
         except Exception as error:
             self._session.abandon()
-            outcome = work.failure(error)
+            outcome = work.failure(error, self._config.database)
             if outcome is error:
                 raise
             raise outcome from error
@@ -203,7 +203,8 @@ class PostgresChainStore:
         except BaseException as error:
             self._session.abandon()
             if isinstance(error, CONNECTION_ERRORS):
-                raise (schema_refusal(error) or failure_of("take-over", error)) from error
+                database = self._config.database
+                raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
             raise
         self._term = term
         self._extended_until = -1

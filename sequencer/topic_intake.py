@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from orderchain.counted import counted
 from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from sequencer.topic_orders import (
     OrderMaker,
@@ -250,9 +251,9 @@ class TopicIntake:
         if refused:
             position, error = refused[0]
             _log.warning(
-                "%s: rejected %d records, the first at %d: %s",
+                "%s: rejected %s, the first at %d: %s",
                 part.source,
-                len(refused),
+                counted(len(refused), "record"),
                 position,
                 error,
             )

@@ -20,6 +20,7 @@ from chain_verifier.archive.seal_run import SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
 from orderchain.event import Event
 from orderchain.mark import Mark
+from orderchain.reasons import reason_of
 from orderchain.run import Run
 
 if TYPE_CHECKING:
@@ -191,5 +192,5 @@ class ArchivedRows:
                 f"the archive {self._archive} has not answered for {STEP_SECONDS:.0f} s"
             ) from None
         except (OSError, pa.ArrowException) as error:
-            text = " ".join(str(error).split())
-            raise InputError("archive", str(self._archive), f"readable files ({text})") from error
+            expected = f"readable files ({reason_of(error)})"
+            raise InputError("archive", str(self._archive), expected) from error

@@ -12,14 +12,13 @@ from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.verify_archive import verify_archive
 from chain_verifier.server import connected
 from orderchain.errors import InputError, SettingError
+from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
-
-_ROLE_THAT: Final = "may detach partitions (the owner, or a member of it)"
 
 
 class Retained(Struct, frozen=True, kw_only=True):
@@ -70,7 +69,7 @@ def retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
 
 async def _retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, OWNER) as connection:
         place = await read_place(connection, chain_id)
         await _require_unwanted(connection, place, request)
         partitions = await _partitions(connection, chain_id)

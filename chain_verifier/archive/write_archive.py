@@ -19,6 +19,7 @@ from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
 from chain_verifier.server import connected
 from orderchain.errors import InputError, SettingError, SourceBroken
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -31,8 +32,6 @@ _BATCHES_PAGE: Final = 1_000
 
 _GROUP_ROWS: Final = 20_000
 """Rows in memory, unless one batch holds more: at 1 kB a row 20 MB, and a row group of a file."""
-
-_ROLE_THAT: Final = "may read chains (auditor)"
 
 
 class Archived(Struct, frozen=True, kw_only=True):
@@ -58,7 +57,7 @@ def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None =
 
 
 async def _write(dsn: str, archive: Path, chain_id: int, until_id: int | None) -> Archived:
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, AUDITOR) as connection:
         place = await read_place(connection, chain_id)
         until_id = _until(place, until_id)
         manifest = begin_manifest(archive, chain_id, str(place.database_id))

@@ -14,7 +14,9 @@ from chain_verifier.server import DRIVER_ERRORS
 from chain_verifier.truth import DatabaseHead, Truth
 from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SourceBroken
-from orderchain.refusals import connect_refusal, schema_refusal
+from orderchain.reasons import reason_of
+from orderchain.refusals import connect_refusal, privilege_refusal, schema_refusal
+from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
@@ -66,16 +68,17 @@ class DatabaseTable(Truth):
         try:
             yield
         except (OSError, *DRIVER_ERRORS) as error:
-            expected = f"to get in ({_reason_of(error)})"
+            expected = f"to get in ({reason_of(error)})"
             refused = ConnectError("database", mask_dsn(self._dsn), expected)
-            raise schema_refusal(error) or refused from error
+            barred = privilege_refusal(error, self._dsn, AUDITOR)
+            raise schema_refusal(error) or barred or refused from error
 
     @contextmanager
     def _as_broken(self) -> Iterator[None]:
         try:
             yield
         except (OSError, *DRIVER_ERRORS) as error:
-            raise SourceBroken(self.name, _reason_of(error)) from error
+            raise SourceBroken(self.name, reason_of(error)) from error
 
     def _fetch(self, statement: str, *values: object) -> list[Any]:
         found: list[Any] = self._runner.run(self._connection.fetch(_SQL[statement], *values))
@@ -168,7 +171,3 @@ class DatabaseTable(Truth):
         if connection is not None:
             connection.terminate()
         self._runner.close()
-
-
-def _reason_of(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

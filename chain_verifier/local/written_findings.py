@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.findings import Finding
 from orderchain.errors import RetryError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
                 table.write_batch(pa.RecordBatch.from_pylist(page, schema=_SCHEMA))
                 lines.writelines(msgspec.json.encode(_told(row)) + b"\n" for row in page)
     except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else reason_of(error)
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
 
 

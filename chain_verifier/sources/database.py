@@ -11,7 +11,6 @@ from chain_verifier.jdbc import JdbcAddress, jdbc_address
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken, at_connect
 from chain_verifier.truth import DatabaseHead, Truth
-from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, SchemaError
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
@@ -41,8 +40,7 @@ class DatabaseTable(Truth):
         self._spark = spark
         self._chain_id = chain_id
         self._address: JdbcAddress = jdbc_address(source.dsn)
-        self._shown = mask_dsn(source.dsn)
-        with at_connect(self._shown):
+        with at_connect(source.dsn):
             self.head = self._read_head()
 
     def head_now(self) -> int:

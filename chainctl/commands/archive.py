@@ -10,6 +10,7 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -49,8 +50,9 @@ def command(
         data_json(done)
     else:
         data(
-            f"chain {chain_id}: {done.rows} rows behind {done.after_id} up to {done.last_id} "
-            f"archived and verified, {done.parts} parts"
+            f"chain {chain_id}: {counted(done.rows, 'row')} "
+            f"behind {done.after_id} up to {done.last_id} "
+            f"archived and verified, {counted(done.parts, 'part')}"
         )
     return ExitCode.CLEAN
 
@@ -64,7 +66,7 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
     else:
         told = "whole" if report.fault is None else f"broken: {report.fault}"
         data(
-            f"chain {chain_id}: archive {told}; {report.rows} rows behind {report.after_id} "
-            f"up to {report.last_id}, {report.parts} parts"
+            f"chain {chain_id}: archive {told}; {counted(report.rows, 'row')} "
+            f"behind {report.after_id} up to {report.last_id}, {counted(report.parts, 'part')}"
         )
     return ExitCode.CLEAN if report.fault is None else ExitCode.FINDINGS

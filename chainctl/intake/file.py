@@ -19,6 +19,7 @@ from chainctl.intake.csv_rows import CsvRows
 from chainctl.intake.json_rows import JsonRows
 from chainctl.intake.orders import Columns, OrderEncoder, length_prefixed
 from orderchain.batch import IntakeMark
+from orderchain.counted import counted
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:
@@ -183,13 +184,14 @@ class FileIntake:
         """
         while self.position < taken.position:
             if self.read(min(_PASSED_ROWS, taken.position - self.position)) is None:
-                expected = f"at least the {taken.position} rows that were taken from it before"
-                raise InputError("input", f"{self._path} ({self.position} rows)", expected)
+                expected = f"at least the {counted(taken.position, 'row')} taken from it before"
+                found = f"{self._path} ({counted(self.position, 'row')})"
+                raise InputError("input", found, expected)
             yield
         if self._progress.mark(self.source).digest != taken.digest:
             expected = (
-                f"the {taken.position} rows at its beginning that were taken before, read with the "
-                "same columns; the beginning of the file has changed"
+                f"the {counted(taken.position, 'row')} at its beginning taken before, read with "
+                "the same columns; the beginning of the file has changed"
             )
             raise InputError("input", str(self._path), expected)
 

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.reasons import reason_of
 from outbox.callback.asking import Reply, after_ask
 from outbox.callback.check_record import DUE_NS_MAX, decode_checks
 from outbox.callback.store import CONFIRMED, WAITING, Asked, CallbackStore
@@ -194,8 +195,8 @@ class CallbackService:
                 ids = sorted(row.message_id for row in rows)
                 return await self._calls.resend(sender, consumer, ids), None
         except (OrderchainError, OSError) as error:
-            _log.warning("callback: %s was asked in vain: %s", sender, error)
-            return {}, str(error) or type(error).__name__
+            _log.warning("callback: %s was asked in vain: %s", sender, reason_of(error))
+            return {}, reason_of(error)
 
     async def _return(self, token: UUID, sender: str, consumer: str, rows: Sequence[Taken]) -> None:
         self.stats.returns += 1
@@ -204,8 +205,8 @@ class CallbackService:
                 ids = sorted(row.message_id for row in rows)
                 await self._calls.confirmed(sender, consumer, ids)
         except (OrderchainError, OSError) as error:
-            _log.warning("callback: %s could not be told of confirms: %s", sender, error)
-            told = str(error) or type(error).__name__
+            _log.warning("callback: %s could not be told of confirms: %s", sender, reason_of(error))
+            told = reason_of(error)
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
             await self._store.not_returned(token, rows, at, told)
         else:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
+from orderchain.counted import counted
 from orderchain.errors import OrderchainError, RetryError
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
 from outbox.callback.asking import Reply
@@ -191,7 +193,8 @@ class CheckedSender:
         if self._waiting_rows + len(messages) > self._config.waiting_rows_max:
             self.stats.dropped += len(messages)
             _log.error(
-                "%d messages could not wait for the broker: left to the sweep", len(messages)
+                "left to the sweep what could not wait for the broker: %s",
+                counted(len(messages), "message"),
             )
             return
         self._waiting_rows += len(messages)
@@ -222,7 +225,7 @@ class CheckedSender:
         try:
             return await self._send(messages)
         except (OrderchainError, OSError) as error:
-            _log.warning("mode 5: nothing could be sent: %s", error)
+            _log.warning("mode 5: nothing could be sent: %s", reason_of(error))
         await self._sender.renew()
         await asyncio.sleep(self._config.probe_seconds)
         return messages

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from orderchain.errors import SchemaError
 from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.roles import OUTBOX_CALLBACK
 from orderchain.sql import load_sql
 from outbox.session import PLAN_SETTINGS
 
@@ -192,7 +193,7 @@ class CallbackStore:
             self._config.database,
             driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
-            role_that="may run the callback service",
+            role=OUTBOX_CALLBACK,
         )
 
 

@@ -17,6 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.message import Message
 from outbox.service import bodies, metrics
 from outbox.service.desk import draw_missing
@@ -139,7 +141,9 @@ class MessageApp:
             stored = await self._desk.store(client.name, messages, is_prepared=is_prepared)
         except _OURS as error:
             # With these ids the same request can be repeated: what is stored is not stored twice.
-            raise unavailable(str(error), {"message_ids": [str(each) for each in ids]}) from error
+            raise unavailable(
+                reason_of(error), {"message_ids": [str(each) for each in ids]}
+            ) from error
         return answer(200, stored)
 
     async def _commit(self, client: Client, request: Request) -> Response:
@@ -197,7 +201,7 @@ class MessageApp:
         try:
             unfinished = await self._desk.unfinished()
         except _OURS as error:
-            _log.warning("/metrics: %s", error)
+            _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
         counted = self._counted()
         page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished)
@@ -219,7 +223,9 @@ class MessageApp:
             async with asyncio.timeout(self._config.relay.connect_seconds):
                 await self._desk.is_ready()
         except (TimeoutError, OrderchainError) as error:
-            return refused(unavailable(str(error) or "the database does not answer"))
+            silent = isinstance(error, TimeoutError)
+            told = "the database does not answer" if silent else reason_of(error)
+            return refused(unavailable(told))
         if not self._is_relaying():
             return refused(unavailable("the relay of this instance has ended"))
         return answer(200, {"status": "ready"})
@@ -247,8 +253,8 @@ class MessageApp:
             except Refusal as refusal:
                 found = refusal
             except _OURS as error:
-                _log.warning("%s: %s", request.url.path, error)
-                found = unavailable(str(error))
+                _log.warning("%s: %s", printable(request.url.path), reason_of(error))
+                found = unavailable(reason_of(error))
             except RefusedError as error:
                 found = of_error(error)
             except TimeoutError:
@@ -294,7 +300,7 @@ class MessageApp:
             told, _, where = str(error).partition(" - at ")
             raise Refusal(400, "invalid", where.strip("`") or "body", expected=told) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(400, "not_json", "body", expected=f"JSON: {error}") from None
+            raise Refusal(400, "not_json", "body", expected=f"JSON: {reason_of(error)}") from None
 
     async def _content(self, request: Request) -> bytes:
         """Return the body, read no further than it may be long."""

@@ -23,7 +23,8 @@ PUBLIC = {
     "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
     "collector": "calm_collector",
-    "dsn": "hosts_of mask_dsn",
+    "counted": "counted",
+    "dsn": "hosts_of login_of mask_dsn",
     "event": "Event",
     "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame",
     "key_page": "ClientNumber KeyPage",
@@ -32,8 +33,10 @@ PUBLIC = {
     "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
     "HeadReports KeyStore Lease PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
-    "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of "
-    "statement_refusal",
+    "printable": "printable",
+    "reasons": "reason_of",
+    "refusals": "connect_refusal is_too_many_connections privilege_refusal read_only_refusal "
+    "schema_refusal sqlstate_of statement_refusal",
     "row_image": "column_images row_images",
     "run": "Run",
     "schema": "schema_sql",
