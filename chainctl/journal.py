@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from orderchain.errors import InputError, SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.private_file import PRIVATE_MODE
 from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Journal:
 
     def _open(self, flags: int) -> None:
         try:
-            descriptor = os.open(self._path, flags | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self._path, flags | os.O_CLOEXEC, PRIVATE_MODE)
         except OSError as error:
             raise _unusable(self._path, error.strerror or "") from None
         try:

@@ -13,6 +13,7 @@ from chainctl.exits import ExitCode, hide_secrets
 from chainctl.marking import Beginning, beginning_of, move_mark, who
 from chainctl.output import data, data_text, progress, talk
 from orderchain.errors import OrderchainError, SettingError
+from orderchain.private_file import write_private
 from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
         from chain_verifier.local.picture import read_picture
 
         page = html_report(report, read_picture(request), datetime.now(UTC))
-        Path(asked.page).write_text(page, encoding="utf-8")
+        write_private(Path(asked.page), page)
     return _code_of(report)
 
 
@@ -186,7 +187,7 @@ def _verify_several(settings: Settings, asked: Asked, chains: Sequence[int]) -> 
         requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
         pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
         page = html_chains_report(report, pictures, datetime.now(UTC))
-        Path(asked.page).write_text(page, encoding="utf-8")
+        write_private(Path(asked.page), page)
     return max(map(_code_of, report.outcomes))
 
 

@@ -25,6 +25,7 @@ from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
 from orderchain.printable import printable
+from orderchain.private_file import private_opener
 from orderchain.reasons import reason_of
 from orderchain.seal import SEAL_BYTES
 from orderchain.snapshot import Snapshot
@@ -139,7 +140,7 @@ class FileSnapshotStore:
         path = self._folder / self._name_of(self._chain_id, mark.id)
         writing = path.with_name(f"{path.name}.{os.getpid()}{_WRITING}")
         try:
-            with writing.open("wb") as file:
+            with open(writing, "wb", opener=private_opener) as file:
                 file.write(body)
                 file.write(sha256(body).digest())
                 file.flush()

@@ -43,7 +43,7 @@ class Alerts:
 
     def __init__(self, config: RelayConfig, stats: RelayStats) -> None:
         if config.alert_webhook and urlsplit(config.alert_webhook).scheme not in {"http", "https"}:
-            raise SettingError("alert_webhook", config.alert_webhook[:100], "an http or https URL")
+            raise SettingError("alert_webhook", "a secret", "an http or https URL")
         self._config = config
         self._stats = stats
         self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)
