@@ -262,7 +262,8 @@ async def test_writer_does_all_that_a_commit_needs(connect: Connect) -> None:
         await writer.execute(
             "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id,"
             " system_identifier, timeline)"
-            " SELECT 1, 1, decode(repeat('00', 16), 'hex'), decode(repeat('00', 32), 'hex'), 'o', 0,"
+            " SELECT 1, 1, decode(repeat('00', 16), 'hex'),"
+            " decode(repeat('00', 32), 'hex'), 'o', 0,"
             " system_identifier, 1 FROM pg_control_system(), pg_walfile_name(pg_current_wal_lsn())"
         )
         await writer.execute("SELECT chain_event_extend(1, 500)")
