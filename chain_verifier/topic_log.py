@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.topic_walk import FrameHead, TopicWalk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_COUNTED_APART: Final = frozenset({"heartbeat", "forged"})
+_LOST: Final = "lost"
+_DISOWNED: Final = {
+    UNSIGNED: "forged frames: not signed by the leader that they name",
+    UNKNOWN_TERM: "frames of an unknown term: of a life that was lost, or of another database",
+    _LOST: "frames of a leader of this database that hold what it does not: rows that were lost",
+}
+"""Frames that the database does not stand by, and what is said of each kind."""
+
+_COUNTED_APART: Final = frozenset({"heartbeat", *_DISOWNED})
 
 
 class TopicRecord(Struct, frozen=True, gc=False):
@@ -28,8 +37,11 @@ class TopicRecord(Struct, frozen=True, gc=False):
     last_id: int | None = None
     count: int | None = None
     epoch: int | None = None
+    sender: str | None = None
+    """Whose word it is, as `frame_reading` has it; None where there is no database to ask."""
     is_genuine: bool = False
-    """Its seals are those of a batch of the database; True where there is none to ask."""
+    """Signed by a leader, and its seals are those of a batch of the database; True where there is
+    none to ask."""
     batch_epoch: int | None = None
     """Under which the database holds the batch."""
 
@@ -52,7 +64,7 @@ class TopicLog:
         if record.reason is not None:
             self._counts[record.reason] += 1
         elif not record.is_genuine:
-            self._counts["forged"] += 1
+            self._counts[_LOST if record.sender in {None, SIGNED} else record.sender] += 1
             if not record.is_heartbeat:
                 self.forged.add(record.offset)
         elif record.is_heartbeat:
@@ -107,8 +119,9 @@ class TopicLog:
         if refused:
             shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
             yield f"{sum(refused.values())} records that are no frame of the chain: {shown}"
-        if self._counts["forged"]:
-            yield f"{self._counts['forged']} forged frames: their seals are not the database's"
+        for kind, told in _DISOWNED.items():
+            if self._counts[kind]:
+                yield f"{self._counts[kind]} {told}"
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
             yield f"{repeats} frames hold rows that were published before"

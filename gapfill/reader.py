@@ -21,7 +21,7 @@ from orderchain.errors import (
 from orderchain.event import Event
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.link import first_break, is_linked
-from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
 from orderchain.run import Run
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.seal import genesis_seal
@@ -72,7 +72,7 @@ class GapReader:
         RowsArchived when the row lies behind the archive's boundary.
         """
         chain_id = self._config.chain_id
-        rows = await self._connection.fetch(_SQL["standing"], chain_id, at_id)
+        rows = await self._connection.fetch(_SQL["standing"], chain_id, at_id, TERMS_MAX)
         if not rows:
             raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
         row = rows[0]
@@ -83,7 +83,12 @@ class GapReader:
         mark = _mark_of(row, chain_id, at_id)
         if mark is None and at_id < (row["boundary_id"] or 0):
             raise RowsArchived(chain_id, at_id, row["boundary_id"])
-        return Standing(head=_head_of(row), mark=mark, is_primary=not row["is_standby"])
+        return Standing(
+            head=_head_of(row),
+            mark=mark,
+            is_primary=not row["is_standby"],
+            terms=_terms_of(row),
+        )
 
     # -- places --------------------------------------------------------------------------------
 
@@ -270,6 +275,11 @@ def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, whic
         topic=row["topic"],
         partition=row["topic_partition"],
     )
+
+
+def _terms_of(row: Any) -> tuple[FrameTerm, ...]:  # noqa: ANN401 - as above
+    terms = _rows_of(row, "term_epochs", "term_nonces", "term_frame_keys")
+    return tuple(FrameTerm(epoch=e, nonce=nonce, frame_key=key) for e, nonce, key in terms)
 
 
 def _mark_of(row: Any, chain_id: int, at_id: int) -> Mark | None:  # noqa: ANN401 - as above

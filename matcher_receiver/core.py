@@ -1,8 +1,8 @@
 """The receive state machine: from values to decisions, with no I/O, no clock and no randomness.
 
-The order of its questions is the protocol. A frame is first asked for its chain, then for its
-publisher (the nonce), and only then for its ids: ids of a publisher that the database does not
-vouch for mean nothing. See `docs/protocol.md` for every cell.
+The order of its questions is the protocol. A frame is first asked for its chain, then for its term
+(the nonce), then for the MAC under that term's key, and only then for its ids: ids of a sender that
+the database does not vouch for mean nothing. See `docs/protocol.md` for every cell.
 
 Seals of frames are provisional. A receiver does not compute a seal, it compares: the seal before a
 batch must be the one after the batch before. When the database later contradicts the seal alone,
@@ -25,11 +25,14 @@ from matcher_receiver.decisions import (
     DELIVER,
     DELIVER_NEW_PART,
     DROP_CHAIN,
+    DROP_MAC,
     DROP_OLD,
     DROP_PHANTOM,
     IN_STEP,
     WAIT,
     Check,
+    ConfirmNonce,
+    Drop,
     Fill,
     FrameDecision,
     GapDecision,
@@ -46,8 +49,8 @@ from orderchain.errors import (
     PrimaryBehind,
     SealMismatch,
 )
-from orderchain.frame import NONCE_BYTES, decode_body, decode_linked_body
-from orderchain.mark import Mark
+from orderchain.frame import decode_body, decode_linked_body, is_signed
+from orderchain.mark import TERMS_MAX, Mark
 from orderchain.run import Run
 
 if TYPE_CHECKING:
@@ -57,11 +60,10 @@ if TYPE_CHECKING:
     from orderchain.event import Event
     from orderchain.frame import FrameHeader
     from orderchain.gap import Cause
-    from orderchain.mark import ChainHead, Standing
+    from orderchain.mark import ChainHead, FrameTerm, Standing
 
-NONCES_MAX: Final = 16
-"""Publishers remembered. One a take-over; frames of older ones are long gone from the topic's end,
-and a forgotten one costs a read."""
+NONCES_MAX: Final = TERMS_MAX
+"""Terms known at once, the newest. Frames of older ones are dropped, at the cost of a read."""
 
 UNPROVEN_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes of records kept to compare the last batch. A larger batch is not kept, and a contradiction
@@ -87,7 +89,8 @@ class ReceiveCore:
         self.halted_by: HaltError | None = None
         # The one in which the place was stored; else the first one read.
         self._database_id = database_id
-        self._nonces: dict[bytes, None] = {}  # in the order in which they became known
+        # By nonce the keys of the terms that the primary vouched for when it last agreed with us.
+        self._frame_keys: dict[bytes, bytes] = {}
         # Where the database last agreed with us or the last batch began, and the records that were
         # delivered behind it; None when they can't be compared.
         self._proven = start
@@ -96,12 +99,17 @@ class ReceiveCore:
 
     # -- frames --------------------------------------------------------------------------------
 
-    def judge(self, header: FrameHeader) -> FrameDecision:
-        """Decide about a frame from its header alone."""
+    def admit(self, header: FrameHeader, record: bytes) -> Drop | ConfirmNonce | None:
+        """Decide whether a frame is a leader's; None when it is, and is to be judged."""
         if header.chain_id != self.chain_id:
             return DROP_CHAIN
-        if header.publisher_nonce not in self._nonces:
+        frame_key = self._frame_keys.get(header.publisher_nonce)
+        if frame_key is None:
             return CONFIRM_NONCE
+        return None if is_signed(record, frame_key) else DROP_MAC
+
+    def judge(self, header: FrameHeader) -> FrameDecision:
+        """Decide about a frame that was admitted, from its header alone."""
         if header.count == 0:
             return self._judge_heartbeat(header)
         head = self.head
@@ -190,8 +198,8 @@ class ReceiveCore:
     def judge_standing(self, standing: Standing, cause: Cause) -> StandingDecision:
         """Decide about what the database says of our own head (`standing` was read at its id).
 
-        This is where nonces become known: in one snapshot the primary names its leader, and holds
-        the row and the seal that we hold.
+        This is where terms become known: in one snapshot the primary tells of them, and holds the
+        row and the seal that we hold. Those that it does not tell of are known no more.
         """
         head, mark = standing.head, standing.mark
         if not standing.is_primary:
@@ -205,7 +213,7 @@ class ReceiveCore:
             return self._judge_seal(mark)
         self.head = mark
         self._prove(mark)
-        self._know(head.nonce)
+        self._know(standing.terms)
         return self._in_step_or_fill(head, cause)
 
     def _judge_standby(self, standing: Standing, cause: Cause) -> StandingDecision:
@@ -254,13 +262,9 @@ class ReceiveCore:
             self._database_id = head.database_id
         return head.database_id != self._database_id
 
-    def _know(self, nonce: bytes) -> None:
-        # Empty until the chain's first take-over: then there is nobody to be known.
-        if len(nonce) != NONCE_BYTES or nonce in self._nonces:
-            return
-        if len(self._nonces) >= NONCES_MAX:
-            self._nonces.pop(next(iter(self._nonces)))
-        self._nonces[nonce] = None
+    def _know(self, terms: Sequence[FrameTerm]) -> None:
+        """Believe frames of `terms`, the newest of which come first, and of no others."""
+        self._frame_keys = {term.nonce: term.frame_key for term in terms[:NONCES_MAX]}
 
     # -- fills ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from matcher_receiver.decisions import (
     CONFIRM_NONCE,
     DROP_NONCE,
+    DROP_SUSPECT,
     Check,
     ConfirmNonce,
     Deliver,
@@ -110,7 +111,8 @@ class Inbox:
         return await self._judge(header, record or b"")
 
     async def _judge(self, header: FrameHeader, record: bytes) -> Run | None:
-        decision = self._kit.core.judge(header)
+        core = self._kit.core
+        decision = core.admit(header, record) or core.judge(header)
         if isinstance(decision, Deliver | DeliverNewPart):
             self._aside = None
             return self._deliver(decision, header, record)
@@ -156,13 +158,13 @@ class Inbox:
         return True
 
     async def _confirm_nonce(self) -> bool:
-        """Ask the database who leads; say whether the frame aside is to be judged again.
+        """Ask the database who led; say whether the frame aside is to be judged again.
 
         If the database is ahead of us, that is most often by this very frame: no fill is opened.
         """
         await self._watch.check()
         aside = self._aside
-        if aside is None or self._kit.core.judge(aside[0]) is CONFIRM_NONCE:
+        if aside is None or self._kit.core.admit(*aside) is CONFIRM_NONCE:
             self._kit.counters.drop(DROP_NONCE.reason)
             return False
         return True
@@ -171,8 +173,13 @@ class Inbox:
         """Ask the database for the row that a frame tells of, and open the fill.
 
         Returns whether the frame is done with: a heartbeat is, a phantom is, a frame that is to be
-        judged again behind the fill is not.
+        judged again behind the fill is not. Where one has just been found, the next ones are not
+        looked into for a while, whoever sent them: a leader gone mad must not become a flood of
+        reads, and what is dropped wrongly shows again, at the latest by a poll.
         """
+        if self._watch.is_wary:
+            self._kit.counters.drop(DROP_SUSPECT.reason)
+            return True
         try:
             standing = await self._watch.read(fill.until_id)
         except AWAY as error:
@@ -187,6 +194,7 @@ class Inbox:
         self._kit.waits.succeeded()
         if isinstance(decision, Drop):
             self._kit.counters.drop(decision.reason)
+            self._watch.note_phantom()
             return True
         self._watch.note_use()
         self._filling.open(decision)

@@ -29,6 +29,7 @@ class HeadWatch:
         self._kit = kit
         self._last_use_ns = kit.clock.monotonic_ns()
         self._last_check_ns: int | None = None
+        self._last_phantom_ns: int | None = None
         self.patience = kit.config.poll_after_seconds
         """How long to wait for records before a look at the head."""
         self.lag = Lag(kit.clock, kit.core.head.id)
@@ -43,6 +44,21 @@ class HeadWatch:
         """Whether nothing has been of use for long, whatever has come."""
         idle_ns = self._kit.clock.monotonic_ns() - self._last_use_ns
         return idle_ns > self._kit.config.poll_after_seconds * SECOND_NS
+
+    @property
+    def is_wary(self) -> bool:
+        """Whether a frame has just told of a row that the database does not have."""
+        return self._is_recent(self._last_phantom_ns)
+
+    def _is_recent(self, at_ns: int | None) -> bool:
+        """Whether `at_ns` lies less than `check_seconds` back."""
+        if at_ns is None:
+            return False
+        return self._kit.clock.monotonic_ns() - at_ns < self._kit.config.check_seconds * SECOND_NS
+
+    def note_phantom(self) -> None:
+        """A frame of a leader told of a row that the primary does not have."""
+        self._last_phantom_ns = self._kit.clock.monotonic_ns()
 
     def note_use(self) -> None:
         """A frame was of use: Kafka brings what it should."""
@@ -70,11 +86,9 @@ class HeadWatch:
 
     async def check(self) -> StandingDecision | None:
         """Look at the head for a frame's sake; None too when it was looked at just now."""
-        now = self._kit.clock.monotonic_ns()
-        last = self._last_check_ns
-        if last is not None and now - last < self._kit.config.check_seconds * SECOND_NS:
+        if self._is_recent(self._last_check_ns):
             return None
-        self._last_check_ns = now
+        self._last_check_ns = self._kit.clock.monotonic_ns()
         return await self.ask("frame")
 
     async def ask(self, cause: Cause) -> StandingDecision | None:

@@ -81,6 +81,8 @@ class Term(Struct, frozen=True, kw_only=True):
     database_id: UUID
     epoch: int
     nonce: bytes
+    frame_key: bytes
+    """Signs the frames of this term; drawn at its take-over, never published, never shown."""
     last_id: int
     last_seal: bytes
     last_committed_at_us: int
@@ -91,3 +93,7 @@ class Term(Struct, frozen=True, kw_only=True):
     """Seeds the hashes of this chain's keys; 64 bits, not negative."""
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""
+
+    def __repr__(self) -> str:
+        """Show whose term it is, without the key of its frames and the salt of its keys."""
+        return f"Term(chain_id={self.chain_id}, epoch={self.epoch}, last_id={self.last_id})"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
+
+TERMS_MAX: Final = 16
+"""Terms that a standing tells of, the newest. One a take-over; frames of older ones are long gone
+from the topic's end, and rows of theirs are read from the database."""
 
 
 class Mark(Struct, frozen=True, kw_only=True):
@@ -46,6 +51,19 @@ class ChainHead(Struct, frozen=True, kw_only=True):
     partition: int
 
 
+class FrameTerm(Struct, frozen=True, kw_only=True):
+    """One term of a chain's leaders, as far as it concerns those who read its frames."""
+
+    epoch: int
+    nonce: bytes
+    """Stands in every frame that the leader of this term sends."""
+    frame_key: bytes
+    """Signs those frames. A secret: who knows it can make frames that are believed."""
+
+    def __repr__(self) -> str:
+        return f"FrameTerm(epoch={self.epoch}, nonce={self.nonce.hex()})"
+
+
 class Standing(Struct, frozen=True, kw_only=True):
     """What a source says of one place, read in one snapshot with the head."""
 
@@ -54,3 +72,5 @@ class Standing(Struct, frozen=True, kw_only=True):
     """The mark behind the row asked for; None when the source holds no such row."""
     is_primary: bool
     """False on a standby, whose word may be old: only the primary's contradictions count."""
+    terms: tuple[FrameTerm, ...] = ()
+    """The newest TERMS_MAX terms of the chain, the newest first, of the same snapshot."""

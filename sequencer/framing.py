@@ -62,6 +62,7 @@ def heartbeat_frame(term: Term, *, last_id: int, last_seal: bytes) -> bytes:
             seal_before=last_seal,
         ),
         (),
+        term.frame_key,
     )
 
 
@@ -86,6 +87,7 @@ def _slice(
             is_batch_end=is_batch_end,
         ),
         events,
+        term.frame_key,
     )
     if len(frame) <= frame_bytes_max:
         yield frame

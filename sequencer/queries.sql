@@ -38,6 +38,20 @@ UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
  WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
 RETURNING counter
 
+-- last_term: of the newest term that was stored the server's id and timeline, and those of now; the
+-- timeline is that of the log being written, since that of the last checkpoint lags behind a promotion
+SELECT term.epoch, term.system_identifier, term.timeline,
+       (SELECT system_identifier FROM pg_control_system()) AS system_identifier_now,
+       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline_now
+  FROM (SELECT) AS nothing
+  LEFT JOIN (SELECT epoch, system_identifier, timeline FROM chain_term
+              WHERE chain_id = $1 ORDER BY epoch DESC LIMIT 1) AS term ON true
+
+-- begin_term: store the term that begins in this transaction, behind the fence
+INSERT INTO chain_term
+    (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+
 -- renew_lease: say that the leader of epoch $2 lives
 UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2 RETURNING counter
 

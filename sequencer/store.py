@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.event import Event
-from orderchain.frame import NONCE_BYTES
 from orderchain.refusals import schema_refusal
 from orderchain.row_image import row_images
 from orderchain.sql import load_sql
 from sequencer.commit import Commit, mark_values, reject_values
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.leader_session import GIVEN_UP, LeaderSession
-from sequencer.taking_over import raise_epoch
+from sequencer.taking_over import Secrets, raise_epoch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -193,7 +191,8 @@ class PostgresChainStore:
             self._is_pipelining = False
 
     async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
-        drawn = self._drawn_nonce = os.urandom(NONCE_BYTES)
+        drawn = Secrets.draw()
+        self._drawn_nonce = drawn.nonce
         seen = (self._config.chain_id, epoch, nonce)
         try:
             async with self._session.lock, asyncio.timeout(self._config.commit_seconds):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSource
+from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.local.table import PAGE_ROWS, Row
 from chain_verifier.server import DRIVER_ERRORS
 from chain_verifier.truth import DatabaseHead, Truth
@@ -103,6 +104,11 @@ class DatabaseTable(Truth):
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with self._as_broken():
             return [tuple(row) for row in self._fetch("skips", self._chain_id)]
+
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that there are by now. Raises SourceBroken."""
+        with self._as_broken():
+            return FrameKeys({row[0]: row[1] for row in self._fetch("terms", self._chain_id)})
 
     def seal_at(self, last_id: int) -> bytes | None:
         """Return the seal after the batch that ends with `last_id`; None if none does."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
+from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.jdbc import JdbcAddress, jdbc_address
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken, at_connect
@@ -102,6 +103,16 @@ class DatabaseTable(Truth):
         with as_broken(self.name):
             found = self._query("skips").where(F.col("chain_id") == self._chain_id).collect()
         return [(row["after_id"], row["until_id"]) for row in found]
+
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that there are by now. Raises SourceBroken.
+
+        They come to the driver, and from there to the workers inside the function that uses them:
+        in no plan, and so in no page or log of Spark's.
+        """
+        with as_broken(self.name):
+            found = self._query("terms").where(F.col("chain_id") == self._chain_id).collect()
+        return FrameKeys({bytes(row["nonce"]): bytes(row["frame_key"]) for row in found})
 
     @property
     def rows(self) -> DataFrame:

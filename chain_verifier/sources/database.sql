@@ -35,6 +35,9 @@ SELECT b.chain_id, b.seal AS anchor, b.last_id AS anchor_id, n.last_id AS batch_
 -- skips: the ranges that were never published, since Kafka was away for long
 SELECT chain_id, after_id, until_id FROM public.chain_skip
 
+-- terms: the keys that sign the frames of each term
+SELECT chain_id, nonce, frame_key FROM public.chain_term
+
 -- sealed: rows, and batches under the id of their last row; sorted by (id, is_batch), each batch
 -- stands behind its rows
 SELECT e.chain_id, e.id, 0 AS is_batch, e.pid, e.key, e.event_time_ns, e.payload,

@@ -12,7 +12,7 @@ from orderchain.errors import (
     RowsMissing,
     SealMismatch,
 )
-from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
 from orderchain.run import Run
 from orderchain.seal import genesis_seal
 from orderchain.simulation.memory_store import MemoryChain
@@ -44,6 +44,8 @@ class StoredChain(Protocol):
     def epoch(self) -> int: ...  # noqa: D102
     @property
     def nonce(self) -> bytes: ...  # noqa: D102
+    @property
+    def terms(self) -> Sequence[FrameTerm]: ...  # noqa: D102
     @property
     def published_id(self) -> int: ...  # noqa: D102
     @property
@@ -102,6 +104,7 @@ class MemoryReplica:
         primary = self._database.chains[self._chain_id]
         copy = MemoryChain(primary.chain_id, primary.database_id, primary.partition_ids)
         copy.epoch, copy.nonce, copy.owner = primary.epoch, primary.nonce, primary.owner
+        copy.terms = primary.terms
         copy.lease_counter, copy.lease_released = primary.lease_counter, primary.lease_released
         copy.published_id = primary.published_id
         copy.batches = list(primary.batches)
@@ -158,7 +161,12 @@ class MemoryGapSource:
             chain = self._see()
             is_there = at_id == 0 or bool(rows_between(chain, at_id - 1, at_id, 1))
             mark = mark_at(chain, at_id) if is_there else None
-            return Standing(head=head_of(chain), mark=mark, is_primary=self.is_primary)
+            return Standing(
+                head=head_of(chain),
+                mark=mark,
+                is_primary=self.is_primary,
+                terms=tuple(chain.terms[:TERMS_MAX]),
+            )
 
         return await self._ask(look)
 

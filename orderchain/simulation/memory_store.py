@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from hashlib import sha256
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from orderchain.batch import Batch, IntakeMark, IntakeReject, LeaseSight, Term
 from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
+from orderchain.mark import FrameTerm
 from orderchain.seal import genesis_seal
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class MemoryChain:
         self.partition_ids = partition_ids
         self.epoch = 0
         self.nonce = b""
+        self.terms: tuple[FrameTerm, ...] = ()
+        """Of all take-overs, the newest first."""
         self.owner = ""
         self.lease_counter = 0
         self.lease_released = True
@@ -65,6 +69,17 @@ class MemoryChain:
         self.checkpoints: dict[str, Mark] = {}
         # Commits whose client is gone, but whose transactions may still land, in this order.
         self.in_flight: list[MemoryCommit] = []
+
+    def begin_term(self, nonce: bytes, owner: str = "") -> FrameTerm:
+        """Raise the epoch, and return the term that begins."""
+        self.epoch += 1
+        self.nonce = nonce
+        self.owner = owner
+        # Of the nonce, so that it is another one each time, and the same in each run of a seed.
+        frame_key = sha256(b"frame key of " + nonce).digest()
+        term = FrameTerm(epoch=self.epoch, nonce=nonce, frame_key=frame_key)
+        self.terms = (term, *self.terms)
+        return term
 
     @property
     def last_id(self) -> int:
@@ -168,9 +183,7 @@ class MemoryChainStore:
     def _raise_epoch(self, owner: str) -> Term:
         chain = self._chain()
         chain.settle()
-        chain.epoch += 1
-        chain.nonce = self.database.draw_nonce()
-        chain.owner = owner
+        drawn = chain.begin_term(self.database.draw_nonce(), owner)
         chain.lease_counter += 1
         chain.lease_released = False
         self._term = Term(
@@ -178,6 +191,7 @@ class MemoryChainStore:
             database_id=chain.database_id,
             epoch=chain.epoch,
             nonce=chain.nonce,
+            frame_key=drawn.frame_key,
             last_id=chain.last_id,
             last_seal=chain.last_seal,
             last_committed_at_us=chain.batches[-1].committed_at_us if chain.batches else 0,

@@ -65,7 +65,7 @@ class MemoryWatch:
             return
         kept = sum(len(record) for _, record in core._unproven or ())
         self._require(kept <= plan.core_bounds * 100, f"{kept} bytes are kept to be compared")
-        self._require(len(core._nonces) <= plan.core_bounds, "nonces", len(core._nonces))
+        self._require(len(core._frame_keys) <= plan.core_bounds, "terms", len(core._frame_keys))
         sights = len(reception.watch.lag._sights)
         self._require(sights <= plan.core_bounds, "sights of the head", sights)
 

@@ -14,6 +14,7 @@ from chain_verifier.findings import Kind
 from orderchain.row_image import column_images
 from orderchain.seal import genesis_seal, next_seal
 from tests.spark.planting import Row, chain_of
+from tests.spark.publishing import begin_term
 from tests.spark.seeded_rows import FAULTS_MAX, Told, expect
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ async def commit(connection: asyncpg.Connection[Any], chain: Chain, topic: str) 
         "SELECT chain_create($1, $2, $3, 0, $4)",
         chain_id, batches[0].seal_before, topic, _PARTITION_IDS,
     )  # fmt: skip
+    await begin_term(connection, chain_id)
     await connection.execute("SELECT chain_event_extend($1, $2)", chain_id, chain.head)
     names = ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
     records = [tuple(getattr(row, name) for name in names) for b in batches for row in b.rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from chain_verifier.config import DatabaseSource, JournalSource, TopicSource, VerifyRequest
 from chain_verifier.findings import Kind
+from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.verify import verify
@@ -22,7 +24,14 @@ from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, chain_of, head_of, write_journal
-from tests.spark.publishing import frame_of, frames_of, heartbeat_of, publish
+from tests.spark.publishing import (
+    FRAME_KEY,
+    NONCE,
+    frame_of,
+    frames_of,
+    heartbeat_of,
+    publish,
+)
 from tests.spark.storing import execute, store
 
 if TYPE_CHECKING:
@@ -142,7 +151,7 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
 ) -> None:
     """Heartbeats, records that are no frames of the chain, and repeats in other slices."""
     first = sliced(ROWS)
-    broken = first[0][:-1] + bytes([first[0][-1] ^ 1])
+    broken = first[0][:-1]
     refused = [b"{}", broken, b"", frame_of(ROWS[:5], chain_id=8)]
     repeats = [*sliced(ROWS[15:]), *sliced(ROWS[50:], 3)]
     topic.send(first[0], *refused, first[0], *first[1:4], *repeats, heartbeat_of(HEAD, bytes(32)))
@@ -152,7 +161,7 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
     frames = 5 + len(repeats)
     assert set(report.sources[0].notes) == {
         f"{frames} frames, 1 heartbeats",
-        "4 records that are no frame of the chain: 1 chain, 1 crc, 1 empty, 1 magic",
+        "4 records that are no frame of the chain: 1 chain, 1 empty, 1 length, 1 magic",
         "8 frames hold rows that were published before",
     }
     assert alone().verdict is Verdict.CONTIGUOUS
@@ -241,7 +250,8 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     topic: Topic, both: Verified, frames: list[bytes], tmp_path: Path
 ) -> None:
     """On the topic retention removed two frames, a frame is lost, one is under another epoch, and
-    three are forged: with rows of no commit, with a changed row, and that one again.
+    the database disowns six: with rows of no commit, with a changed row, that one again, and the
+    lost one as a stranger has it, under a key of his own, and under a term of his own.
     """
     phantom = replace(OUTSIDE[0], id=HEAD + 10**6, pid=HEAD)
     changed = [replace(ROWS[40], key="other"), *ROWS[41:50]]
@@ -250,8 +260,15 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
         ROWS[20:30], epoch=2, seal_before=header.seal_before, seal_after=header.seal_after,
         is_batch_end=True,
     )  # fmt: skip
-    forged = [frame_of([phantom]), frame_of(changed), frame_of(changed)]
+    lost = decode_header(frames[3])
+    copied = {"seal_before": lost.seal_before, "seal_after": lost.seal_after, "is_batch_end": True}
+    strangers = [
+        frame_of(ROWS[30:40], bytes(32), **copied),
+        frame_of(ROWS[30:40], bytes(32), publisher_nonce=b"of another life.", **copied),
+    ]
+    forged = [frame_of([phantom]), frame_of(changed, bytes(32)), frame_of(changed)]
     topic.send(*frames[:2], other_epoch, *forged[:2], *frames[4:5], forged[2], *frames[5:])
+    topic.send(*strangers)
     topic.remove_before(2)
     path = write_journal(tmp_path / "j.jsonl", [*ROWS[:40], *ROWS[41:]])
     report = both(JournalSource(path=str(path)))
@@ -271,4 +288,22 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     lacking = [row_id for kind, row_id in against(report) if kind is Kind.LACKING]
     assert lacking == [*(row.id for row in ROWS[30:40]), ROWS[40].id]
     notes = {source.source: source.notes for source in report.sources}[f"topic:{topic.name}"]
-    assert "3 forged frames: their seals are not the database's" in notes
+    assert "2 forged frames: not signed by the leader that they name" in notes
+    assert "1 frames of an unknown term: of a life that was lost, or of another database" in notes
+    told = "of a leader of this database that hold what it does not: rows that were lost"
+    assert f"2 frames {told}" in notes
+
+
+def test_keys_of_frames_show_in_no_plan_of_sparks(
+    spark: SparkSession, topic: Topic, both: Verified, frames: list[bytes]
+) -> None:
+    topic.send(*frames)
+    assert both().is_clean
+    store: Any = spark._jsparkSession.sharedState().statusStore()  # type: ignore[attr-defined]
+    executions = store.executionsList()
+    plans = [executions.apply(n).physicalPlanDescription() for n in range(executions.size())]
+    shown = "\n".join(plan for plan in plans if "InArrow" in plan)
+    assert shown, "the plans that are looked at"
+    for form in (FRAME_KEY.hex(), repr(FRAME_KEY), b64encode(FRAME_KEY).decode(), str(FRAME_KEY)):
+        assert form.lower() not in "\n".join(plans).lower()
+    assert repr(FrameKeys({NONCE: FRAME_KEY})) == "FrameKeys(1 terms)"

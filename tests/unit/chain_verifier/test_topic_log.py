@@ -6,6 +6,7 @@ from typing import Any
 
 from chain_verifier.bounds import Bounds
 from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.horizon import Horizon
 from chain_verifier.published import Published, without_skipped
 from chain_verifier.topic_log import TopicLog, TopicRecord
@@ -45,16 +46,20 @@ class Topic(Published):
 def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
     topic = Topic(
         frame(0, 0, 10),
-        TopicRecord(offset=1, reason="crc"),
-        frame(2, 500, 510, is_genuine=False),
+        TopicRecord(offset=1, reason="body"),
+        frame(2, 500, 510, is_genuine=False, sender=UNSIGNED),
         frame(3, 10, 10, is_heartbeat=True),
-        frame(4, 900, 900, is_heartbeat=True, is_genuine=False),
+        frame(4, 900, 900, is_heartbeat=True, is_genuine=False, sender=UNSIGNED),
         frame(5, 0, 10),
+        frame(6, 500, 510, is_genuine=False, sender=UNKNOWN_TERM),
+        frame(7, 500, 510, is_genuine=False, sender=SIGNED),
     )
     assert topic.notes_on(HORIZON, HORIZON, [(10, 20)]) == (
         "2 frames, 1 heartbeats",
-        "1 records that are no frame of the chain: 1 crc",
-        "2 forged frames: their seals are not the database's",
+        "1 records that are no frame of the chain: 1 body",
+        "2 forged frames: not signed by the leader that they name",
+        "1 frames of an unknown term: of a life that was lost, or of another database",
+        "1 frames of a leader of this database that hold what it does not: rows that were lost",
         "1 frames hold rows that were published before",
         "rows behind 10 up to 20 were skipped",
     )

@@ -51,6 +51,7 @@ class MemorySource:
             return self.chain
         lagging = Chain(self.chain.chain_id, self.chain.database_id)
         lagging.epoch, lagging.nonce = self.chain.epoch, self.chain.nonce
+        lagging.older_terms = self.chain.older_terms
         lagging.batches = self.chain.batches[: -self.lag_batches]
         return lagging
 
@@ -60,7 +61,7 @@ class MemorySource:
         self.before_read()
         chain = self._visible()
         mark = chain.mark(at_id) if at_id == 0 or at_id in chain.ids else None
-        return Standing(head=chain.head(), mark=mark, is_primary=self.is_primary)
+        return Standing(head=chain.head(), mark=mark, is_primary=self.is_primary, terms=chain.terms)
 
     async def row_at_or_before(self, until_id: int) -> int:
         await asyncio.sleep(self.read_seconds)

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import RetryError
 from orderchain.event import Event
-from orderchain.frame import encode_frame
 
-from .chains import Chain
+from .chains import Chain, signed
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 
@@ -193,7 +192,7 @@ class World:
             last_id=beyond + 1,
             count=1,
         )
-        return encode_frame(phantom, [Event(beyond + 1, beyond, "phantom", 0, b"")])
+        return signed(phantom, [Event(beyond + 1, beyond, "phantom", 0, b"")])
 
     def heal(self) -> None:
         self.is_database_down = self.frames.is_down = self.is_slow = False

@@ -20,10 +20,9 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.frame import encode_frame
 from orderchain.run import Run
 
-from .chains import Chain, ids_of
+from .chains import Chain, ids_of, signed
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
 
@@ -478,7 +477,7 @@ async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> 
         await take(receiver, rig.chain.mark().id)
         header, events = rig.chain.headers(rig.chain.add(3))[0]
         lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
-        rig.frames.put(encode_frame(lying, events))
+        rig.frames.put(signed(lying, events))
         rig.commit_and_publish(3)
         await take(receiver, rig.chain.mark().id)
         assert receiver.stats().dropped == {"seal": 1}
@@ -496,7 +495,7 @@ async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_tell
         header, events = rig.chain.headers(rig.chain.add(3))[0]
         other = msgspec.structs.replace(events[1], payload=b"nobody committed this")
         lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
-        rig.frames.put(encode_frame(lying, [events[0], other, events[2]]))
+        rig.frames.put(signed(lying, [events[0], other, events[2]]))
         await take(receiver, header.last_id)
         rig.commit_and_publish(3)
         for _ in range(2):

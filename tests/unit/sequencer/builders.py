@@ -20,6 +20,7 @@ def make_term(
         database_id=DATABASE_ID,
         epoch=epoch,
         nonce=epoch.to_bytes(16, "big"),
+        frame_key=epoch.to_bytes(32, "big"),
         last_id=last_id,
         last_seal=genesis_seal(DATABASE_ID, 1),
         last_committed_at_us=committed_at_us,
