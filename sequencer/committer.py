@@ -6,7 +6,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import ConnectError, Fenced, PrimaryBehind, RetryError, UnknownOutcome
+from orderchain.errors import (
+    ConnectError,
+    Fenced,
+    HaltError,
+    OrderchainError,
+    PrimaryBehind,
+    RetryError,
+    UnknownOutcome,
+)
+from orderchain.limits import ID_MAX
 from sequencer.assembly import Assembly, columns_of_entries
 from sequencer.core import SequencerCore
 from sequencer.latency import Latency
@@ -103,7 +112,7 @@ class Committer:
             if claims is None:
                 return None
         assembly = Assembly(entries, columns, claims)
-        assembly.give_ids(self._leading(), self._clock.wall_ns())
+        assembly.give_ids(self._leading(), self._wall_ns())
         return assembly
 
     async def resolve(self, entries: Sequence[Entry]) -> Assembly:
@@ -115,19 +124,14 @@ class Committer:
         memory = self._keys.memory
         if memory is None:
             raise RetryError("keys are not remembered")
-        try:
-            known = await self._until_done(lambda: self._keys.rows_with(keys))
-        except Exception as error:
-            Assembly(entries, None, None).fail(error)
-            raise
+        known = await self._until_done(lambda: self._keys.rows_with(keys))
         placing = Placing(memory, known)
         placing.add(entries)
         for entry, refusal in placing.refused:
-            if not entry.done.done():
-                entry.done.set_exception(refusal)
+            entry.fail(refusal)
         assembly = Assembly.of_placing(placing, memory)
         self.repeats += len(keys) - len(placing.new)
-        assembly.give_ids(self._leading(), self._clock.wall_ns())
+        assembly.give_ids(self._leading(), self._wall_ns())
         return assembly
 
     async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
@@ -139,12 +143,17 @@ class Committer:
         callers have their answers then too.
         """
         began_ns = self._clock.monotonic_ns()
+        # What went wrong beside the commit: no word about the commit itself, which ends first.
+        failures: list[Exception] = []
 
         def at_work() -> None:
-            self.finish()
-            # Behind what was sent under an epoch of before, nothing may be given ids yet.
-            if meanwhile is not None and assembly.core is self._core:
-                meanwhile()
+            try:
+                self.finish()
+                # Behind what was sent under an epoch of before, nothing may be given ids yet.
+                if meanwhile is not None and assembly.core is self._core:
+                    meanwhile()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
 
         try:
             await self._commit_until_known(assembly, at_work)
@@ -161,6 +170,9 @@ class Committer:
             self.batch_rows_last = assembly.batch.row_count
             seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             self.latency = self.latency.with_value(seconds)
+        if failures:
+            self.finish()
+            raise failures[0]
 
     def send_ahead(self, assembly: Assembly) -> None:
         """Have the server begin `assembly` as soon as the commit under way has ended, if it can."""
@@ -184,10 +196,12 @@ class Committer:
         assembly, self._unfinished = self._unfinished, None
         if assembly is None:
             return
-        if assembly.batch is not None:
-            self._keys.remember(assembly.batch, assembly.claims)
-        # The callers first: publishing must not stand between a commit and its acknowledgement.
-        assembly.answer()
+        try:
+            if assembly.batch is not None:
+                self._keys.remember(assembly.batch, assembly.claims)
+        finally:
+            # Before it is published: that must not stand between a commit and its acknowledgement.
+            assembly.answer()
         if assembly.batch is not None and self._publisher is not None:
             self._publisher.offer(assembly.batch)
 
@@ -202,7 +216,7 @@ class Committer:
                 assembly.is_sent = False  # whatever has happened since, its outcome comes first
             elif assembly.core is not self._core:
                 # Something went wrong and raised the epoch: ids and seal are void.
-                assembly.give_ids(self._leading(), self._clock.wall_ns())
+                assembly.give_ids(self._leading(), self._wall_ns())
             batch = assembly.batch
             try:
                 if batch is None:
@@ -218,7 +232,7 @@ class Committer:
             except UnknownOutcome as error:
                 self.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
-                if batch is not None and await self._find_out(batch, error, deadline_ns):
+                if batch is not None and await self._is_found(assembly, batch, error, deadline_ns):
                     return
                 failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
             except RetryError as error:
@@ -233,6 +247,22 @@ class Committer:
     async def _move_intake(self, assembly: Assembly) -> None:
         if assembly.intake:
             await self._store.move_intake(assembly.intake)
+
+    async def _is_found(
+        self, assembly: Assembly, batch: Batch, unknown: UnknownOutcome, deadline_ns: int
+    ) -> bool:
+        """Say whether `batch` was committed; where that stays open, its callers are told so.
+
+        Whatever stands in the way (a database that is not safe any more, a stop) says nothing of
+        the batch.
+        """
+        try:
+            return await self._find_out(batch, unknown, deadline_ns)
+        except (Fenced, HaltError):
+            raise
+        except BaseException:
+            assembly.fail(unknown)
+            raise
 
     async def _find_out(self, batch: Batch, unknown: UnknownOutcome, deadline_ns: int) -> bool:
         """Raise the epoch, then say whether `batch` was committed. Raises `unknown` at the end."""
@@ -291,6 +321,19 @@ class Committer:
 
     def _deadline_ns(self) -> int:
         return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
+
+    def _wall_ns(self) -> int:
+        """Return the time that a batch is stamped with. Raises OrderchainError.
+
+        Microseconds in `committed_at` and the milliseconds of time ids stay as they were given.
+        """
+        wall_ns = self._clock.wall_ns()
+        if not 0 <= wall_ns <= ID_MAX:
+            raise OrderchainError(
+                f"chain {self._config.chain_id}: the clock of this machine is at {wall_ns} ns "
+                "since 1970, which no row can hold"
+            )
+        return wall_ns
 
     def _published_id(self) -> int:
         return self._publisher.published_id if self._publisher is not None else 0
