@@ -1,12 +1,14 @@
--- The statements of the sequencer's store. $1 is always the chain.
+-- The statements of the sequencer's store. $1 is the chain wherever there is one.
 
 -- schema_version: which schema is there
 SELECT version, database_id FROM schema_version
 
--- durability: the settings that decide whether an acknowledged row survives a crash
+-- durability: the settings that decide whether an acknowledged row survives a crash; the one that a
+-- session may have for itself is pinned as it is found, so that no reload weakens it under a leader
 SELECT current_setting('fsync') AS fsync,
        current_setting('full_page_writes') AS full_page_writes,
-       current_setting('synchronous_commit') AS synchronous_commit
+       set_config('synchronous_commit', current_setting('synchronous_commit'), false)
+           AS synchronous_commit
 
 -- look: who leads, and the counter of its lease
 SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
@@ -38,8 +40,10 @@ UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
  WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
 RETURNING counter
 
--- renew_lease: say that the leader of epoch $2 lives
-UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2 RETURNING counter
+-- renew_lease: say that the leader of epoch $2 lives; returns the settings that it cannot pin
+UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2
+RETURNING current_setting('fsync') AS fsync,
+          current_setting('full_page_writes') AS full_page_writes
 
 -- release_lease: say that the leader of epoch $2 is about to go
 UPDATE chain_lease SET counter = counter + 1, released = true
@@ -117,6 +121,11 @@ SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR U
 
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
+
+-- await_standbys: a commit of no content, which waits for the synchronous standbys, and so for all
+-- that stands before it in the log
+SELECT pg_logical_emit_message(true, 'orderchain', '')
+ WHERE current_setting('synchronous_standby_names') <> ''
 
 -- batch_after: the one batch whose parent is $2
 SELECT epoch, seal FROM chain_batch WHERE chain_id = $1 AND prev_last_id = $2

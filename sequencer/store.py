@@ -113,6 +113,7 @@ class PostgresChainStore:
                     connection = await self._session.idle()
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
+                    self._session.check_replicated()
             except CONNECTION_ERRORS as error:
                 self._session.abandon()
                 raise failure_of("intake", error) from error
@@ -125,7 +126,12 @@ class PostgresChainStore:
             # made like every other.
             await self.look()
         row = await self._session.fetch_row("batch_after", batch.chain_id, batch.pid)
-        return row is not None and (row["epoch"], row["seal"]) == (batch.epoch, batch.seal)
+        if row is None or (row["epoch"], row["seal"]) != (batch.epoch, batch.seal):
+            return False
+        # It is there, which is not to say that the standbys have it that its commit waited for:
+        # that wait may have been cancelled.
+        await self._session.fetch_row("await_standbys")
+        return True
 
     async def mark_published(self, published_id: int) -> None:
         """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
@@ -173,6 +179,7 @@ class PostgresChainStore:
         connection = await self._session.idle()
         await self._extend(connection, work.batch)
         await work.send(connection, self._session.pipeline, meanwhile)
+        self._session.check_replicated()
 
     async def _end(self, work: Commit, ending: Coroutine[object, object, None]) -> None:
         """Await the end of `work`, whose outcome is raised unless it was done."""
@@ -200,6 +207,8 @@ class PostgresChainStore:
                 connection = await self._session.idle()
                 database_id = self._session.database_id
                 term = await raise_epoch(connection, database_id, owner, drawn, seen, counter)
+                # What a take-over finds counts as replicated: it was, if this commit is.
+                self._session.check_replicated()
         except BaseException as error:
             self._session.abandon()
             if isinstance(error, CONNECTION_ERRORS):
