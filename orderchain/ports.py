@@ -61,9 +61,10 @@ class ChainStore(Protocol):
         `meanwhile` is called once while the server is at work on the rows, but need not be for a
         row alone.
 
-        Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
-        answer was lost, or says that a standby was not waited for to the end; RetryError when surely nothing was committed. After the last two the
-        connection is gone: the next call must be `take_over_again`.
+        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or says
+        that a standby was not waited for to the end; RetryError when surely nothing was committed.
+        After the last two the connection is gone: the next call must be `take_over_again`.
         """
         ...
 

@@ -10,6 +10,7 @@ from orderchain.errors import (
     ConnectError,
     Fenced,
     HaltError,
+    IntakeMoved,
     OrderchainError,
     PrimaryBehind,
     RetryError,
@@ -22,15 +23,16 @@ from sequencer.latency import Latency
 from sequencer.placing import Placing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
+    from orderchain.event import Event
     from orderchain.ports import ChainStore
     from sequencer.config import SequencerConfig
     from sequencer.entry import Entry
     from sequencer.key_keeper import KeyKeeper
-    from sequencer.key_memory import Claims
+    from sequencer.key_memory import Claims, KeyMemory
     from sequencer.leadership import Leadership
     from sequencer.publisher import Publisher
 
@@ -68,6 +70,9 @@ class Committer:
         self._publisher: Publisher | None = None
         # Invariant: never falls, and no primary that we lead may stand below it.
         self._acknowledged_id = 0
+        # By source, the position behind all that was assembled; None where it was never read. What
+        # is assembled is committed in its order, or this process commits nothing any more.
+        self._positions: dict[str, int | None] = {}
         # Committed, while its callers are not told yet: at most one.
         self._unfinished: Assembly | None = None
         self.rows = 0
@@ -104,6 +109,9 @@ class Committer:
 
         `beside` is a batch whose outcome is still open: a key that it claims is not surely new.
         """
+        positions = self._positions_behind(entries)
+        if positions is None:
+            return None
         columns = columns_of_entries(entries)
         claims: Claims | None = None
         memory = self._keys.memory
@@ -113,6 +121,7 @@ class Committer:
                 return None
         assembly = Assembly(entries, columns, claims)
         assembly.give_ids(self._leading(), self._wall_ns())
+        self._positions.update(positions)
         return assembly
 
     async def resolve(self, entries: Sequence[Entry]) -> Assembly:
@@ -120,19 +129,78 @@ class Committer:
 
         For when no other batch is open, and `assemble` was not sure. One look-up for all.
         """
-        keys = columns_of_entries(entries).keys
+        entries = await self._following(entries)
         memory = self._keys.memory
         if memory is None:
-            raise RetryError("keys are not remembered")
-        known = await self._until_done(lambda: self._keys.rows_with(keys))
-        placing = Placing(memory, known)
-        placing.add(entries)
-        for entry, refusal in placing.refused:
-            entry.fail(refusal)
-        assembly = Assembly.of_placing(placing, memory)
-        self.repeats += len(keys) - len(placing.new)
+            assembly = Assembly(entries, columns_of_entries(entries) if entries else None, None)
+        else:
+            keys = columns_of_entries(entries).keys
+            known = await self._until_done(lambda: self._keys.rows_with(keys))
+            placing = await self._placing(entries, memory, known)
+            assembly = Assembly.of_placing(placing, memory)
+            self.repeats += len(keys) - len(placing.new)
         assembly.give_ids(self._leading(), self._wall_ns())
+        self._positions.update((mark.source, mark.position) for mark in assembly.intake)
         return assembly
+
+    async def _placing(
+        self, entries: Sequence[Entry], memory: KeyMemory, known: Mapping[str, Event]
+    ) -> Placing:
+        """Place `entries`, and answer those that are refused, with those that follow them."""
+        while True:
+            placing = Placing(memory, known)
+            placing.add(entries)
+            for entry, refusal in placing.refused:
+                entry.fail(refusal)
+            if all(entry.intake is None for entry, _ in placing.refused):
+                return placing
+            entries = await self._following([entry for entry, _ in placing.placed])
+
+    async def _following(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Return those of `entries` whose marks follow the stored ones; refuse the others.
+
+        An intake that was not taken at one call must not move its mark past it with the next.
+        """
+        for entry in entries:
+            if entry.intake is not None and entry.intake.source not in self._positions:
+                await self._learn_position(entry.intake.source)
+        if self._positions_behind(entries) is not None:
+            return entries
+        followed: list[Entry] = []
+        for entry in entries:
+            if self._positions_behind([*followed, entry]) is not None:
+                followed.append(entry)
+            elif entry.intake is not None:
+                entry.fail(IntakeMoved(entry.intake.source, entry.intake.previous))
+        return followed
+
+    async def _learn_position(self, source: str) -> None:
+        """Read how far `source` was taken. A connection that was lost while idle costs an epoch."""
+
+        async def read() -> None:
+            try:
+                mark = await self._store.intake(source)
+            except RetryError:
+                self.lead(await self._leadership.renew_term())
+                raise
+            self._positions[source] = None if mark is None else mark.position
+
+        await self._until_done(read)
+
+    def _positions_behind(self, entries: Sequence[Entry]) -> dict[str, int | None] | None:
+        """Return where the intakes of `entries` stand behind them; None unless all surely follow
+        what was taken before.
+        """
+        behind: dict[str, int | None] = {}
+        for entry in entries:
+            mark = entry.intake
+            if mark is None:
+                continue
+            known = behind if mark.source in behind else self._positions
+            if mark.source not in known or known[mark.source] != mark.previous:
+                return None
+            behind[mark.source] = mark.position
+        return behind
 
     async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
         """Commit; what follows from it is left to `finish`, or to the next commit.

@@ -70,11 +70,33 @@ WITH fence AS (
 )
 SELECT 1 / count(*) FROM fence
 
--- save_mark: move the place of an intake, in the transaction of its batch
-INSERT INTO chain_intake (chain_id, source, position, digest)
-VALUES ($1, $2, $3, $4)
-ON CONFLICT (chain_id, source)
-DO UPDATE SET position = excluded.position, digest = excluded.digest
+-- save_mark: move the place of an intake from $5 on (null: it was never read), in the transaction of
+-- its batch; where it is elsewhere, the logarithm of zero ends the transaction
+WITH moved AS (
+    INSERT INTO chain_intake AS stored (chain_id, source, position, digest)
+    SELECT $1, $2, $3, $4
+     WHERE $5::bigint IS NULL
+        OR EXISTS (SELECT FROM chain_intake WHERE chain_id = $1 AND source = $2)
+    ON CONFLICT (chain_id, source)
+    DO UPDATE SET position = excluded.position, digest = excluded.digest
+            WHERE stored.position = $5
+    RETURNING 1
+)
+SELECT ln(count(*)) FROM moved
+
+-- move_mark: the same for a transaction without rows, which may be asked for twice: its answer may
+-- have been lost
+WITH moved AS (
+    INSERT INTO chain_intake AS stored (chain_id, source, position, digest)
+    SELECT $1, $2, $3, $4
+     WHERE $5::bigint IS NULL
+        OR EXISTS (SELECT FROM chain_intake WHERE chain_id = $1 AND source = $2)
+    ON CONFLICT (chain_id, source)
+    DO UPDATE SET position = excluded.position, digest = excluded.digest
+            WHERE stored.position = $5 OR (stored.position = $3 AND stored.digest = $4)
+    RETURNING 1
+)
+SELECT ln(count(*)) FROM moved
 
 -- commit_rows: fence, batch row and rows in one statement, for few of them
 WITH fence AS (

@@ -14,7 +14,7 @@ from orderchain.frame import NONCE_BYTES
 from orderchain.refusals import schema_refusal
 from orderchain.row_image import row_images
 from orderchain.sql import load_sql
-from sequencer.commit import Commit, mark_values, reject_values
+from sequencer.commit import Commit, intake_refusal, mark_values, reject_values
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.leader_session import GIVEN_UP, LeaderSession
 from sequencer.taking_over import raise_epoch
@@ -114,9 +114,13 @@ class PostgresChainStore:
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
                     self._session.check_replicated()
-            except CONNECTION_ERRORS as error:
+            except BaseException as error:
+                # Also where the caller is gone: a transaction may be open.
                 self._session.abandon()
-                raise failure_of("intake", error) from error
+                if isinstance(error, CONNECTION_ERRORS):
+                    refusal = intake_refusal(error, intake)
+                    raise (refusal or failure_of("intake", error)) from error
+                raise
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
@@ -256,5 +260,5 @@ async def _move_intake(
     held = (term.chain_id, term.epoch, term.nonce)
     if await connection.fetchval(_SQL["lock_head"], *held) is None:
         raise Fenced(term.chain_id, term.epoch)
-    await connection.executemany(_SQL["save_mark"], mark_values(term.chain_id, intake))
+    await connection.executemany(_SQL["move_mark"], mark_values(term.chain_id, intake))
     await connection.executemany(_SQL["save_reject"], reject_values(term.chain_id, intake))
