@@ -126,6 +126,8 @@ CREATE TABLE chain_lease (
 -- can be taken, and held, by every role that may connect.
 CREATE TABLE chain_partition_lock (
     chain_id integer PRIMARY KEY
+);
+
 -- One row per take-over: who led when, and how frames of that term are known. Never changed, never
 -- removed. A frame is believed when it carries the MAC of the frame_key of the term whose nonce it
 -- names: so whoever may read this table may make frames, and nobody else can.

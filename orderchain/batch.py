@@ -55,6 +55,10 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     """Rows of the file, or the next offset of the partition."""
     digest: bytes
     """Running digest of what was read up to `position`; empty where the source needs none."""
+    previous: int | None = None
+    """The position that is stored until then; None where the source was never read. It is stored
+    only where that is so: then no intake of a source passes by, or repeats, what another one took,
+    and none passes by orders of its own that were not taken. None in a mark that is read."""
     rejects: tuple[IntakeReject, ...] = ()
     """What was refused on the way here, to be stored with the mark; none in a mark that is read."""
 

@@ -21,6 +21,7 @@ OrderchainError
 │   └── SourceBroken          a source broke off, or changed, while it was being verified
 ├── StoppedError          this object works no more; open a new one
 │   ├── Fenced                another process leads the chain now
+│   ├── IntakeMoved           an intake's place is not where this intake left it
 │   └── CheckpointLost        another receiver moved this receiver's checkpoint
 ├── UnknownOutcome        the commit may or may not have happened, and could not be read back
 ├── GapError              rows could not be read, and were not skipped
@@ -207,6 +208,21 @@ class Fenced(StoppedError):
         self.chain_id = chain_id
         self.epoch = epoch
         self.current_epoch = current_epoch
+
+
+class IntakeMoved(StoppedError):
+    """An intake's place is not where this intake left it: another one reads the source, or orders
+    before these were not taken. Nothing was stored; begin again from the stored place.
+    """
+
+    def __init__(self, source: str, previous: int | None) -> None:
+        place = "its beginning" if previous is None else f"position {previous}"
+        super().__init__(
+            f"{source}: these orders follow {place}, and the chain has not taken it up to just "
+            "there: another intake reads it, or orders before these were not taken"
+        )
+        self.source = source
+        self.previous = previous
 
 
 class CheckpointLost(StoppedError):

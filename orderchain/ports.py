@@ -61,9 +61,10 @@ class ChainStore(Protocol):
         `meanwhile` is called once while the server is at work on the rows, but need not be for a
         row alone.
 
-        Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
-        answer was lost, RetryError when surely nothing was committed. After the last two the
-        connection is gone: the next call must be `take_over_again`.
+        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or says
+        that a standby was not waited for to the end; RetryError when surely nothing was committed.
+        After the last two the connection is gone: the next call must be `take_over_again`.
         """
         ...
 
@@ -86,7 +87,8 @@ class ChainStore(Protocol):
         ...
 
     async def has_committed(self, batch: Batch) -> bool:
-        """Say whether `batch` stands in the chain, by parent, epoch and seal.
+        """Say whether `batch` stands in the chain, by parent, epoch and seal, and as safely as an
+        acknowledged one: with the synchronous standbys, where there are some.
 
         Final only once a newer epoch has been committed, by whomever: until then the commit that
         was sent may still land.
@@ -160,7 +162,9 @@ class Lease(Protocol):
     """How the leader says that it lives, over a connection that no commit holds up."""
 
     async def renew(self, term: Term) -> None:
-        """Raise the counter. Raises Fenced when `term` leads no more, else RetryError."""
+        """Raise the counter. Raises Fenced when `term` leads no more, DurabilityError when the
+        database may from now on lose what it acknowledges, else RetryError.
+        """
         ...
 
     async def release(self, term: Term) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
-from orderchain.errors import OrderchainError, RetryError
+from orderchain.errors import DurabilityError, OrderchainError, RetryError
 from orderchain.reasons import reason_of
 from orderchain.refusals import connect_refusal, privilege_refusal, schema_refusal, sqlstate_of
 from orderchain.roles import SEQUENCER_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from sequencer.config import SequencerConfig
 
@@ -33,8 +33,43 @@ _PASSING_SQLSTATE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"
 """Connection, rollback, resources (disk full), object in use, intervention, system error: nothing
 that the statement itself is guilty of, so the same one may succeed later."""
 
+_SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
+"""Where the server says, by a mere warning (01000) in a language of its own, that it gave up a wait
+for a synchronous standby. Other warnings, as one of a trigger, or that the database must be
+vacuumed, say nothing of a commit."""
+
+_SAFE_DURABILITY: Final = {
+    "fsync": {"on"},
+    "full_page_writes": {"on"},
+    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
+}
+
 _CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up behind it."""
+
+
+class SyncWaitCancelled(ConnectionError):
+    """The server gave up the wait for a synchronous standby, and answered with success.
+
+    What was committed stands in this server alone, and may be lost with it. To be handled as an
+    answer that was lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the wait for a synchronous standby was cancelled")
+
+
+def is_sync_wait_cancelled(routine: str | None) -> bool:
+    """Say whether a warning with this `routine` (field R) tells of a wait that was given up."""
+    return routine == _SYNC_WAIT_ROUTINE
+
+
+def check_durability(settings: Mapping[str, str]) -> None:
+    """Raise DurabilityError where a crash of the server may lose what was acknowledged."""
+    for setting, safe in _SAFE_DURABILITY.items():
+        found = settings.get(setting)
+        if found is not None and found not in safe:
+            raise DurabilityError(setting, found, "on (or --unsafe-durability)")
 
 
 def failure_of(what: str, error: Exception, database: str) -> OrderchainError:

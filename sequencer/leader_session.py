@@ -6,11 +6,19 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from orderchain.errors import DurabilityError, RetryError, SchemaError
+from orderchain.errors import RetryError, SchemaError
 from orderchain.refusals import schema_refusal
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
-from sequencer.connecting import CONNECTION_ERRORS, close_connection, connect, failure_of
+from sequencer.connecting import (
+    CONNECTION_ERRORS,
+    SyncWaitCancelled,
+    check_durability,
+    close_connection,
+    connect,
+    failure_of,
+    is_sync_wait_cancelled,
+)
 from sequencer.pipeline import Pipeline
 from sequencer.prepared import prepare
 
@@ -20,12 +28,6 @@ if TYPE_CHECKING:
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
-
-_SAFE_DURABILITY: Final = {
-    "fsync": {"on"},
-    "full_page_writes": {"on"},
-    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
-}
 
 GIVEN_UP: Final = "the connection to the database was given up"
 
@@ -41,6 +43,7 @@ class LeaderSession:
         self._config = config
         self._connection: asyncpg.Connection | None = None
         self._pipeline: Pipeline | None = None
+        self._is_wait_cancelled = False
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """Of the database that was reached last."""
@@ -70,6 +73,7 @@ class LeaderSession:
             async with asyncio.timeout(self._config.commit_seconds):
                 self.database_id = await self._check(connection)
                 await prepare(connection)
+                connection.add_log_listener(self._on_message)
         except BaseException as error:
             connection.terminate()
             if isinstance(error, CONNECTION_ERRORS):
@@ -77,6 +81,7 @@ class LeaderSession:
                 raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
+        self._is_wait_cancelled = False
 
     async def idle(self) -> asyncpg.Connection:
         """Return the connection once nothing is under way on it. Raises RetryError."""
@@ -98,10 +103,26 @@ class LeaderSession:
                 async with asyncio.timeout(self._config.commit_seconds):
                     connection = await self.idle()
                     rows: list[asyncpg.Record] = await connection.fetch(_SQL[name], *values)
+                    self.check_replicated()
                     return rows
             except CONNECTION_ERRORS as error:
                 self.abandon()
                 raise failure_of(name, error, self._config.database) from error
+
+    def check_replicated(self) -> None:
+        """Raise SyncWaitCancelled where a statement was answered with success, but not replicated.
+
+        To be asked after each statement of the driver that writes. The driver reports a warning
+        before it hands over the result that comes after it.
+        """
+        if self._is_wait_cancelled:
+            raise SyncWaitCancelled
+
+    def _on_message(self, connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        if connection is self._connection and is_sync_wait_cancelled(
+            getattr(message, "server_source_function", None)
+        ):
+            self._is_wait_cancelled = True
 
     def abandon(self) -> None:
         """Give the connection up at once, without a word to the server."""
@@ -126,14 +147,6 @@ class LeaderSession:
         if row is None or row["version"] != SCHEMA_VERSION:
             raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
         if not self._config.unsafe_durability:
-            await _check_durability(connection)
+            check_durability(dict(await connection.fetchrow(_SQL["durability"])))
         database_id: UUID = row["database_id"]
         return database_id
-
-
-async def _check_durability(connection: asyncpg.Connection) -> None:
-    """Raise DurabilityError when a crash of the server may lose what was acknowledged."""
-    row = await connection.fetchrow(_SQL["durability"])
-    for setting, safe in _SAFE_DURABILITY.items():
-        if row[setting] not in safe:
-            raise DurabilityError(setting, row[setting], "on (or --unsafe-durability)")

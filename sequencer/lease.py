@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import Fenced
 from orderchain.sql import load_sql
-from sequencer.connecting import SideConnection
+from sequencer.connecting import SideConnection, check_durability
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from orderchain.batch import LeaseSight, Term
     from sequencer.config import SequencerConfig
 
@@ -56,12 +58,15 @@ class PostgresLease:
     """
 
     def __init__(self, config: SequencerConfig) -> None:
+        self._must_be_safe = not config.unsafe_durability
         # Losing the last beat in a crash costs nothing: do not wait for the disk.
         self._side = SideConnection(config, "lease", synchronous_commit="off")
 
     async def renew(self, term: Term) -> None:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        await self._move("renew_lease", term)
+        settings = await self._move("renew_lease", term)
+        if self._must_be_safe:
+            check_durability(dict(settings))
 
     async def release(self, term: Term) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
@@ -71,10 +76,11 @@ class PostgresLease:
         """Close the connection; see `orderchain.ports.Lease.close`."""
         await self._side.close()
 
-    async def _move(self, statement: str, term: Term) -> None:
+    async def _move(self, statement: str, term: Term) -> asyncpg.Record:
         moved = await self._side.run(
             "lease",
-            lambda connection: connection.fetchval(_SQL[statement], term.chain_id, term.epoch),
+            lambda connection: connection.fetchrow(_SQL[statement], term.chain_id, term.epoch),
         )
         if moved is None:
             raise Fenced(term.chain_id, term.epoch)
+        return moved

@@ -12,7 +12,7 @@ from orderchain.event import Event
 from orderchain.refusals import schema_refusal
 from orderchain.row_image import row_images
 from orderchain.sql import load_sql
-from sequencer.commit import Commit, mark_values, reject_values
+from sequencer.commit import Commit, intake_refusal, mark_values, reject_values
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.leader_session import GIVEN_UP, LeaderSession
 from sequencer.taking_over import Secrets, raise_epoch
@@ -111,9 +111,14 @@ class PostgresChainStore:
                     connection = await self._session.idle()
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
-            except CONNECTION_ERRORS as error:
+                    self._session.check_replicated()
+            except BaseException as error:
+                # Also where the caller is gone: a transaction may be open.
                 self._session.abandon()
-                raise failure_of("intake", error, self._config.database) from error
+                if isinstance(error, CONNECTION_ERRORS):
+                    failure = failure_of("intake", error, self._config.database)
+                    raise (intake_refusal(error, intake) or failure) from error
+                raise
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
@@ -123,7 +128,12 @@ class PostgresChainStore:
             # made like every other.
             await self.look()
         row = await self._session.fetch_row("batch_after", batch.chain_id, batch.pid)
-        return row is not None and (row["epoch"], row["seal"]) == (batch.epoch, batch.seal)
+        if row is None or (row["epoch"], row["seal"]) != (batch.epoch, batch.seal):
+            return False
+        # It is there, which is not to say that the standbys have it that its commit waited for:
+        # that wait may have been cancelled.
+        await self._session.fetch_row("await_standbys")
+        return True
 
     async def mark_published(self, published_id: int) -> None:
         """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
@@ -171,6 +181,7 @@ class PostgresChainStore:
         connection = await self._session.idle()
         await self._extend(connection, work.batch)
         await work.send(connection, self._session.pipeline, meanwhile)
+        self._session.check_replicated()
 
     async def _end(self, work: Commit, ending: Coroutine[object, object, None]) -> None:
         """Await the end of `work`, whose outcome is raised unless it was done."""
@@ -199,6 +210,8 @@ class PostgresChainStore:
                 connection = await self._session.idle()
                 database_id = self._session.database_id
                 term = await raise_epoch(connection, database_id, owner, drawn, seen, counter)
+                # What a take-over finds counts as replicated: it was, if this commit is.
+                self._session.check_replicated()
         except BaseException as error:
             self._session.abandon()
             if isinstance(error, CONNECTION_ERRORS):
@@ -247,5 +260,5 @@ async def _move_intake(
     held = (term.chain_id, term.epoch, term.nonce)
     if await connection.fetchval(_SQL["lock_head"], *held) is None:
         raise Fenced(term.chain_id, term.epoch)
-    await connection.executemany(_SQL["save_mark"], mark_values(term.chain_id, intake))
+    await connection.executemany(_SQL["move_mark"], mark_values(term.chain_id, intake))
     await connection.executemany(_SQL["save_reject"], reject_values(term.chain_id, intake))

@@ -158,7 +158,7 @@ async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
 
 async def _left_steps(settings: Settings, part: Part) -> list[str]:
     """Return the statements that the part needs, and that only a DBA may run."""
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         return [step for step, is_done in await _steps(connection, part) if not is_done]
 
 

@@ -82,7 +82,7 @@ class Portion:
         behind.move(self.orders[:end])
         return Portion(
             self.orders[start:end],
-            behind.mark(self.mark.source),
+            behind.mark(self.mark.source, before),
             before,
             lambda index: self._line_of(start + index),
         )
@@ -106,9 +106,18 @@ class Progress:
         self.position += len(orders)
         self._digest.update(length_prefixed([order.payload for order in orders]))
 
-    def mark(self, source: str) -> IntakeMark:
-        """Return the mark of this place in `source`."""
-        return IntakeMark(source=source, position=self.position, digest=self._digest.digest())
+    def mark(self, source: str, before: Progress) -> IntakeMark:
+        """Return the mark of this place in `source`, which was stored at `before` until then."""
+        return IntakeMark(
+            source=source,
+            position=self.position,
+            digest=self.digest(),
+            previous=before.position or None,
+        )
+
+    def digest(self) -> bytes:
+        """Return the digest of all rows up to here."""
+        return self._digest.digest()
 
 
 class FileIntake:
@@ -170,7 +179,8 @@ class FileIntake:
         if orders:
             before = self._progress.copy()
             self._progress.move(orders)
-            return Portion(orders, self._progress.mark(self.source), before, found.line_of)
+            mark = self._progress.mark(self.source, before)
+            return Portion(orders, mark, before, found.line_of)
         if self._failure is not None:
             raise self._failure
         if self.position == 0:
@@ -188,7 +198,7 @@ class FileIntake:
                 found = f"{self._path} ({counted(self.position, 'row')})"
                 raise InputError("input", found, expected)
             yield
-        if self._progress.mark(self.source).digest != taken.digest:
+        if self._progress.digest() != taken.digest:
             expected = (
                 f"the {counted(taken.position, 'row')} at its beginning taken before, read with "
                 "the same columns; the beginning of the file has changed"

@@ -11,7 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from orderchain.batch import Batch, IntakeMark, IntakeReject, LeaseSight, Term
-from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
+from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
 from orderchain.mark import FrameTerm
 from orderchain.seal import genesis_seal
 
@@ -97,6 +97,16 @@ class MemoryChain:
         """Say whether `batch` passes the fence: of the epoch of now, and behind the head of now."""
         return self.epoch == batch.epoch and self.last_id == batch.pid
 
+    def refusal(self, intake: Sequence[IntakeMark]) -> IntakeMoved | None:
+        """Return what is wrong with `intake`: each mark follows the stored one of its source."""
+        stored = {source: mark.position for source, mark in self.intake.items()}
+        for mark in intake:
+            position = stored.get(mark.source)
+            if mark.previous != position:
+                return IntakeMoved(mark.source, mark.previous)
+            stored[mark.source] = mark.position
+        return None
+
     def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
         """Apply a commit whose fence was passed."""
         self.batches.append(batch)
@@ -116,7 +126,7 @@ class MemoryChain:
         """Let the transactions in flight end: a take-over waits for them, or ends them."""
         in_flight, self.in_flight = self.in_flight, []
         for commit in in_flight:
-            if self.admits(commit.batch):
+            if self.admits(commit.batch) and not self.refusal(commit.intake):
                 self.store(commit.batch, commit.published_id, commit.intake)
 
 
@@ -258,6 +268,9 @@ class MemoryChainStore:
         if not is_ours:
             self._term = None
             return Fenced(commit.batch.chain_id, commit.batch.epoch)
+        if refusal := chain.refusal(commit.intake):
+            self._term = None
+            return refusal
         chain.store(commit.batch, commit.published_id, commit.intake)
         return None
 
@@ -271,14 +284,26 @@ class MemoryChainStore:
     def _store_lost(self, commit: MemoryCommit) -> None:
         """Store what nobody hears of, now or later."""
         chain = self._chain()
-        if self._fault is CommitFault.LOST_AFTER and chain.admits(commit.batch):
+        is_good = chain.admits(commit.batch) and not chain.refusal(commit.intake)
+        if self._fault is CommitFault.LOST_AFTER and is_good:
             chain.store(commit.batch, commit.published_id, commit.intake)
         if self._fault is CommitFault.LANDS_LATE:
             chain.in_flight.append(commit)
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
-        self._fenced().move_intake(intake)
+        chain = self._fenced()
+        # It may be asked for twice, where the answer to the first time was lost.
+        is_done = all(
+            (stored := chain.intake.get(mark.source)) is not None
+            and (stored.position, stored.digest) == (mark.position, mark.digest)
+            for mark in {mark.source: mark for mark in intake}.values()
+        )
+        refusal = chain.refusal(intake)
+        if refusal and not is_done:
+            self._term = None
+            raise refusal
+        chain.move_intake(intake)
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""

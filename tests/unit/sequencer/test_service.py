@@ -26,6 +26,7 @@ from .builders import make_orders
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch, Term
+    from orderchain.clock import Clock
     from orderchain.event import Event
 
 
@@ -39,7 +40,7 @@ class World:
         self.store = MemoryChainStore(self.database, 1)
         self.sink = MemoryFrameSink(self.log)
 
-    def sequencer(self, **settings: Any) -> Sequencer:
+    def sequencer(self, clock: Clock | None = None, **settings: Any) -> Sequencer:
         config = SequencerConfig(
             **{
                 "chain_id": 1,
@@ -56,7 +57,7 @@ class World:
             keys=MemoryKeyStore(self.database, 1),
             lease=MemoryLease(self.database, 1),
             sink=self.sink,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
         )
 
     async def steal(self) -> None:
