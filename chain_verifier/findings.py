@@ -127,9 +127,15 @@ _TEXTS: Mapping[Kind, str] = {
 }
 
 
+def counted_things(count: int, thing: str) -> str:
+    """Return how many of a `thing`, named in the singular, there are, as people read it."""
+    ending = "" if count == 1 else "es" if thing.endswith("ch") else "s"
+    return f"{count} {thing}{ending}"
+
+
 def counted_rows(count: int) -> str:
     """Return a number of rows as people read it."""
-    return "1 row" if count == 1 else f"{count} rows"
+    return counted_things(count, "row")
 
 
 class Findings(Struct, frozen=True, kw_only=True):

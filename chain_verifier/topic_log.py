@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import Finding, Kind
+from chain_verifier.findings import Finding, Kind, counted_things
 from chain_verifier.topic_walk import FrameHead, TopicWalk
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ class TopicLog:
         self._source = source
         self._counts: Counter[str] = Counter()
         self._epochs: list[Finding] = []
+
+    @property
+    def heartbeats(self) -> int:
+        """How many genuine heartbeats there are."""
+        return self._counts["heartbeat"]
 
     def take(self, record: TopicRecord) -> None:
         """Take the next record."""
@@ -102,13 +107,19 @@ class TopicLog:
 
     def notes(self) -> Iterator[str]:
         """Yield what the topic holds beside rows that stand once."""
-        yield f"{self.walk.frames} frames, {self._counts['heartbeat']} heartbeats"
+        frames = counted_things(self.walk.frames, "frame")
+        yield f"{frames}, {counted_things(self.heartbeats, 'heartbeat')}"
         refused = {name: n for name, n in self._counts.items() if name not in _COUNTED_APART}
         if refused:
             shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
-            yield f"{sum(refused.values())} records that are no frame of the chain: {shown}"
+            records = counted_things(sum(refused.values()), "record")
+            yield f"no frame of the chain: {records} ({shown})"
         if self._counts["forged"]:
-            yield f"{self._counts['forged']} forged frames: their seals are not the database's"
+            frames = counted_things(self._counts["forged"], "frame")
+            yield (
+                f"no part of the chain by their seals: {frames}, of a leader whose rows the "
+                "database lost, or forged"
+            )
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
-            yield f"{repeats} frames hold rows that were published before"
+            yield f"with rows that were published before: {counted_things(repeats, 'frame')}"

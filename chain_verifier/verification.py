@@ -232,7 +232,9 @@ class Verification(Generic[T]):
     ) -> Report:
         return Report(
             chain_id=self._request.chain_id,
-            verdict=verdict_of(every, self._horizon),
+            verdict=verdict_of(
+                every, self._horizon, is_proof=all(self._is_proof(one) for one in looked)
+            ),
             start=self._horizon.start,
             head=self._horizon.head,
             sources=tuple(self._source_report(one) for one in looked),
@@ -243,11 +245,21 @@ class Verification(Generic[T]):
             seconds=round(time.monotonic() - self._began, 3),
         )
 
+    def _is_proof(self, one: Looked[Any]) -> bool:
+        """Say whether what was read of a source says anything: rows do, and so does their absence
+        where it is known that there are none to be.
+        """
+        if one.examined.rows or one.examined.rows_beyond:
+            return True
+        if isinstance(one.table, Published) and one.table.is_silent:
+            return self._horizon.head == self._horizon.start
+        return self._horizon.head is not None
+
     def _source_report(self, one: Looked[Any]) -> SourceReport:
         buckets = one.examined.buckets
         return SourceReport(
             source=one.table.name,
-            verdict=verdict_of(one.findings, self._horizon),
+            verdict=verdict_of(one.findings, self._horizon, is_proof=self._is_proof(one)),
             rows=one.examined.rows,
             first_id=min((bucket.first_id for bucket in buckets), default=None),
             last_id=max((bucket.last_id for bucket in buckets), default=None),

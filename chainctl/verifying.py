@@ -274,8 +274,10 @@ def _move_marks(settings: Settings, asked: Asked, reports: Sequence[Report]) -> 
 
 
 def _code_of(outcome: Report | Unverified) -> ExitCode:
-    from chain_verifier.report import Report
+    from chain_verifier.report import Report, Verdict
 
     if isinstance(outcome, Report):
+        if outcome.verdict is Verdict.UNPROVEN:
+            return ExitCode.FAILED
         return ExitCode.CLEAN if outcome.is_clean else ExitCode.FINDINGS
     return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED

@@ -43,20 +43,22 @@ def command(
     if check:
         return _check(Path(folder), chain_id, as_json=as_json)
     from chain_verifier.archive.write_archive import write_archive
+    from chain_verifier.findings import counted_rows, counted_things
 
     done = write_archive(settings.audit_dsn(), Path(folder), chain_id, until_id)
     if as_json:
         data_json(done)
     else:
         data(
-            f"chain {chain_id}: {done.rows} rows behind {done.after_id} up to {done.last_id} "
-            f"archived and verified, {done.parts} parts"
+            f"chain {chain_id}: {counted_rows(done.rows)} behind {done.after_id} up to "
+            f"{done.last_id} archived and verified, {counted_things(done.parts, 'part')}"
         )
     return ExitCode.CLEAN
 
 
 def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
     from chain_verifier.archive.verify_archive import verify_archive
+    from chain_verifier.findings import counted_rows, counted_things
 
     report = verify_archive(folder, chain_id)
     if as_json:
@@ -64,7 +66,7 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
     else:
         told = "whole" if report.fault is None else f"broken: {report.fault}"
         data(
-            f"chain {chain_id}: archive {told}; {report.rows} rows behind {report.after_id} "
-            f"up to {report.last_id}, {report.parts} parts"
+            f"chain {chain_id}: archive {told}; {counted_rows(report.rows)} behind "
+            f"{report.after_id} up to {report.last_id}, {counted_things(report.parts, 'part')}"
         )
     return ExitCode.CLEAN if report.fault is None else ExitCode.FINDINGS

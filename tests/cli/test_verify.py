@@ -131,6 +131,23 @@ def test_verify_with_a_journal_alone_says_that_the_head_is_not_known(
     assert "contiguous (head not known)" in done.out
 
 
+def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
+    call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    empty = tmp_path / f"{chain}.jsonl"
+    empty.touch()
+    arguments = ("verify", "--local", "--chain", chain, "--source")
+    alone = call(*arguments, f"journal:{empty}", settings=module_settings)
+    assert alone.code == 3, alone
+    assert f"chain {chain}: not proven (nothing was read)" in alone.out
+    told = call(*arguments, f"journal:{empty}", "--json", settings=module_settings)
+    report = json.loads(told.out)
+    assert (told.code, report["is_clean"], report["counts"]) == (3, False, {})
+    assert report["verdict"] == report["sources"][0]["verdict"] == "not proven (nothing was read)"
+    known = call(*arguments, "database", "--source", f"journal:{empty}", settings=module_settings)
+    assert known.code == 0, known
+
+
 def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
     refused: Refused, module_settings: dict[str, str], chain: int
 ) -> None:

@@ -7,6 +7,7 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
@@ -151,9 +152,9 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
     assert report.sources[0].rows == len(ROWS)
     frames = 5 + len(repeats)
     assert set(report.sources[0].notes) == {
-        f"{frames} frames, 1 heartbeats",
-        "4 records that are no frame of the chain: 1 chain, 1 crc, 1 empty, 1 magic",
-        "8 frames hold rows that were published before",
+        f"{frames} frames, 1 heartbeat",
+        "no frame of the chain: 4 records (1 chain, 1 crc, 1 empty, 1 magic)",
+        "with rows that were published before: 8 frames",
     }
     assert alone().verdict is Verdict.CONTIGUOUS
 
@@ -181,6 +182,42 @@ def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each
 def test_topic_with_nothing_in_it_is_a_gap_up_to_the_head(topic: Topic, alone: Verified) -> None:
     assert found(alone(head=HEAD)) == {(Kind.GAP, None, 0, HEAD, None)}
     assert alone(head=0).is_clean
+
+
+def test_topic_without_a_frame_of_the_chain_is_not_proven_whatever_else_it_holds(
+    topic: Topic, alone: Verified
+) -> None:
+    assert alone().verdict is Verdict.UNPROVEN
+    topic.send(b"{}", *sliced(ROWS, chain_id=8))
+    report = alone()
+    assert (report.verdict, report.is_clean, report.findings) == (Verdict.UNPROVEN, False, ())
+    topic.send(heartbeat_of(HEAD, bytes(32)))
+    assert alone().verdict is Verdict.UNPROVEN
+    topic.send(*sliced(ROWS))
+    assert alone().verdict is Verdict.CONTIGUOUS
+
+
+def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_database(
+    topic: Topic, both: Verified, frames: list[bytes], database: str
+) -> None:
+    """Nothing is known to be published yet, so nothing is lacking; nothing is compared either."""
+    seal = asyncio.run(_head_seal(database))
+    topic.send(*sliced(ROWS, chain_id=8))
+    report = both()
+    assert [source.verdict for source in report.sources] == [Verdict.COMPLETE, Verdict.UNPROVEN]
+    assert (report.verdict, report.is_clean) == (Verdict.UNPROVEN, False)
+    topic.send(heartbeat_of(HEAD, seal))
+    topic.remove_before(len(ROWS) // 10)
+    assert both().verdict is Verdict.COMPLETE
+
+
+async def _head_seal(dsn: str) -> bytes:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
+        return seal
+    finally:
+        await connection.close(timeout=5)
 
 
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(
@@ -271,4 +308,8 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     lacking = [row_id for kind, row_id in against(report) if kind is Kind.LACKING]
     assert lacking == [*(row.id for row in ROWS[30:40]), ROWS[40].id]
     notes = {source.source: source.notes for source in report.sources}[f"topic:{topic.name}"]
-    assert "3 forged frames: their seals are not the database's" in notes
+    (told,) = (note for note in notes if "by their seals" in note)
+    assert told == (
+        "no part of the chain by their seals: 3 frames, of a leader whose rows the database lost, "
+        "or forged"
+    )

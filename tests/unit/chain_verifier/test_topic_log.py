@@ -52,10 +52,11 @@ def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
         frame(5, 0, 10),
     )
     assert topic.notes_on(HORIZON, HORIZON, [(10, 20)]) == (
-        "2 frames, 1 heartbeats",
-        "1 records that are no frame of the chain: 1 crc",
-        "2 forged frames: their seals are not the database's",
-        "1 frames hold rows that were published before",
+        "2 frames, 1 heartbeat",
+        "no frame of the chain: 1 record (1 crc)",
+        "no part of the chain by their seals: 2 frames, of a leader whose rows the database lost, "
+        "or forged",
+        "with rows that were published before: 1 frame",
         "rows behind 10 up to 20 were skipped",
     )
     assert topic.span == 10
@@ -86,6 +87,21 @@ def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -
     assert told.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
     assert Topic(*records).narrowed(HORIZON) == HORIZON
     assert Topic(first=9, head=40).narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=0)
+
+
+def test_topic_without_a_frame_or_a_heartbeat_of_its_chain_is_silent() -> None:
+    refused = TopicRecord(offset=0, reason="chain")
+    disowned = frame(1, 500, 510, is_genuine=False)
+    assert Topic().is_silent
+    assert Topic(refused, disowned).is_silent
+    assert not Topic(refused, frame(1, 10, 10, is_heartbeat=True)).is_silent
+    assert not Topic(frame(0, 0, 10)).is_silent
+
+
+def test_topic_whose_frames_retention_has_removed_does_not_say_up_to_which_row() -> None:
+    topic = Topic(frame(5, 40, 40, is_heartbeat=True), first=5, head=40)
+    notes = topic.notes_on(topic.narrowed(HORIZON), HORIZON, ())
+    assert "retention has removed every frame with rows" in notes
 
 
 def test_gaps_within_a_skipped_range_are_none_and_all_others_stay() -> None:
