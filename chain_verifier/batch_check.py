@@ -57,7 +57,7 @@ class BatchCheck:
         """
         due = self._due if self.follows(batch) else ()
         found = list(self._look(batch, rows, len(rows["id"]) if count is None else count, due))
-        computed = next((one["computed"] for one in found if "computed" in one), [])
+        computed: list[bytes] = next((one["computed"] for one in found if "computed" in one), [])
         self._at_id, self._due = batch["id"], tuple(computed[:_GUESSES_MAX])
         return found
 
