@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chain_verifier.bucket import Bucket
-    from chain_verifier.config import KeptSeal, Source, VerifyRequest
+    from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
 
     Progress = Callable[[str], None]
     Ranges = Sequence[tuple[int, int]]
@@ -149,6 +150,7 @@ class Verification(Generic[T]):
                 parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
             parts.append(self._judge_count(table, examined, joined(parts)))
             parts.append(self._judge_seals(table))
+            parts.append(self._judge_mark(table))
         return Looked(
             table=table,
             horizon=horizon,
@@ -198,6 +200,12 @@ class Verification(Generic[T]):
             return Findings()
         self._progress(f"recomputing the seals of {table.name}")
         return self._mode.check_seals(table, self._request.kept_seal)
+
+    def _judge_mark(self, table: T) -> Findings:
+        mark = self._request.contradicted_mark
+        if table is not self._truth or mark is None:
+            return Findings()
+        return gathered([mark_finding(table.name, mark)])
 
     def _compare(self, one: Looked[T], base: Looked[T]) -> tuple[Comparison, Findings]:
         name, against = one.table.name, base.table.name
@@ -267,6 +275,22 @@ class Verification(Generic[T]):
             notes=one.notes,
             seconds=one.seconds,
         )
+
+
+def mark_finding(source: str, mark: ContradictedMark) -> Finding:
+    """Return a contradicted mark as a finding of the database `source`."""
+    return Finding(
+        kind=Kind.CONTRADICTED_MARK,
+        source=source,
+        after_id=mark.after_id,
+        until_id=mark.until_id,
+        count=mark.count,
+        seal="" if mark.found is None else mark.found.hex(),
+        expected_seal=mark.seal.hex(),
+        mark_id=mark.mark_id,
+        verified_by=mark.verified_by,
+        verified_at=mark.verified_at.astimezone(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def silent(line: str) -> None:

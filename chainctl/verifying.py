@@ -138,7 +138,13 @@ def _follow(settings: Settings, asked: Asked, chains: Sequence[int]) -> ExitCode
     from chainctl import following
 
     found = _sources_of(settings, asked, chains[0])
-    following.follow(found, chains[0], asked.checkpoint, asked.master, as_json=asked.as_json)
+    beginning = Beginning(0, None)
+    if "database" in asked.sources:
+        beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
+    following.follow(
+        *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
+        as_json=asked.as_json,
+    )
 
 
 def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
@@ -207,8 +213,10 @@ def _request_of(
 
     sources = _sources_of(settings, asked, chain_id) if sources is None else sources
     beginning = Beginning(asked.start or 0, asked.head)
-    if "database" in asked.sources and asked.start is None:
-        beginning = beginning_of(settings, chain_id, asked.head, is_marked=asked.since_verified)
+    if "database" in asked.sources:
+        beginning = beginning_of(
+            settings, chain_id, asked.start, asked.head, is_marked=asked.since_verified
+        )
     return VerifyRequest(
         chain_id=chain_id,
         sources=sources,
@@ -216,6 +224,7 @@ def _request_of(
         start=beginning.start,
         seals=asked.seals,
         kept_seal=None if asked.expect_seal is None else parse_kept_seal(asked.expect_seal),
+        contradicted_mark=beginning.contradicted,
         master=asked.master,
         findings_folder=asked.findings_folder,
     )

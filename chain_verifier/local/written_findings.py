@@ -34,6 +34,11 @@ _SCHEMA: Final = pa.schema(
         ("chain_id", pa.int64()),
         ("epoch", pa.int64()),
         ("expected_epoch", pa.int64()),
+        ("seal", pa.string()),
+        ("expected_seal", pa.string()),
+        ("mark_id", pa.int64()),
+        ("verified_by", pa.string()),
+        ("verified_at", pa.string()),
         ("chain", pa.int32()),
     ]
 )
