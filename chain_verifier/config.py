@@ -138,6 +138,9 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     contradicted_mark: ContradictedMark | None = None
     """A finding of the database, which `chain_verifier.marks` tells of; implies `seals`, since what
     differs may show by them alone."""
+    key_window_rows: Annotated[int, Meta(ge=1)] | None = None
+    """The sequencer's setting of that name: within so many rows no two may have one key, and two of
+    a client's number nowhere. None: keys are not compared, which takes a pass of its own."""
     findings_folder: str | None = None
     """Where all findings are written, as Parquet and as JSON; a report keeps a sample alone."""
     bucket_bits: Annotated[int, Meta(ge=1, le=62)] | None = None

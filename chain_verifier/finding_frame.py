@@ -29,6 +29,7 @@ FINDING_TYPES: Final = {
     "chain_id": "bigint",
     "epoch": "bigint",
     "expected_epoch": "bigint",
+    "key": "string",
     "seal": "string",
     "expected_seal": "string",
     "mark_id": "bigint",

@@ -50,6 +50,8 @@ class Kind(enum.StrEnum):
     """The batch `id` to `until_id` says `expected_count` rows and has `count`."""
     BATCH_RANGE = "batch_range"
     """The rows of the batch `id` to `until_id` begin and end with `ids`, behind the row `pid`."""
+    REPEATED_KEY = "repeated_key"
+    """The rows `ids` have one key, within the window in which it must not come again."""
     CONTRADICTED_MARK = "contradicted_mark"
     """The rows behind `after_id` up to `until_id` are not those that were verified: a mark says
     `expected_seal`, the database `seal`; `count` marks are contradicted so."""
@@ -82,6 +84,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chain_id: int | None = None
     epoch: int | None = None
     expected_epoch: int | None = None
+    key: str = ""
     seal: str = ""
     """In hexadecimal; empty where no batch ends there."""
     expected_seal: str = ""
@@ -106,6 +109,8 @@ class _Shown(dict[str, str]):
     def __missing__(self, name: str) -> str:
         if name == "rows":
             return counted_rows(self._finding.count or 0)
+        if name == "key":
+            return ascii(self._finding.key)
         if name == "seal_there":
             return (
                 f"is {self._finding.seal}" if self._finding.seal else "is none: no batch ends there"
@@ -134,6 +139,7 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.KEPT_SEAL: "no batch ends with {id} under the seal that was kept",
     Kind.BATCH_COUNT: "batch {id} to {until_id}: {rows}, committed were {expected_count}",
     Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, behind row {pid}",
+    Kind.REPEATED_KEY: "two orders under one key: rows {ids} have the key {key}",
     Kind.CONTRADICTED_MARK: (
         "contradicted mark: the rows behind {after_id} up to {until_id} are not those that "
         "{verified_by} verified at {verified_at} (mark {mark_id}; contradicted are {count}): the "

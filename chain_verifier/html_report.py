@@ -127,6 +127,7 @@ def _verdict(report: Report, made_at: datetime) -> Iterable[str]:
     yield f"<p>{escape(_SENTENCES[report.verdict])}</p>"
     yield (
         f'<p class="note">From {report.start} to the head {head}; '
+        f"keys {'' if report.keys_compared else 'not '}compared; "
         f"made {made_at:%Y-%m-%d %H:%M:%S %Z} in {report.seconds:.1f} s.</p>"
     )
 

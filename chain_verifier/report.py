@@ -79,6 +79,8 @@ class Report(Struct, frozen=True, kw_only=True):
     start: int
     head: int | None
     """The head that the sources were held against; None when it was not known."""
+    keys_compared: bool = False
+    """Whether two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
     comparisons: tuple[Comparison, ...]
     counts: dict[str, int]
@@ -110,7 +112,8 @@ class Report(Struct, frozen=True, kw_only=True):
     def lines(self, findings_max: int = 20) -> list[str]:
         """Return the report as lines for people, with at most `findings_max` findings a source."""
         head = "not known" if self.head is None else str(self.head)
-        told = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head})"]
+        keys = "keys compared" if self.keys_compared else "keys not compared"
+        told = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head}), {keys}"]
         for source in self.sources:
             told += self._source_lines(source, findings_max)
         for comparison in self.comparisons:

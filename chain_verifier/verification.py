@@ -80,6 +80,10 @@ class Mode(Protocol[T]):
         """Return the batches of the database whose rows do not give their seals."""
         ...
 
+    def repeated_keys(self, table: T, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row of `table` has, within the window of keys."""
+        ...
+
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`."""
         ...
@@ -120,7 +124,8 @@ class Verification(Generic[T]):
         if self._truth is not None and any(isinstance(table, Published) for table in tables):
             self._skips = self._truth.skips()
         how = how_to_scan(self._request, (table.span for table in tables))
-        looked = [self._look(table, how) for table in tables]
+        # Of the first source alone: the others are compared with it row by row.
+        looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
         compared = [self._compare(one, looked[0]) for one in looked[1:]]
         every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
         if self._request.findings_folder is not None:
@@ -137,7 +142,7 @@ class Verification(Generic[T]):
             head=max((head for head in heads if head is not None), default=None),
         )
 
-    def _look(self, table: T, how: How) -> Looked[T]:
+    def _look(self, table: T, how: How, *, has_keys: bool) -> Looked[T]:
         self._progress(f"checking {table.name}")
         with stopwatch() as seconds:
             topic = table if isinstance(table, Published) else None
@@ -151,6 +156,8 @@ class Verification(Generic[T]):
             parts.append(self._judge_count(table, examined, joined(parts)))
             parts.append(self._judge_seals(table))
             parts.append(self._judge_mark(table))
+            if has_keys:
+                parts.append(self._judge_keys(table, horizon, how))
         return Looked(
             table=table,
             horizon=horizon,
@@ -201,6 +208,13 @@ class Verification(Generic[T]):
         self._progress(f"recomputing the seals of {table.name}")
         return self._mode.check_seals(table, self._request.kept_seal)
 
+    def _judge_keys(self, table: T, horizon: Horizon, how: How) -> Findings:
+        window_rows = self._request.key_window_rows
+        if window_rows is None:
+            return Findings()
+        self._progress(f"comparing the keys of {table.name}")
+        return self._mode.repeated_keys(table, horizon, window_rows, how)
+
     def _judge_mark(self, table: T) -> Findings:
         mark = self._request.contradicted_mark
         if table is not self._truth or mark is None:
@@ -245,6 +259,7 @@ class Verification(Generic[T]):
             ),
             start=self._horizon.start,
             head=self._horizon.head,
+            keys_compared=self._request.key_window_rows is not None,
             sources=tuple(self._source_report(one) for one in looked),
             comparisons=tuple(comparisons),
             counts=every.counts,

@@ -39,6 +39,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     actor: str | None
     seals: bool
     expect_seal: str | None
+    keys: bool
+    key_window_rows: int | None
     follow: bool
     checkpoint: str | None
     master: str | None
@@ -78,6 +80,8 @@ def _require_fitting(asked: Asked) -> None:
     is_database = "database" in asked.sources
     if asked.since_verified and (asked.start is not None or not is_database):
         raise SettingError("--since-verified", "given", "a source database, and no --start")
+    if asked.key_window_rows is not None and not asked.keys:
+        raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
     if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
         raise SettingError("--report", asked.page, "a file in a folder that exists")
 
@@ -90,6 +94,7 @@ def _require_following(asked: Asked) -> None:
             "--all-chains": asked.all_chains,
             "--local": asked.is_local,
             "--seals": asked.seals,
+            "--keys": asked.keys,
             "--expect-seal": asked.expect_seal is not None,
             "--findings": asked.findings_folder is not None,
             "--report": asked.page is not None,
@@ -227,6 +232,24 @@ def _request_of(
         contradicted_mark=beginning.contradicted,
         master=asked.master,
         findings_folder=asked.findings_folder,
+        key_window_rows=_key_window(asked),
+    )
+
+
+def _key_window(asked: Asked) -> int | None:
+    if not asked.keys:
+        return None
+    return usual_key_window() if asked.key_window_rows is None else asked.key_window_rows
+
+
+def usual_key_window() -> int:
+    """Return the window of keys of a sequencer that was told nothing else."""
+    from msgspec.structs import fields
+
+    from sequencer import SequencerConfig
+
+    return next(
+        int(field.default) for field in fields(SequencerConfig) if field.name == "key_window_rows"
     )
 
 

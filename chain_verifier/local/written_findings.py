@@ -34,6 +34,7 @@ _SCHEMA: Final = pa.schema(
         ("chain_id", pa.int64()),
         ("epoch", pa.int64()),
         ("expected_epoch", pa.int64()),
+        ("key", pa.string()),
         ("seal", pa.string()),
         ("expected_seal", pa.string()),
         ("mark_id", pa.int64()),

@@ -214,6 +214,8 @@ def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
         (("--follow", "--head", 5), "--head"),
         (("--follow", "--findings", "here"), "--findings"),
         (("--follow", "--chain", 2), "one chain"),
+        (("--follow", "--keys"), "--keys"),
+        (("--key-window", 5), "--key-window"),
         (("--checkpoint", "here"), "--checkpoint"),
         (("--chain", 1), "each chain once"),
         (("--all-chains",), "--all-chains"),
@@ -326,3 +328,22 @@ def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
         assert f"seal after {FILLED_ROWS}, verified by eve was" in refused.err
         assert "chainctl verify tells what differs" in refused.err
     assert not (tmp_path / "archive").exists()
+
+
+def test_verify_with_keys_names_two_rows_under_one_key(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database")
+    clean = call(*arguments, "--keys", settings=module_settings)
+    assert (clean.code, "), keys compared" in clean.out) == (0, True), clean
+    same = (
+        "UPDATE chain_event SET key = (SELECT key FROM chain_event WHERE chain_id = $1 AND id = 3)"
+        " WHERE chain_id = $1 AND id = 9"
+    )
+    execute(module_settings, same, filled)
+    without = call(*arguments, settings=module_settings)
+    assert (without.code, "), keys not compared" in without.out) == (0, True), without
+    found = call(*arguments, "--keys", "--key-window", 6, "--json", settings=module_settings)
+    assert found.code == 1, found
+    (finding,) = json.loads(found.out)["findings"]
+    assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])
