@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import Finding, Kind
+from chain_verifier.findings import Finding, Kind, counted_things
 from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.topic_walk import FrameHead, TopicWalk
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _LOST: Final = "lost"
 _DISOWNED: Final = {
-    UNSIGNED: "forged frames: not signed by the leader that they name",
-    UNKNOWN_TERM: "frames of an unknown term: of a life that was lost, or of another database",
-    _LOST: "frames of a leader of this database that hold what it does not: rows that were lost",
+    UNSIGNED: "forged, not signed by the leader that they name",
+    UNKNOWN_TERM: "of an unknown term, of a life that was lost or of another database",
+    _LOST: "of a leader of this database, with rows that it lost",
 }
 """Frames that the database does not stand by, and what is said of each kind."""
 
@@ -58,6 +58,11 @@ class TopicLog:
         self._source = source
         self._counts: Counter[str] = Counter()
         self._epochs: list[Finding] = []
+
+    @property
+    def heartbeats(self) -> int:
+        """How many genuine heartbeats there are."""
+        return self._counts["heartbeat"]
 
     def take(self, record: TopicRecord) -> None:
         """Take the next record."""
@@ -114,14 +119,16 @@ class TopicLog:
 
     def notes(self) -> Iterator[str]:
         """Yield what the topic holds beside rows that stand once."""
-        yield f"{self.walk.frames} frames, {self._counts['heartbeat']} heartbeats"
+        frames = counted_things(self.walk.frames, "frame")
+        yield f"{frames}, {counted_things(self.heartbeats, 'heartbeat')}"
         refused = {name: n for name, n in self._counts.items() if name not in _COUNTED_APART}
         if refused:
             shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
-            yield f"{sum(refused.values())} records that are no frame of the chain: {shown}"
+            records = counted_things(sum(refused.values()), "record")
+            yield f"no frame of the chain: {records} ({shown})"
         for kind, told in _DISOWNED.items():
             if self._counts[kind]:
-                yield f"{self._counts[kind]} {told}"
+                yield f"{told}: {counted_things(self._counts[kind], 'frame')}"
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
-            yield f"{repeats} frames hold rows that were published before"
+            yield f"with rows that were published before: {counted_things(repeats, 'frame')}"

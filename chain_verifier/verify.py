@@ -12,6 +12,7 @@ from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, 
 from chain_verifier.examine import examine
 from chain_verifier.findings import Findings
 from chain_verifier.jdbc import jdbc_address
+from chain_verifier.keys import repeated_keys
 from chain_verifier.open_rows import rows_beyond
 from chain_verifier.reconcile import compare, strays
 from chain_verifier.request_check import require_sound
@@ -174,6 +175,10 @@ class SparkMode:
         if not isinstance(table, DatabaseTable):
             return Findings()
         return check_seals(self._spark, table, self._chain_id, kept)
+
+    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row has."""
+        return repeated_keys(table, horizon, window_rows, how.bits)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`."""

@@ -17,6 +17,7 @@ from chain_verifier.archive.manifest import (
 from chain_verifier.archive.part_files import PartWriter, part_fault
 from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+from chain_verifier.marks import require_marks_hold
 from chain_verifier.server import connected
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
@@ -50,7 +51,8 @@ def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None =
     Ends with a whole batch. Each part is written, read back and verified, and only then named in
     the manifest; a run that breaks off leaves the archive as it was. Raises SettingError when
     `until_id` lies above the verified mark or nothing was ever verified, InputError for an archive
-    of another database or one that does not fit, SourceBroken when rows, links or seals of the
+    of another database or one that does not fit and where a verified mark is contradicted,
+    SourceBroken when rows, links or seals of the
     database are not as they should be.
     """
     return asyncio.run(_write(dsn, archive, chain_id, until_id))
@@ -59,6 +61,7 @@ def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None =
 async def _write(dsn: str, archive: Path, chain_id: int, until_id: int | None) -> Archived:
     async with connected(dsn, AUDITOR) as connection:
         place = await read_place(connection, chain_id)
+        await require_marks_hold(connection, chain_id)
         until_id = _until(place, until_id)
         manifest = begin_manifest(archive, chain_id, str(place.database_id))
         run = await _end_of(connection, manifest, place)

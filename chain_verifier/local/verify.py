@@ -14,6 +14,7 @@ from chain_verifier.local.compare import compare, strays
 from chain_verifier.local.database import DatabaseTable
 from chain_verifier.local.examine import examine, rows_beyond
 from chain_verifier.local.journal import JournalTable
+from chain_verifier.local.keys import repeated_keys
 from chain_verifier.local.seals import check_seals
 from chain_verifier.request_check import require_sound
 from chain_verifier.verification import Verification, silent
@@ -129,6 +130,10 @@ class LocalMode:
         if not isinstance(table, DatabaseTable):
             return Findings()
         return check_seals(table, self._chain_id, kept)
+
+    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row has."""
+        return repeated_keys(table, horizon, window_rows)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`; only this and Parquet ask for pyarrow."""

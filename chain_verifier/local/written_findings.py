@@ -35,6 +35,12 @@ _SCHEMA: Final = pa.schema(
         ("chain_id", pa.int64()),
         ("epoch", pa.int64()),
         ("expected_epoch", pa.int64()),
+        ("key", pa.string()),
+        ("seal", pa.string()),
+        ("expected_seal", pa.string()),
+        ("mark_id", pa.int64()),
+        ("verified_by", pa.string()),
+        ("verified_at", pa.string()),
         ("chain", pa.int32()),
     ]
 )

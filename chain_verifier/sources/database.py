@@ -82,21 +82,29 @@ class DatabaseTable(Truth):
         found = self.batches().where(F.col("anchor_id") == last_id).select("anchor").head()
         return None if found is None else bytes(found[0])
 
-    def sealed_rows(self) -> DataFrame:
-        """Return all rows up to the head, and all batches, in parts that cut no batch."""
+    def sealed_rows(self) -> tuple[DataFrame, list[int]]:
+        """Return all rows up to the head, and all batches, in parts that cut no batch.
+
+        The last batch of each part comes again with the next one; these are named by their ends.
+        """
         parts = self._query("parts").where(F.col("chain_id") == self._chain_id).collect()
-        ends = sorted({min(row["until_id"], self.head.last_id) for row in parts})
-        ranges = zip([-1, *ends], ends, strict=False)
-        predicates = [
-            f"chain_id = {self._chain_id} AND id > {after} AND id <= {until}"
-            for after, until in ranges
-        ]
-        return self._spark.read.jdbc(
+        until_ids: list[int] = []
+        predicates = []
+        after = -1
+        for part in sorted(parts, key=lambda part: part["until_id"]):
+            until = min(part["until_id"], self.head.last_id)
+            if until_ids[-1:] == [until]:  # committed since the head was read
+                break
+            predicates.append(f"chain_id = {self._chain_id} AND id > {after} AND id <= {until}")
+            until_ids.append(until)
+            after = part["next_after_id"]
+        rows = self._spark.read.jdbc(
             self._address.url,
             f"({_SQL['sealed']}) AS sealed",
             predicates=predicates,
             properties=self._address.properties | {"fetchsize": str(FETCH_ROWS)},
         )
+        return rows, until_ids
 
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""

@@ -8,6 +8,7 @@ import secrets
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
@@ -160,9 +161,9 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
     assert report.sources[0].rows == len(ROWS)
     frames = 5 + len(repeats)
     assert set(report.sources[0].notes) == {
-        f"{frames} frames, 1 heartbeats",
-        "4 records that are no frame of the chain: 1 chain, 1 empty, 1 length, 1 magic",
-        "8 frames hold rows that were published before",
+        f"{frames} frames, 1 heartbeat",
+        "no frame of the chain: 4 records (1 chain, 1 empty, 1 length, 1 magic)",
+        "with rows that were published before: 8 frames",
     }
     assert alone().verdict is Verdict.CONTIGUOUS
 
@@ -190,6 +191,42 @@ def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each
 def test_topic_with_nothing_in_it_is_a_gap_up_to_the_head(topic: Topic, alone: Verified) -> None:
     assert found(alone(head=HEAD)) == {(Kind.GAP, None, 0, HEAD, None)}
     assert alone(head=0).is_clean
+
+
+def test_topic_without_a_frame_of_the_chain_is_not_proven_whatever_else_it_holds(
+    topic: Topic, alone: Verified
+) -> None:
+    assert alone().verdict is Verdict.UNPROVEN
+    topic.send(b"{}", *sliced(ROWS, chain_id=8))
+    report = alone()
+    assert (report.verdict, report.is_clean, report.findings) == (Verdict.UNPROVEN, False, ())
+    topic.send(heartbeat_of(HEAD, bytes(32)))
+    assert alone().verdict is Verdict.UNPROVEN
+    topic.send(*sliced(ROWS))
+    assert alone().verdict is Verdict.CONTIGUOUS
+
+
+def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_database(
+    topic: Topic, both: Verified, frames: list[bytes], database: str
+) -> None:
+    """Nothing is known to be published yet, so nothing is lacking; nothing is compared either."""
+    seal = asyncio.run(_head_seal(database))
+    topic.send(*sliced(ROWS, chain_id=8))
+    report = both()
+    assert [source.verdict for source in report.sources] == [Verdict.COMPLETE, Verdict.UNPROVEN]
+    assert (report.verdict, report.is_clean) == (Verdict.UNPROVEN, False)
+    topic.send(heartbeat_of(HEAD, seal))
+    topic.remove_before(len(ROWS) // 10)
+    assert both().verdict is Verdict.COMPLETE
+
+
+async def _head_seal(dsn: str) -> bytes:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
+        return seal
+    finally:
+        await connection.close(timeout=5)
 
 
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(
@@ -288,10 +325,9 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     lacking = [row_id for kind, row_id in against(report) if kind is Kind.LACKING]
     assert lacking == [*(row.id for row in ROWS[30:40]), ROWS[40].id]
     notes = {source.source: source.notes for source in report.sources}[f"topic:{topic.name}"]
-    assert "2 forged frames: not signed by the leader that they name" in notes
-    assert "1 frames of an unknown term: of a life that was lost, or of another database" in notes
-    told = "of a leader of this database that hold what it does not: rows that were lost"
-    assert f"2 frames {told}" in notes
+    assert "forged, not signed by the leader that they name: 2 frames" in notes
+    assert "of an unknown term, of a life that was lost or of another database: 1 frame" in notes
+    assert "of a leader of this database, with rows that it lost: 2 frames" in notes
 
 
 def test_keys_of_frames_show_in_no_plan_of_sparks(
