@@ -6,12 +6,15 @@ import asyncio
 import logging
 import urllib.request
 from collections import deque
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from orderchain.errors import SettingError
+from orderchain.printable import printable
+from outbox.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +56,8 @@ class Alerts:
         for each in abnormal[:LINES_MAX]:
             _log.error(
                 "message %s for %s (consumer %r) is abnormal after %d tries: %s",
-                each.message_id, each.destination, each.consumer, each.send_count, each.reason,
+                each.message_id, printable(each.destination), each.consumer, each.send_count,
+                printable(each.reason),
             )  # fmt: skip
         if len(abnormal) > LINES_MAX:
             _log.error("%d more deliveries are abnormal", len(abnormal) - LINES_MAX)
@@ -90,9 +94,9 @@ class Alerts:
         try:
             async with asyncio.timeout(HOOK_SECONDS):
                 await call  # type: ignore[misc] # a coroutine of either kind
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, HTTPException) as error:
             self._stats.alerts_failed += 1
-            _log.error("alert %s failed: %s", hook, error or type(error).__name__)
+            _log.error("alert %s failed: %s", hook, reason_of(error))
 
     async def _post(self, body: bytes) -> None:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked

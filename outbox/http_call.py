@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from orderchain.errors import RefusedError, RetryError, SettingError
+from orderchain.printable import printable
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """Of an answer's body. Answers list ids; more than this is something else."""
@@ -38,7 +39,7 @@ class CallRefused(RefusedError):
     """The other side has refused the call with a 4xx status; the same call is refused again."""
 
     def __init__(self, url: str, answered: Answered) -> None:
-        told = answered.body[:200].decode("utf-8", "replace")
+        told = printable(answered.body[:200].decode("utf-8", "replace"))
         super().__init__("call", url, f"an answer other than {answered.status}: {told}")
         self.status = answered.status
         self.body = answered.body
@@ -55,8 +56,8 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
     try:
         async with asyncio.timeout(seconds):
             answered = await _exchange(parts, _request(method, parts, token, body), body)
-    except (OSError, h11.ProtocolError) as error:
-        told = str(error) or f"no answer within {seconds} s"
+    except (OSError, UnicodeError, h11.ProtocolError) as error:  # a host's name may not be one
+        told = printable(str(error) or f"no answer within {seconds} s")
         raise RetryError(f"{shown_url(url)}: {told}") from error
     if 200 <= answered.status < 300:
         return answered
@@ -119,7 +120,8 @@ async def _exchange(parts: SplitResult, request: h11.Request, body: bytes) -> An
         return await _read(protocol, reader)
     finally:
         writer.close()
-        with suppress(OSError, asyncio.CancelledError):
+        # Not a cancellation: swallowed here, whoever calls could not be ended.
+        with suppress(OSError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await writer.wait_closed()
 

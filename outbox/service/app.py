@@ -16,7 +16,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
+from orderchain.errors import (
+    ConnectError,
+    DurabilityError,
+    OrderchainError,
+    RefusedError,
+    RetryError,
+    SchemaError,
+)
+from orderchain.printable import printable
+from outbox.errors import reason_of
 from outbox.message import Message
 from outbox.service import bodies, metrics
 from outbox.service.desk import draw_missing
@@ -53,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 _Body = TypeVar("_Body")
 
-_OURS: Final = (ConnectError, SchemaError, RetryError)
+_OURS: Final = (ConnectError, SchemaError, DurabilityError, RetryError)
 """Troubles between the service and its database: not the client's fault."""
 
 _BEARER: Final = "bearer "
@@ -77,7 +86,7 @@ class MessageApp:
         clients: Clients,
         desk: MessageDesk,
         clock: Clock,
-        is_relaying: Callable[[], bool] = lambda: True,
+        is_working: Callable[[], bool] = lambda: True,
         counted: Callable[[], Counted] = lambda: Counted({}, 0),
     ) -> None:
         self.refusals: Counter[str] = Counter()
@@ -86,7 +95,7 @@ class MessageApp:
         self._clients = clients
         self._desk = desk
         self._clock = clock
-        self._is_relaying = is_relaying
+        self._is_working = is_working
         self._counted = counted
         self._at_work = 0
         self._requests: dict[str, Bucket] = {}
@@ -197,7 +206,7 @@ class MessageApp:
         try:
             unfinished = await self._desk.unfinished()
         except _OURS as error:
-            _log.warning("/metrics: %s", error)
+            _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
         counted = self._counted()
         page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished)
@@ -220,8 +229,8 @@ class MessageApp:
                 await self._desk.is_ready()
         except (TimeoutError, OrderchainError) as error:
             return refused(unavailable(str(error) or "the database does not answer"))
-        if not self._is_relaying():
-            return refused(unavailable("the relay of this instance has ended"))
+        if not self._is_working():
+            return refused(unavailable("a part of this instance has ended"))
         return answer(200, {"status": "ready"})
 
     async def _not_found(self, _: Request, error: Exception) -> Response:
@@ -240,6 +249,8 @@ class MessageApp:
             try:
                 if self._at_work > self._config.requests_max:
                     raise unavailable("too many requests are at work")
+                if not self._is_working():
+                    raise unavailable("a part of this instance has ended")
                 async with asyncio.timeout(self._config.request_seconds):
                     client = self._authenticated(request)
                     self._pace(self._requests, client, 1)
@@ -247,7 +258,7 @@ class MessageApp:
             except Refusal as refusal:
                 found = refusal
             except _OURS as error:
-                _log.warning("%s: %s", request.url.path, error)
+                _log.warning("%s: %s", printable(request.url.path), reason_of(error))
                 found = unavailable(str(error))
             except RefusedError as error:
                 found = of_error(error)
