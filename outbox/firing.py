@@ -117,7 +117,7 @@ class FireAfterCommit:
 
     async def finish(self) -> None:
         """Return once nothing waits to be sent. Raises PartEnded where nothing is sent any more."""
-        await self._parts.during(self._drained())
+        await self._parts.during(self._drained)
 
     async def _drained(self) -> None:
         await self._idle.wait()

@@ -80,10 +80,10 @@ class Parts:
         if self.failure is not None:
             raise self.failure.__cause__ or self.failure
 
-    async def during(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Return what `work` returns. Raises PartEnded as soon as a part ends, and cancels it."""
         self.check()
-        doing = asyncio.ensure_future(work)
+        doing = asyncio.ensure_future(work())
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait([doing, ending], return_when=asyncio.FIRST_COMPLETED)

@@ -178,7 +178,7 @@ class Relay:
 
         Raises RetryError, and PartEnded when a part of the relay has ended.
         """
-        await self._parts.during(self._settled())
+        await self._parts.during(self._settled)
 
     async def _settled(self) -> None:
         await self._dispatch.finish()

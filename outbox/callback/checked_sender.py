@@ -117,7 +117,7 @@ class CheckedSender:
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(self._config.stop_seconds):
-                    await self._parts.during(self._finished())
+                    await self._parts.during(self._finished)
 
     async def _finished(self) -> None:
         await self._empty.wait()
@@ -157,7 +157,7 @@ class CheckedSender:
 
     async def settle(self) -> None:
         """Return once all that was handed over is sent. Raises PartEnded."""
-        await self._parts.during(self._finished())
+        await self._parts.during(self._finished)
 
     # ------------------------------------------------------------ what the callback service calls
 
