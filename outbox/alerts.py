@@ -6,6 +6,7 @@ import asyncio
 import logging
 import urllib.request
 from collections import deque
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -56,7 +57,7 @@ class Alerts:
         for each in abnormal[:LINES_MAX]:
             _log.error(
                 "message %s for %s (consumer %r) is abnormal after %s: %s",
-                each.message_id, each.destination, each.consumer,
+                each.message_id, printable(each.destination), each.consumer,
                 counted(each.send_count, "try", "tries"), printable(each.reason),
             )  # fmt: skip
         if len(abnormal) > LINES_MAX:
@@ -95,7 +96,7 @@ class Alerts:
         try:
             async with asyncio.timeout(HOOK_SECONDS):
                 await call  # type: ignore[misc] # a coroutine of either kind
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, HTTPException) as error:
             self._stats.alerts_failed += 1
             _log.error("alert %s failed: %s", hook, reason_of(error))
 

@@ -62,6 +62,19 @@ INSERT INTO outbox_decision_floor (floor_id) VALUES ('00000000-0000-0000-0000-00
 
 -- -------------------------------------------------------------------------------------- functions
 
+-- Makes this transaction durable, where the session has `synchronous_commit` off: a message is sent on
+-- the word of the one, and cancelled for good on the word of the other. What the session has set else
+-- stays, and what is set here ends with the transaction.
+CREATE FUNCTION outbox_be_durable() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+END
+$$;
+
 -- Decides for a message in the local transaction that it belongs to. Raises where a check has said
 -- "not done" meanwhile, and where this was done before: with SQLSTATE 23505, and as DETAIL `done`,
 -- `not done` or `forgotten`. The error ends the transaction, so it can't commit by oversight.
@@ -71,6 +84,7 @@ AS $$
 DECLARE
     found text;
 BEGIN
+    PERFORM public.outbox_be_durable();
     IF decided_id < (SELECT floor_id FROM public.outbox_decision_floor) THEN
         found := 'forgotten';
     ELSE
@@ -98,6 +112,7 @@ AS $$
 DECLARE
     found boolean;
 BEGIN
+    PERFORM public.outbox_be_durable();
     IF checked_id < (SELECT floor_id FROM public.outbox_decision_floor) THEN
         RETURN 'unknown';
     END IF;
@@ -109,6 +124,11 @@ BEGIN
         RETURN 'unknown';
     END;
     SELECT is_done INTO found FROM public.outbox_decision WHERE message_id = checked_id;
+    IF current_setting('synchronous_standby_names') <> '' THEN
+        -- What was found may be here and not on the standby, where the wait of its commit was cut
+        -- off. So this one writes something, and waits for the standby itself.
+        PERFORM pg_logical_emit_message(true, 'orderchain', '');
+    END IF;
     RETURN CASE WHEN found THEN 'done' WHEN NOT found THEN 'not_done' ELSE 'unknown' END;
 END
 $$;
@@ -142,6 +162,7 @@ $$;
 -- ----------------------------------------------------------------------------------------- grants
 -- Every object, column and privilege is listed in docs/permissions.md.
 
+REVOKE ALL ON FUNCTION outbox_be_durable() FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_decide(uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_check_decision(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_forget_decisions(timestamptz, integer) FROM PUBLIC;

@@ -199,6 +199,14 @@ class RelayStore:
         ((trimmed,),) = await self._write.fetch(SQL["trim"], before)
         return int(trimmed)
 
+    async def check_durability(self) -> None:
+        """Look at the server's settings once more. Raises DurabilityError, RetryError."""
+        await self._write.check_durability()
+
+    async def barrier(self) -> None:
+        """Return once what can be read here outlives a failover. Raises RetryError."""
+        await self._confirm.barrier()
+
     async def close(self) -> None:
         """Close the connections; never raises."""
         for session in (self._sweep, self._write, self._confirm):

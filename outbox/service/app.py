@@ -17,7 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
+from orderchain.errors import (
+    ConnectError,
+    DurabilityError,
+    OrderchainError,
+    RefusedError,
+    RetryError,
+    SchemaError,
+)
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
 from outbox.message import Message
@@ -57,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 _Body = TypeVar("_Body")
 
-_OURS: Final = (ConnectError, SchemaError, RetryError)
+_OURS: Final = (ConnectError, SchemaError, DurabilityError, RetryError)
 """Troubles between the service and its database: not the client's fault."""
 
 _BEARER: Final = "bearer "
@@ -84,7 +91,7 @@ class MessageApp:
         clients: Clients,
         desk: MessageDesk,
         clock: Clock,
-        is_relaying: Callable[[], bool] = lambda: True,
+        is_working: Callable[[], bool] = lambda: True,
         counted: Callable[[], Counted] = lambda: Counted({}, 0),
     ) -> None:
         self.refusals: Counter[str] = Counter()
@@ -93,7 +100,7 @@ class MessageApp:
         self._clients = clients
         self._desk = desk
         self._clock = clock
-        self._is_relaying = is_relaying
+        self._is_working = is_working
         self._counted = counted
         self._at_work = Room(config.requests_max, config.client_requests_max)
         self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
@@ -234,8 +241,8 @@ class MessageApp:
             silent = isinstance(error, TimeoutError)
             told = "the database does not answer" if silent else reason_of(error)
             return refused(unavailable(told))
-        if not self._is_relaying():
-            return refused(unavailable("the relay of this instance has ended"))
+        if not self._is_working():
+            return refused(unavailable("a part of this instance has ended"))
         return answer(200, {"status": "ready"})
 
     async def _only_post(self, _: Request) -> Response:
@@ -258,6 +265,8 @@ class MessageApp:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
+                if not self._is_working():
+                    raise unavailable("a part of this instance has ended")
                 client = self._authenticated(request)
                 self._pace(self._requests, client, 1)
                 with self._slot(client, request):
