@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from orderchain.roles import OUTBOX_CALLBACK
 from orderchain.sql import load_sql
 from outbox.session import Session, Tables
 
