@@ -32,6 +32,9 @@ HOOK_SECONDS: Final = 10.0
 WAITING_MAX: Final = 1_000
 """Alerts that wait for a slow hook. Beyond it the oldest are dropped; their log lines stand."""
 
+_KILL_SECONDS: Final = 1.0
+"""A command that was killed ends at once, unless the machine itself hangs."""
+
 LINES_MAX: Final = 20
 """Deliveries told one by one in the log, of one alert; and the most that one hook call tells is
 `HOOK_DELIVERIES_MAX`."""
@@ -120,5 +123,7 @@ class Alerts:
         finally:
             if process.returncode is None:
                 process.kill()
+                async with asyncio.timeout(_KILL_SECONDS):
+                    await process.wait()  # else it stays behind as a zombie
         if process.returncode:
             raise OSError(f"it ended with {process.returncode}")

@@ -278,7 +278,9 @@ def test_local_with_a_database_that_breaks_off_or_cannot_be_used_is_no_verdict(
     assert "sesame" not in str(refused.value)
     asyncio.run(execute(database, f"REVOKE SELECT ON chain_event FROM {GAP_READER}"))  # noqa: S608
     barred = DatabaseSource(dsn=role_dsn(GAP_READER))
-    with pytest.raises(ConnectError, match="permission denied"):
+    with pytest.raises(
+        ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"
+    ):
         verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(barred,)))
     asyncio.run(execute(database, "UPDATE schema_version SET version = 99"))
     with pytest.raises(SchemaError, match="99"):
