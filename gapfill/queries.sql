@@ -1,6 +1,7 @@
 -- The statements of a fill. The role `gap_reader` may run all of them, and nothing else.
 
--- standing: the head of a chain and what stands at one id, in one snapshot
+-- standing: the head of a chain and what stands at one id, in one snapshot; with it the seal of the
+-- batch that ends at another one ($3), if one does
 SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
        h.topic, h.topic_partition,
@@ -10,7 +11,9 @@ SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
            SELECT FROM chain_event e WHERE e.chain_id = $1 AND e.id = $2
        )) AS is_there,
        (SELECT max(a.last_id) FROM chain_batch a
-        WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id
+        WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id,
+       (SELECT a.seal FROM chain_batch a
+        WHERE a.chain_id = $1 AND a.last_id = $3) AS asked_seal
 FROM schema_version v
 LEFT JOIN chain_head h ON h.chain_id = $1
 LEFT JOIN LATERAL (

@@ -85,7 +85,7 @@ class HeadWatch:
         """
         core, counters = self._kit.core, self._kit.counters
         try:
-            standing = await self.read(core.head.id)
+            standing = await self.read(core.head.id, core.head.batch_last_id)
         except AWAY as error:
             counters.database_retries += 1
             _log.warning("chain %d: the database is away: %s", core.chain_id, error)
@@ -97,12 +97,12 @@ class HeadWatch:
             await compare(self._kit)
         return decision
 
-    async def read(self, at_id: int) -> Standing:
+    async def read(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Read the standing at a row. Raises as `orderchain.ports.GapSource.standing`."""
         kit = self._kit
         kit.counters.reads += 1
         try:
-            standing = await kit.waits.until_done(kit.gap_source.standing(at_id))
+            standing = await kit.gap_source.standing(at_id, batch_id)
         except RowsArchived as error:
             kit.ledger.add(archived_gap(error, kit.core.head.id, "poll", kit.clock))
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orderchain.errors import RetryError
 from orderchain.schema import SCHEMA_VERSION
-from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between
+from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between, seal_at
 from orderchain.simulation.wire import WireBroken
 from orderchain.sql import load_sql
 
@@ -47,7 +47,9 @@ class MemoryReadConnection:
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _standing(self, chain: MemoryChain, at_id: int) -> Sequence[Any]:
+    def _standing(
+        self, chain: MemoryChain, at_id: int, batch_id: int | None = None
+    ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
         return [
@@ -68,6 +70,7 @@ class MemoryReadConnection:
                 "batch_epoch": mark.epoch,
                 "is_there": is_row or mark.batch_last_id == at_id,
                 "boundary_id": 0,
+                "asked_seal": seal_at(chain, batch_id),
             }
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -13,6 +12,7 @@ from gapfill import PreferredSources
 from matcher_receiver import Receiver
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
+from matcher_receiver.gaps import GapLedger
 from matcher_receiver.watch import HeadWatch
 from orderchain.mark import Mark
 from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore
@@ -78,7 +78,7 @@ def checkpoint_before_delivery() -> Iterator[None]:
 @contextmanager
 def checkpoint_without_comparing() -> Iterator[None]:
     """Two receivers of one name both go on."""
-    with patch.object(MemoryCheckpointStore, "_check", lambda self, first_pid: None):
+    with patch.object(MemoryCheckpointStore, "_check", lambda self, first_pid, end: None):
         yield
 
 
@@ -96,7 +96,9 @@ def standby_believed() -> Iterator[None]:
 
 @contextmanager
 def ledger_without_bound() -> Iterator[None]:
-    with patch("matcher_receiver.gaps.deque", lambda maxlen: deque()):
+    with patch(
+        "matcher_receiver.receiver.GapLedger", lambda kept, record: GapLedger(1_000_000, record)
+    ):
         yield
 
 

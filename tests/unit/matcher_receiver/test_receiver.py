@@ -484,7 +484,7 @@ async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> 
         assert receiver.stats().dropped == {"seal": 1}
         rig.commit_and_publish(3)
         runs = await take(receiver, rig.chain.mark().id)
-        assert runs[-1].end == rig.chain.mark()
+        assert rig.chain.proves(runs[-1].end)
 
 
 @virtual
