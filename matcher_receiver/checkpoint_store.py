@@ -97,14 +97,13 @@ class PostgresCheckpointStore:
             await self._move(partial(self._fetch_with, connection), first_pid, end)
 
     async def _save_alone(self, first_pid: int, end: Mark) -> None:
-        self._in_doubt.append(end)
         try:
             await self._move(self._kept.fetch, first_pid, end)
-        except OrderchainError as error:
-            if not isinstance(error, RetryError):
-                self._in_doubt.remove(end)  # surely not stored
+        except BaseException as error:
+            # Where the answer was lost, or the wait for it cancelled, the statement may yet land.
+            if isinstance(error, RetryError) or not isinstance(error, OrderchainError):
+                self._in_doubt.append(end)
             raise
-        # Where the answer was lost, or the wait for it cancelled, the statement may yet land.
         self._in_doubt.clear()
 
     async def _move(

@@ -60,6 +60,10 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     check_seconds: Seconds = 0.1
     """At most one reading of the head in so long for frames that contradict us or come from an
     unknown publisher: a flood of forged frames must not become a flood of reads."""
+    prove_seconds: Seconds = 10.0
+    """While frames flow, the database is asked at this pace whether it holds what was handed on,
+    without waiting for the answer. A checkpoint holds the last seal that it has shown: a longer
+    time saves a small read, and has a restart compare an older place."""
     retry_seconds_max: Seconds = 2.0
     """The longest pause between two tries to read from a database that is away."""
     standby_wait_seconds: Seconds = 30.0

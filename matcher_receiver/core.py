@@ -257,6 +257,11 @@ class ReceiveCore:
             return Halt(SealMismatch(self.chain_id, self.head.id, self.head.seal, found))
         return COMPARE
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether the database has shown the seal that we hold."""
+        return self._proven.batch_last_id == self.head.batch_last_id
+
     def accept_proof(self, asked: Mark, standing: Standing) -> bool:
         """Take what the database says of a place where we stood, and have gone on from since.
 

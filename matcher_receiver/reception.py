@@ -81,6 +81,7 @@ class Reception:
         return not (
             self._inbox.is_empty
             or self._inbox.has_question
+            or self.watch.is_contradicted
             or self.filling.is_open
             or self._uncut is not None
         )
@@ -113,7 +114,9 @@ class Reception:
             if run is not None:
                 self._kit.counters.source = run.source or self.watch.source_name
             return run
-        if self._inbox.has_question:
+        if self.watch.is_contradicted:
+            await self.watch.ask("poll")
+        elif self._inbox.has_question:
             await self._inbox.settle()
         else:
             await self._receive()
@@ -133,6 +136,7 @@ class Reception:
         """End, and let go of what is open."""
         self.is_over = True
         await self._kit.waits.close()
+        await self.watch.close()
         await self.filling.close()
 
     # -- handing out ---------------------------------------------------------------------------

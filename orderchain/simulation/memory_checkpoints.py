@@ -85,7 +85,6 @@ class MemoryCheckpointStore:
             connection.check(lambda: self._check(first_pid, end))
             connection.add(lambda: self._put(end))
             return
-        self._in_doubt.append(end)
 
         async def move() -> None:
             self._check(self._from(first_pid), end)
@@ -94,7 +93,9 @@ class MemoryCheckpointStore:
         try:
             await self._ask(move)
         except CheckpointLost:
-            self._in_doubt.remove(end)
+            raise
+        except BaseException:
+            self._in_doubt.append(end)
             raise
         self._in_doubt.clear()
 
