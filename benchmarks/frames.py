@@ -89,6 +89,11 @@ class MemoryFrames:
         self._at = 0
         self._records_max = records_max
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Memory is of no topic."""
+        return None
+
     async def start(self) -> None:
         """Nothing is needed."""
 
@@ -107,7 +112,12 @@ class EmptyDatabase:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
 
-    async def standing(self, at_id: int) -> Standing:
+    @property
+    def chain_id(self) -> int:
+        """The chain of the place."""
+        return self._standing.head.chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return the place that is known. Raises RuntimeError for any other."""
         if at_id != self._standing.head.last_id:
             raise RuntimeError(f"asked for {at_id}: a frame was not taken")

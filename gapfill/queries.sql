@@ -1,6 +1,7 @@
 -- The statements of a fill. The role `gap_reader` may run all of them, and nothing else.
 
--- standing: the head of a chain, what stands at one id, and the newest terms, in one snapshot
+-- standing: the head of a chain, what stands at one id, and the newest terms ($4), in one snapshot;
+-- with it the seal of the batch that ends at another one ($3), if one does
 SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
        h.topic, h.topic_partition,
@@ -11,6 +12,8 @@ SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
        )) AS is_there,
        (SELECT max(a.last_id) FROM chain_batch a
         WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id,
+       (SELECT a.seal FROM chain_batch a
+         WHERE a.chain_id = $1 AND a.last_id = $3) AS asked_seal,
        terms.epochs AS term_epochs, terms.nonces AS term_nonces, terms.frame_keys AS term_frame_keys
 FROM schema_version v
 CROSS JOIN (
@@ -18,7 +21,7 @@ CROSS JOIN (
            array_agg(frame_key) AS frame_keys
     FROM (
         SELECT epoch, nonce, frame_key FROM chain_term
-        WHERE chain_id = $1 ORDER BY epoch DESC LIMIT $3
+        WHERE chain_id = $1 ORDER BY epoch DESC LIMIT $4
     ) newest_terms
 ) terms
 LEFT JOIN chain_head h ON h.chain_id = $1

@@ -61,6 +61,11 @@ class KafkaFrameSource:
     ) -> None:
         await self.close()
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition that it reads."""
+        return self._at.topic, self._at.partition
+
     async def start(self) -> None:
         """Check the topic and stand at the live end. Raises ConnectError, TopicError."""
         try:

@@ -78,6 +78,11 @@ class FileSnapshotStore:
         self.broken: list[Path] = []
         """Files that the last `newest` could not use, the newest first."""
 
+    @property
+    def chain_id(self) -> int:
+        """The chain of which it keeps snapshots."""
+        return self._chain_id
+
     async def newest(self) -> Snapshot | None:
         """Return the newest whole snapshot, None where there is none.
 

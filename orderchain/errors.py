@@ -22,7 +22,7 @@ OrderchainError
 ├── StoppedError          this object works no more; open a new one
 │   ├── Fenced                another process leads the chain now
 │   ├── IntakeMoved           an intake's place is not where this intake left it
-│   └── CheckpointLost        another receiver moved this receiver's checkpoint
+│   └── CheckpointLost        this receiver's checkpoint is not where it was left
 ├── UnknownOutcome        the commit may or may not have happened, and could not be read back
 ├── GapError              rows could not be read, and were not skipped
 │   ├── RowsMissing           the primary lacks them
@@ -226,16 +226,23 @@ class IntakeMoved(StoppedError):
 
 
 class CheckpointLost(StoppedError):
-    """The checkpoint is not where this receiver left it: another one works under its name."""
+    """The checkpoint is not where this receiver left it: another one works under its name, or the
+    database was restored from a backup. `found_id` is where it is now, None where none is stored.
+    """
 
-    def __init__(self, chain_id: int, receiver: str, expected_id: int) -> None:
+    def __init__(
+        self, chain_id: int, receiver: str, expected_id: int, found_id: int | None
+    ) -> None:
+        found = "is gone" if found_id is None else f"was at {found_id}"
         super().__init__(
-            f"chain {chain_id}: the checkpoint of receiver {receiver!r} is no longer at "
-            f"{expected_id}: another receiver works under this name"
+            f"chain {chain_id}: the checkpoint of receiver {receiver!r} {found}, expected "
+            f"{expected_id}: another receiver works under this name, or the database was restored "
+            "from a backup"
         )
         self.chain_id = chain_id
         self.receiver = receiver
         self.expected_id = expected_id
+        self.found_id = found_id
 
 
 class UnknownOutcome(OrderchainError):

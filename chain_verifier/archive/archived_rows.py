@@ -66,6 +66,11 @@ class ArchivedRows:
         self._proven: tuple[int, Mark] | None = None
         """Behind which id, and up to which boundary, the manifest was found to hold."""
 
+    @property
+    def chain_id(self) -> int:
+        """The chain of which it holds rows."""
+        return self._chain_id
+
     async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
         """Return a mark; see `orderchain.ports.ArchivedSource`."""
         manifest = await self._proven_manifest(at_id, boundary)

@@ -144,6 +144,11 @@ class MemoryFrameSource:
         self._link = link
         self._offset: int | None = None
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """A log in memory is of no topic; see `orderchain.ports.FrameSource.place`."""
+        return None
+
     async def start(self) -> None:
         """Stand at the live end; see `orderchain.ports.FrameSource.start`."""
         check_alive()

@@ -69,4 +69,9 @@ MUTATIONS = (
     ),
     Mutation(sequencing.publish_queue_without_bound, 50, ("L5",), {"publish_queue_bytes_max": 300}),
     Mutation(receiving.ledger_without_bound, 50, ("L5",)),
+    Mutation(receiving.cancelled_wait_ends_its_work, 50, ("L1",), {"patience_seconds": 0.005}),
+    Mutation(
+        receiving.head_moved_before_a_wait, 50, ("S5", "rows missing"), {"patience_seconds": 0.05}
+    ),
+    Mutation(receiving.frame_believed_about_its_seal, 50, ("seal of a run",), {"wrong_seals": 0.5}),
 )

@@ -28,7 +28,8 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 READINGS: list[tuple[str, tuple[int, ...]]] = [
-    ("standing", (7, 2_500, TERMS_MAX)),
+    ("standing", (7, 2_500, None, TERMS_MAX)),
+    ("standing", (7, 2_500, 2_000, TERMS_MAX)),
     ("opening", (7, 2_500, 2_532, 32, 16)),
     ("opening", (7, 2_500, 1_000_000, 0, 16)),
     ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000)),

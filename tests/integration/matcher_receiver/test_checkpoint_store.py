@@ -173,7 +173,7 @@ async def test_load_after_its_backend_was_killed_is_a_retry_and_then_works(
 async def test_save_for_a_chain_that_was_never_created_is_told(
     stored: StoredChain, config: CheckpointConfig
 ) -> None:
-    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1)
+    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1, receiver="r")
     async with PostgresCheckpointStore(missing) as store:
         with pytest.raises(ChainMissing, match=str(2**31 - 1)):
             await store.save(0, mark(10))
@@ -181,7 +181,7 @@ async def test_save_for_a_chain_that_was_never_created_is_told(
 
 async def test_load_without_a_schema_is_told(empty_database: str) -> None:
     async with PostgresCheckpointStore(
-        CheckpointConfig(database=empty_database, chain_id=7)
+        CheckpointConfig(database=empty_database, chain_id=7, receiver="r")
     ) as store:
         with pytest.raises(SchemaError):
             await store.load()
@@ -191,7 +191,7 @@ async def test_load_with_a_wrong_password_never_shows_it(config: CheckpointConfi
     parts = urlsplit(config.database)
     netloc = f"receiver_writer:unseen-password@{parts.hostname}:{parts.port}"
     dsn = urlunsplit(parts._replace(netloc=netloc))
-    wrong = CheckpointConfig(database=dsn, chain_id=7)
+    wrong = CheckpointConfig(database=dsn, chain_id=7, receiver="r")
     async with PostgresCheckpointStore(wrong) as store:
         with pytest.raises(ConnectError) as caught:
             await store.load()

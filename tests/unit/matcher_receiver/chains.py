@@ -131,6 +131,14 @@ class Chain:
                 )
         return Mark(id=at_id, batch_last_id=last.batch_last_id, seal=last.seal, epoch=last.epoch)
 
+    def proves(self, mark: Mark) -> bool:
+        """Whether the row of a mark is there, and its batch has its seal."""
+        is_row = mark.id in (0, *self.ids)
+        batch = self.mark(mark.batch_last_id)
+        return (
+            is_row and batch.is_batch_end and (batch.seal, batch.epoch) == (mark.seal, mark.epoch)
+        )
+
     @property
     def genesis(self) -> bytes:
         return genesis_seal(self.database_id, self.chain_id)

@@ -33,9 +33,11 @@ from orderchain.errors import (
     HaltError,
     PrimaryBehind,
     SealMismatch,
+    SettingError,
 )
 from orderchain.event import Event
-from orderchain.mark import Standing
+from orderchain.frame import FrameHeader
+from orderchain.mark import Mark, Standing
 from orderchain.run import Run
 from tests.unit.matcher_receiver.chains import (
     CHAIN_ID,
@@ -56,6 +58,11 @@ OTHER_SEAL = b"\7" * 32
 def standing_of(chain: Chain, at_id: int, *, is_primary: bool = True) -> Standing:
     mark = chain.mark(at_id) if at_id in (0, *chain.ids) else None
     return Standing(head=chain.head(), mark=mark, is_primary=is_primary, terms=chain.terms)
+
+
+def proven_at(chain: Chain, batch: int, row_id: int) -> Mark:
+    """The place after a row, with the seal of a batch that the database has shown."""
+    return msgspec.structs.replace(chain.mark(chain.batches[batch].last_id), id=row_id)
 
 
 def core_at(chain: Chain, at_id: int) -> ReceiveCore:
@@ -189,7 +196,8 @@ def test_deliver_with_slices_moves_the_seal_only_at_the_end_of_the_batch(chain: 
         run = core.deliver(header, signed(header, events))
         assert isinstance(run, Run)
         assert run.events == events
-        assert run.end == core.head == chain.mark(events[-1].id)
+        assert core.head == chain.mark(events[-1].id)
+        assert run.end == proven_at(chain, 0, events[-1].id)
 
 
 def test_deliver_with_broken_link_inside_moves_nothing(chain: Chain) -> None:
@@ -217,7 +225,8 @@ def test_deliver_new_part_with_head_row_in_the_frame_gives_the_rows_behind(chain
     run = core.deliver_new_part(header, signed(header, events))
     assert isinstance(run, Run)
     assert run.events == events[3:]
-    assert run.end == chain.mark(events[-1].id)
+    assert core.head == chain.mark(events[-1].id)
+    assert run.end == proven_at(chain, 0, events[-1].id)
 
 
 def test_deliver_new_part_without_the_head_row_checks(chain: Chain) -> None:
@@ -439,7 +448,7 @@ def test_seal_alone_wrong_is_replaced_by_the_databases(chain: Chain) -> None:
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
     assert decide(core, first_slices(chain, 2)[0]) is CHECK_SEAL
     assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
-    run = run_of(chain, core.proven.id, core.head.id)
+    run = run_of(chain, core.compared_from.id, core.head.id)
     assert core.compare(run.events, run.end) is IN_STEP
     assert core.head == chain.mark(core.head.id)
     assert decide(core, first_slices(chain, 2)[0]) is DELIVER
@@ -451,7 +460,7 @@ def test_batch_end_that_was_not_marked_is_replaced_by_the_databases(chain: Chain
     unmarked = altered(header, is_batch_end=False, seal_after=bytes(32))
     core.deliver(unmarked, signed(unmarked, events))
     assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
-    run = run_of(chain, core.proven.id, core.head.id)
+    run = run_of(chain, core.compared_from.id, core.head.id)
     assert core.compare(run.events, run.end) is IN_STEP
     assert core.head == chain.mark(core.head.id)
 
@@ -459,7 +468,7 @@ def test_batch_end_that_was_not_marked_is_replaced_by_the_databases(chain: Chain
 def test_seal_wrong_with_other_rows_halts(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
-    run = run_of(chain, core.proven.id, core.head.id)
+    run = run_of(chain, core.compared_from.id, core.head.id)
     forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
     assert error_of(core.compare(forged, run.end), SealMismatch)
 
@@ -475,17 +484,134 @@ def test_seal_wrong_after_a_fill_has_nothing_to_compare_and_halts(chain: Chain) 
     assert error_of(core.judge_standing(other, "poll"), SealMismatch)
 
 
-def test_records_kept_to_compare_stay_within_the_bound() -> None:
+def test_records_of_a_large_batch_stay_within_the_bound_and_its_end_is_compared() -> None:
     chain = Chain()
     chain.add(200, payload_bytes=UNPROVEN_BYTES_MAX // 100)
     core = core_at(chain, 0)
-    for header, events in chain.headers(chain.batches[0], 10):
-        core.deliver(header, signed(header, events))
-    standing = standing_of(chain, core.head.id)
-    other = msgspec.structs.replace(
-        standing, mark=msgspec.structs.replace(standing.mark, seal=OTHER_SEAL)
+    deliver_with_seal(core, chain, 0, OTHER_SEAL)
+    assert sum(len(record) for _, record in core._kept) == core._kept_bytes <= UNPROVEN_BYTES_MAX
+    assert core.judge_standing(standing_of(chain, core.head.id), "poll") is COMPARE
+    assert core.compared_from == chain.mark(core.compared_from.id), "inside of the batch"
+    run = run_of(chain, core.compared_from.id, core.head.id)
+    assert 50 < len(run.events) < 100
+    forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
+    assert error_of(core.compare(forged, run.end), SealMismatch)
+    assert core.compare(run.events, run.end) is IN_STEP
+
+
+# -- a seal that the database has shown -----------------------------------------------------------
+
+
+def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has_told(chain: Chain) -> None:
+    """Also when the frames after it agree with the wrong one."""
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core.deliver(*framed(altered(header, seal_after=OTHER_SEAL), events))
+    header, events = chain.headers(chain.batches[2], 6)[0]
+    lying = altered(header, seal_before=OTHER_SEAL, seal_after=b"\6" * 32)
+    run = core.deliver(*framed(lying, events))
+    assert isinstance(run, Run)
+    assert run.end == proven_at(chain, 0, events[-1].id)
+    assert core.judge_standing(standing_of(chain, core.head.id), "poll") is COMPARE
+    run = run_of(chain, core.compared_from.id, core.head.id)
+    assert chain.proves(core.compared_from), "from where the database is read again"
+    assert core.compare(run.events, run.end) is IN_STEP
+    assert core.head == chain.mark()
+
+
+def framed(header: FrameHeader, events: list[Event]) -> tuple[FrameHeader, bytes]:
+    return header, signed(header, events)
+
+
+@pytest.mark.parametrize("is_primary", [True, False])
+def test_standing_with_an_older_seal_that_holds_is_the_same_place(
+    chain: Chain, *, is_primary: bool
+) -> None:
+    """A place that was stored: a row, and the seal of a batch before its own."""
+    place = proven_at(chain, 0, chain.batches[2].last_id)
+    core = ReceiveCore(CHAIN_ID, place)
+    standing = msgspec.structs.replace(
+        standing_of(chain, place.id, is_primary=is_primary), batch_seal=place.seal
     )
-    assert error_of(core.judge_standing(other, "poll"), SealMismatch)
+    assert core.judge_standing(standing, "start") is IN_STEP
+    assert core.head == (chain.mark() if is_primary else place)
+
+
+@pytest.mark.parametrize("batch_seal", [None, OTHER_SEAL])
+def test_standing_with_an_older_seal_that_does_not_hold_halts(
+    chain: Chain, batch_seal: bytes | None
+) -> None:
+    place = proven_at(chain, 0, chain.batches[2].last_id)
+    core = ReceiveCore(CHAIN_ID, place)
+    standing = msgspec.structs.replace(standing_of(chain, place.id), batch_seal=batch_seal)
+    assert error_of(core.judge_standing(standing, "start"), SealMismatch)
+
+
+def test_proof_of_a_place_passed_since_is_what_runs_end_with(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core.deliver(*framed(header, events))
+    asked = core.head
+    header, events = chain.headers(chain.batches[2], 6)[0]
+    core.deliver(*framed(header, events))
+    assert core.accept_proof(asked, standing_of(chain, asked.id))
+    assert core.compared_from == chain.mark(asked.id)
+    header, events = chain.headers(chain.add(2), 6)[0]
+    run = core.deliver(*framed(header, events))
+    assert isinstance(run, Run)
+    assert run.end == proven_at(chain, 1, events[-1].id)
+
+
+def test_proof_of_where_the_head_is_leaves_nothing_to_compare(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core.deliver(*framed(header, events))
+    assert core.accept_proof(core.head, standing_of(chain, core.head.id))
+    assert core.compared_from == core.head == chain.mark(events[-1].id)
+
+
+@pytest.mark.parametrize("fault", ["seal", "row", "database"])
+def test_proof_that_contradicts_is_none(chain: Chain, fault: str) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    deliver_with_seal(core, chain, 1, OTHER_SEAL if fault == "seal" else chain.batches[1].seal)
+    standing = standing_of(chain, core.head.id)
+    if fault == "row":
+        standing = msgspec.structs.replace(standing, mark=None)
+    if fault == "database":
+        head = msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
+        standing = msgspec.structs.replace(standing, head=head)
+    before = core.compared_from
+    assert not core.accept_proof(core.head, standing)
+    assert core.compared_from == before
+
+
+def test_proof_of_a_standby_is_no_proof(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    deliver_with_seal(core, chain, 1, OTHER_SEAL)
+    before = core.compared_from
+    assert core.accept_proof(core.head, standing_of(chain, core.head.id, is_primary=False))
+    assert core.compared_from == before
+
+
+# -- words of another chain -----------------------------------------------------------------------
+
+
+def test_run_and_standing_of_another_chain_are_refused(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    standing = standing_of(chain, core.head.id)
+    head = msgspec.structs.replace(standing.head, chain_id=CHAIN_ID + 1)
+    foreign = msgspec.structs.replace(standing, head=head)
+    run = run_of(chain, core.head.id, chain.mark().id)
+    before = core.head
+    for refused in (
+        lambda: core.judge_standing(foreign, "poll"),
+        lambda: core.judge_gap(foreign, Fill(99, "frame")),
+        lambda: core.accept_proof(core.head, foreign),
+        lambda: core.accept_filled(msgspec.structs.replace(run, chain_id=CHAIN_ID + 1)),
+    ):
+        with pytest.raises(SettingError, match=f"was {CHAIN_ID + 1}, expected chain {CHAIN_ID}"):
+            refused()
+    assert core.head is before
 
 
 def error_of(decision: object, kind: type[HaltError]) -> bool:

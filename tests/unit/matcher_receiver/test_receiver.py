@@ -259,7 +259,7 @@ async def test_frames_that_arrive_while_a_fill_is_handed_out_are_delivered_after
 @virtual
 async def test_slow_caller_finds_its_frames_in_kafka_and_causes_no_reading() -> None:
     rig = Rig([4])
-    async with rig.receiver() as receiver:
+    async with rig.receiver(prove_seconds=3_600.0) as receiver:
         await take(receiver, rig.chain.mark().id)
         reads = rig.source.reads
         for _ in range(5):
@@ -430,6 +430,62 @@ async def test_rows_missing_in_the_database_are_told_and_never_skipped() -> None
         assert receiver.head_delivered == rig.chain.batches[1].last_id
 
 
+# -- proofs ---------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_live_frames_alone_move_the_seal_of_the_checkpoint_by_a_reading_now_and_then() -> (
+    None
+):
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=10.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        reads = rig.source.reads
+        for _ in range(300):
+            rig.commit_and_publish(5)
+            await take(receiver, rig.chain.mark().id)
+            await asyncio.sleep(0.1)
+        rig.commit_and_publish(5)
+        (run,) = await take(receiver, rig.chain.mark().id)
+        assert 2 <= rig.source.reads - reads <= 3
+        assert rig.chain.proves(run.end)
+        assert run.end.batch_last_id >= rig.chain.batches[150].last_id
+        assert receiver.stats().gaps == 0
+
+
+@virtual
+async def test_database_that_hangs_while_it_is_to_prove_does_not_hold_up_live_frames() -> None:
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=1.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.source.read_seconds = 600.0
+        for _ in range(20):
+            rig.commit_and_publish(5)
+            await asyncio.wait_for(take(receiver, rig.chain.mark().id), 0.1)
+            await asyncio.sleep(0.5)
+        assert receiver.stats().rows_live == 100
+
+
+@virtual
+async def test_rows_that_the_database_denies_halt_although_frames_agree_among_themselves() -> None:
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=1.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        mad = Chain(seed=9)
+        mad.batches, mad.nonce = list(rig.chain.batches), rig.chain.nonce
+
+        async def follow() -> None:
+            for _ in range(20):
+                rig.chain.add(3)
+                rig.frames.put(*mad.frames(mad.add(3)))
+                await anext(receiver)
+                await asyncio.sleep(0.5)
+
+        with pytest.raises((ForkFound, SealMismatch, PrimaryBehind)):
+            await follow()
+        assert receiver.state is State.HALTED
+
+
 # -- halting --------------------------------------------------------------------------------------
 
 
@@ -483,7 +539,7 @@ async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> 
         assert receiver.stats().dropped == {"seal": 1}
         rig.commit_and_publish(3)
         runs = await take(receiver, rig.chain.mark().id)
-        assert runs[-1].end == rig.chain.mark()
+        assert rig.chain.proves(runs[-1].end)
 
 
 @virtual
