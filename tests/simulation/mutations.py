@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(sequencing.acknowledged_before_commit, 10, ("S3",)),
     Mutation(sequencing.published_before_commit, 20, ("S2",)),
     Mutation(sequencing.keys_not_loaded, 100, ("S4", "NumberOutOfOrder")),
-    Mutation(receiving.gap_skipped, 150, ("S5",)),
+    Mutation(receiving.gap_skipped, 150, ("S5", "rows missing")),
     Mutation(receiving.silence, 50, ("L1",)),
     Mutation(receiving.checkpoint_before_delivery, 100, ("S5",)),
     Mutation(receiving.checkpoint_without_comparing, 150, ("S5",)),
@@ -71,7 +71,10 @@ MUTATIONS = (
     Mutation(receiving.ledger_without_bound, 50, ("L5",)),
     Mutation(receiving.cancelled_wait_ends_its_work, 50, ("L1",), {"patience_seconds": 0.005}),
     Mutation(
-        receiving.head_moved_before_a_wait, 50, ("S5", "rows missing"), {"patience_seconds": 0.05}
+        receiving.head_moved_before_a_wait,
+        50,
+        ("S5", "rows missing", "L1"),
+        {"patience_seconds": 0.05},
     ),
     Mutation(receiving.frame_believed_about_its_seal, 50, ("seal of a run",), {"wrong_seals": 0.5}),
 )

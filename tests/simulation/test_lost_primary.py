@@ -80,6 +80,7 @@ class LostPrimary(World):
         )
         super().__init__(plan)
         self.halts: dict[str, HaltError] = {}
+        self.restarted: set[str] = set()
         self.receivers = [JournalHost(self, f"receiver {n}") for n in range(3)]
 
     def on_halt(self, name: str, error: HaltError) -> None:
@@ -101,8 +102,17 @@ class LostPrimary(World):
         self.promote()
         for process in self.processes:
             process.resume()
+        self._restart_some()
         await self._submit("new", self.random.randint(1, 5))
         await asyncio.sleep(NOTICED_SECONDS)
+
+    def _restart_some(self) -> None:
+        """What was delivered before must halt the start of a new process as well."""
+        for host in self.receivers:
+            if self.random.random() < 0.4:
+                host.kill()
+                host.restart()
+                self.restarted.add(host.name)
 
     def promote(self) -> None:
         """The standby is the primary now; it has what it had."""
@@ -151,7 +161,7 @@ def is_prefix(part: list[Event], whole: list[Event]) -> bool:
 
 
 def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
-    halted = went_on = 0
+    halted = went_on = halted_anew = 0
     for seed in range(SEEDS):
         world = lose_primary(seed)
         new = [event for batch in world.promoted.batches for event in batch.events]
@@ -160,13 +170,15 @@ def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
             error = world.halts.get(receiver.name)
             if error is None:
                 went_on += 1
-                assert receiver.effects == new, told
+                assert receiver.effects == new, f"{told} had to halt, or to go on"
             else:
                 halted += 1
+                halted_anew += receiver.name in world.restarted
                 assert isinstance(error, PrimaryBehind | ForkFound | SealMismatch), told
                 assert is_prefix(receiver.effects, world.lost), told
                 assert not is_prefix(receiver.effects, new), f"{told} halted for nothing"
     assert halted > SEEDS / 2, "hardly a row was lost"
+    assert halted_anew > SEEDS / 10, "hardly a halt at a start"
     assert went_on > SEEDS / 20
 
 

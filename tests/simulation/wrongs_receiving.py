@@ -123,21 +123,11 @@ def primary_never_asked() -> Iterator[None]:
 @contextmanager
 def cancelled_wait_ends_its_work() -> Iterator[None]:
     """Whoever gives up waiting breaks off what is being read, wherever that has come to."""
-    until_done = waits._until_done
-
-    async def wait_and_cancel(task: asyncio.Task[Any]) -> None:
-        try:
-            await until_done(task)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
 
     async def outcome(self: waits.Waits, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if self.is_stopping:
             raise waits.StopAsked
-        task = asyncio.create_task(work())
-        await wait_and_cancel(task)
-        return task.result()
+        return await asyncio.create_task(work())
 
     with patch.object(waits.Waits, "outcome", outcome):
         yield

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from matcher_receiver import State
+from matcher_receiver import Receiver, State
 from orderchain.errors import (
     CheckpointLost,
     ConnectError,
@@ -25,6 +26,9 @@ from orderchain.run import Run
 from .chains import Chain, ids_of, signed
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
+
+if TYPE_CHECKING:
+    from orderchain.mark import Mark
 
 # -- where it starts and ends ---------------------------------------------------------------------
 
@@ -430,6 +434,99 @@ async def test_rows_missing_in_the_database_are_told_and_never_skipped() -> None
         assert receiver.head_delivered == rig.chain.batches[1].last_id
 
 
+# -- a gap, from the moment it is seen -------------------------------------------------------------
+
+
+def away() -> None:
+    raise RetryError("the database is down")
+
+
+async def stand_before_a_gap(rig: Rig, receiver: Receiver, seconds: float) -> tuple[int, int]:
+    """A frame shows a gap while the database is away; return the gap."""
+    await take(receiver, rig.chain.mark().id)
+    after_id = receiver.head_delivered
+    rig.source.before_read = away
+    lost = rig.chain.add(12)
+    rig.commit_and_publish(3)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(receiver), seconds)
+    return after_id, lost.last_id
+
+
+@virtual
+async def test_gap_that_shows_while_the_database_is_away_is_told_from_then_on() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        gap = await stand_before_a_gap(rig, receiver, 120.0)
+        stats = receiver.stats()
+        assert stats.state is rig.states[-1] is State.FILLING
+        assert stats.open_gap == gap
+        assert stats.lag_ids == gap[1] - gap[0]
+        assert stats.lag_seconds == pytest.approx(120.0, abs=0.5)
+        rig.source.before_read = lambda: None
+        await take(receiver, rig.chain.mark().id)
+        (entry,) = receiver.gaps
+        assert (entry.after_id, entry.until_id, entry.outcome) == (*gap, "filled")
+        assert entry.duration_ns >= 119_000_000_000
+        stats = receiver.stats()
+        assert (stats.state, stats.open_gap, stats.lag_ids) == (State.LIVE, None, 0)
+        assert stats.lag_seconds == 0.0
+
+
+@virtual
+async def test_gap_that_shows_while_the_database_is_away_stays_in_the_ledger_at_a_stop() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        gap = await stand_before_a_gap(rig, receiver, 60.0)
+    (entry,) = receiver.gaps
+    assert (entry.after_id, entry.until_id, entry.rows) == (*gap, 0)
+    assert entry.outcome == "interrupted"
+    assert entry.duration_ns >= 59_000_000_000
+
+
+@virtual
+async def test_fill_that_is_cut_by_a_stop_stays_in_the_ledger_with_what_was_read() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        after_id = receiver.head_delivered
+        lost = rig.chain.add(12)
+        rig.commit_and_publish(3)
+        run = await anext(receiver)
+        (entry,) = receiver.gaps
+        assert (entry.after_id, entry.until_id, entry.outcome) == (after_id, lost.last_id, "open")
+    (entry,) = receiver.gaps
+    assert (entry.after_id, entry.until_id) == (after_id, lost.last_id)
+    assert (entry.rows, entry.outcome) == (len(run.events), "interrupted")
+
+
+@virtual
+async def test_catching_up_that_is_cut_is_no_gap() -> None:
+    rig = Rig([20])
+    async with rig.receiver() as receiver:
+        await anext(receiver)
+    assert list(receiver.gaps) == []
+
+
+@virtual
+async def test_gap_that_turns_out_to_be_none_leaves_no_trace() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        phantoms = Chain(seed=3)
+        phantoms.batches, phantoms.nonce = list(rig.chain.batches), rig.chain.nonce
+        phantoms.add(5, skip=100)
+        rig.frames.put(*phantoms.frames(phantoms.add(5)))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 0.5)
+        stats = receiver.stats()
+    assert rig.states[-2:] == [State.FILLING, State.LIVE]
+    assert (stats.state, stats.open_gap, stats.lag_ids) == (State.LIVE, None, 0)
+    assert stats.lag_seconds == 0.0
+    assert stats.dropped == {"phantom": 1}
+    assert list(receiver.gaps) == []
+
+
 # -- proofs ---------------------------------------------------------------------------------------
 
 
@@ -587,6 +684,67 @@ async def test_cancelled_waits_lose_and_repeat_nothing() -> None:
                 continue
             ids += [event.id for event in run.events]
     assert ids == rig.chain.ids
+
+
+@virtual
+async def test_reads_that_take_longer_than_the_caller_waits_are_finished_all_the_same() -> None:
+    """`wait_for(anext(receiver), 0.1)` with pages of 0.2 s."""
+    rig = Rig([60])
+    ids: list[int] = []
+    pages = 0
+
+    def count() -> None:
+        nonlocal pages
+        pages += 1
+
+    rig.source.read_seconds, rig.source.before_page = 0.2, count
+    async with rig.receiver() as receiver:
+        began = virtual_clock().time()
+        while len(ids) < 60:
+            assert virtual_clock().time() - began < 30.0
+            try:
+                run = await asyncio.wait_for(anext(receiver), 0.1)
+            except TimeoutError:
+                continue
+            ids += [event.id for event in run.events]
+    assert ids == rig.chain.ids
+    assert pages == 12, "each page is read once"
+
+
+@virtual
+async def test_stop_after_a_wait_was_cancelled_ends_what_goes_on() -> None:
+    rig = Rig([40])
+    async with rig.receiver() as receiver:
+        rig.source.read_seconds = 600.0
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 0.1)
+        began = virtual_clock().time()
+        receiver.stop()
+        assert [run async for run in receiver] == []
+        assert virtual_clock().time() - began < 0.01
+
+
+@virtual
+async def test_handler_is_not_called_again_when_only_its_checkpoint_was_cancelled() -> None:
+    rig = Rig([10])
+    handled: list[int] = []
+    assert rig.checkpoints is not None
+    save = rig.checkpoints.save
+
+    async def slow_save(first_pid: int, end: Mark, connection: object | None = None) -> None:
+        await asyncio.sleep(1.0)
+        await save(first_pid, end, connection)
+
+    async def handler(run: Run) -> None:
+        handled.extend(event.id for event in run.events)
+
+    async with rig.receiver(to_head_at_start=True) as receiver:
+        rig.checkpoints.save = slow_save  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receiver.run(handler), 0.5)
+        await receiver.run(handler)
+    assert handled == rig.chain.ids
+    assert rig.checkpoints.stored == rig.chain.mark()
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
