@@ -34,7 +34,7 @@ class GapLine(Struct, frozen=True, kw_only=True):
     cause: str
     source: str
     outcome: str
-    """`filled`; why it was not: `missing`, `archived`, `not yet readable`, `interrupted`; `open`."""
+    """`filled`; else why not: `missing`, `archived`, `not yet readable`, `interrupted`; `open`."""
     found: str
     seconds: float
 
