@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
@@ -75,6 +76,11 @@ class LeaseSight(Struct, frozen=True, kw_only=True):
     owner: str
 
 
+TERM_SPREAD_IDS: Final = 2**29
+"""A term's spread lies below it. As many ids as a take-over leaves out for a second, see
+`sequencer.id_strategy`."""
+
+
 class Term(Struct, frozen=True, kw_only=True):
     """What a leader holds after its take-over: its epoch, and where the chain stood.
 
@@ -97,6 +103,12 @@ class Term(Struct, frozen=True, kw_only=True):
     """Seeds the hashes of this chain's keys; 64 bits, not negative."""
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""
+    spread: int = 0
+    """Drawn at the take-over, below TERM_SPREAD_IDS: it parts the ids of this term from those of
+    another life of the chain that began at the same place."""
+    seen_id: int = 0
+    """The highest id that the topic's last frames told of, where it lies above `last_id`: given by
+    a life of the chain that was lost, or made up. 0 for none."""
 
     def __repr__(self) -> str:
         """Show whose term it is, without the key of its frames and the salt of its keys."""

@@ -242,6 +242,13 @@ class FrameSink(Protocol):
         """Connect and check the topic. Raises ConnectError, TopicError."""
         ...
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return the values of the last records, the oldest first; fewer where there are fewer.
+
+        Needs no `start`. Raises RetryError when the broker does not answer in time.
+        """
+        ...
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
 

@@ -98,7 +98,7 @@ class Sequencer:
             linger_seconds=config.linger_seconds,
         )
         self._clock = clock
-        self._leadership = Leadership(config, store, lease, clock)
+        self._leadership = Leadership(config, store, lease, sink, clock)
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._committer = Committer(config, store, self._leadership, self._keys, clock)
         self._publisher: Publisher | None = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from datetime import UTC, datetime, timedelta
+from secrets import randbelow
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orderchain.batch import Term
+from orderchain.batch import TERM_SPREAD_IDS, Term
 from orderchain.errors import Fenced, OrderchainError
 from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES
 from orderchain.sql import load_sql
@@ -35,11 +36,13 @@ class Secrets(NamedTuple):
     """Published with every frame of the term."""
     frame_key: bytes
     """Never published."""
+    spread: int
+    """Parts the ids of the term from those of another life of the chain."""
 
     @classmethod
     def draw(cls) -> Secrets:
         """Return new ones."""
-        return cls(os.urandom(NONCE_BYTES), os.urandom(FRAME_KEY_BYTES))
+        return cls(os.urandom(NONCE_BYTES), os.urandom(FRAME_KEY_BYTES), randbelow(TERM_SPREAD_IDS))
 
     def __repr__(self) -> str:
         return f"Secrets(nonce={self.nonce.hex()})"
@@ -97,6 +100,7 @@ async def _raise_epoch(
         partition=head["topic_partition"],
         key_salt=head["key_salt"] % 2**64,
         partition_ids=head["partition_ids"],
+        spread=drawn.spread,
     )
 
 
@@ -113,7 +117,8 @@ async def _begin_term(
     stored = (last["system_identifier"], last["timeline"])
     if last["epoch"] is not None and (note := server_note(stored, server)):
         _log.warning("chain %d: %s", chain_id, note)
-    values = (chain_id, head["epoch"], *drawn, owner, head["last_id"], *server)
+    keys = (drawn.nonce, drawn.frame_key)
+    values = (chain_id, head["epoch"], *keys, owner, head["last_id"], *server)
     await connection.execute(_SQL["begin_term"], *values)
 
 

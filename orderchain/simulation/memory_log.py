@@ -108,6 +108,13 @@ class MemoryFrameSink:
         if self.log.is_away:
             raise ConnectError("kafka", "memory", "a broker that answers")
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return what the log ends with; see `orderchain.ports.FrameSink.last_records`."""
+        await asyncio.sleep(0)
+        if self.log.is_away:
+            raise RetryError("the broker is away")
+        return [*self.log.records[-at_most:]]
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Store `frames`, or meet the next fault; see `orderchain.ports.FrameSink.send`."""
         await asyncio.sleep(0)  # no broker answers within the same turn of the loop

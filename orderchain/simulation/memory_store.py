@@ -10,7 +10,14 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.batch import Batch, IntakeMark, IntakeReject, LeaseSight, Term
+from orderchain.batch import (
+    TERM_SPREAD_IDS,
+    Batch,
+    IntakeMark,
+    IntakeReject,
+    LeaseSight,
+    Term,
+)
 from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
 from orderchain.mark import FrameTerm
 from orderchain.seal import genesis_seal
@@ -210,6 +217,7 @@ class MemoryChainStore:
             partition=0,
             key_salt=chain.chain_id,
             partition_ids=chain.partition_ids,
+            spread=int.from_bytes(drawn.frame_key[:4], "big") % TERM_SPREAD_IDS,
         )
         return self._term
 

@@ -13,7 +13,13 @@ WALL_NS = 1_700_000_000_123_456_789
 
 
 def make_term(
-    *, last_id: int = 0, epoch: int = 1, partition_ids: int = 2**23, committed_at_us: int = 0
+    *,
+    last_id: int = 0,
+    epoch: int = 1,
+    partition_ids: int = 2**23,
+    committed_at_us: int = 0,
+    spread: int = 0,
+    seen_id: int = 0,
 ) -> Term:
     return Term(
         chain_id=1,
@@ -29,6 +35,8 @@ def make_term(
         partition=0,
         key_salt=1,
         partition_ids=partition_ids,
+        spread=spread,
+        seen_id=seen_id,
     )
 
 
