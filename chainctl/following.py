@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn
 
@@ -45,6 +44,7 @@ def follow(
     """
     from chain_verifier.config import DatabaseSource, TopicSource
     from chain_verifier.follow import Follower
+    from chain_verifier.places import local_folder
     from chain_verifier.session import open_session
     from chain_verifier.verification import mark_finding
 
@@ -68,7 +68,9 @@ def follow(
     if contradicted is not None:
         tell(mark_finding(databases[0].name, contradicted))
     with open_session(master, kafka=True) as spark:
-        follower = Follower(spark, topics[0], databases[0], chain_id, Path(checkpoint), tell)
+        follower = Follower(
+            spark, topics[0], databases[0], chain_id, local_folder("--checkpoint", checkpoint), tell
+        )
         stop = Event()
         usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +12,8 @@ from chainctl.output import data, data_json
 from orderchain.counted import counted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from chainctl.settings import Settings
 
 
@@ -41,11 +42,14 @@ def command(
     Goes on behind the last archived row, up to the verified mark, in whole batches. Every part is
     read back and verified by its rows, links and seals before the manifest names it.
     """
+    from chain_verifier.places import local_folder
+
+    archive = local_folder("--archive", folder)
     if check:
-        return _check(Path(folder), chain_id, as_json=as_json)
+        return _check(archive, chain_id, as_json=as_json)
     from chain_verifier.archive.write_archive import write_archive
 
-    done = write_archive(settings.audit_dsn(), Path(folder), chain_id, until_id)
+    done = write_archive(settings.audit_dsn(), archive, chain_id, until_id)
     if as_json:
         data_json(done)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -51,7 +50,9 @@ def command(
     that were detached stay until somebody drops them. Needs the owner's rights.
     """
     from chain_verifier.archive.retention import RetentionRequest, retain
+    from chain_verifier.places import local_folder
 
+    archive = local_folder("--archive", folder)
     request = RetentionRequest(
         chain_id=chain_id,
         until_id=until_id,
@@ -59,7 +60,7 @@ def command(
         key_window_rows=usual_key_window() if key_window_rows is None else key_window_rows,
         is_dry_run=dry_run,
     )
-    done = retain(settings.database_dsn(), Path(folder).absolute(), request)
+    done = retain(settings.database_dsn(), archive.absolute(), request)
     if as_json:
         data_json(done)
         return
