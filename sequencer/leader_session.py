@@ -44,6 +44,8 @@ class LeaderSession:
         self._connection: asyncpg.Connection | None = None
         self._pipeline: Pipeline | None = None
         self._is_wait_cancelled = False
+        # Whether a caller went away in mid statement, whose answer may still be on its way.
+        self._is_interrupted = False
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """Of the database that was reached last."""
@@ -80,7 +82,7 @@ class LeaderSession:
                 raise (schema_refusal(error) or failure_of("take-over", error)) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
-        self._is_wait_cancelled = False
+        self._is_wait_cancelled = self._is_interrupted = False
 
     async def idle(self) -> asyncpg.Connection:
         """Return the connection once nothing is under way on it. Raises RetryError."""
@@ -88,6 +90,11 @@ class LeaderSession:
             await self._pipeline.idle()
         if self._connection is None:
             raise RetryError(GIVEN_UP)
+        if self._is_interrupted:
+            # The driver waits for the end of what it cancelled; the pipeline would take that answer
+            # for one to a commit of its own.
+            await self._connection.execute(_SQL["ping"])
+            self._is_interrupted = False
         return self._connection
 
     async def fetch_row(self, name: str, *values: object) -> asyncpg.Record | None:
@@ -107,6 +114,9 @@ class LeaderSession:
             except CONNECTION_ERRORS as error:
                 self.abandon()
                 raise failure_of(name, error) from error
+            except BaseException:
+                self._is_interrupted = True
+                raise
 
     def check_replicated(self) -> None:
         """Raise SyncWaitCancelled where a statement was answered with success, but not replicated.

@@ -10,6 +10,9 @@ SELECT current_setting('fsync') AS fsync,
        set_config('synchronous_commit', current_setting('synchronous_commit'), false)
            AS synchronous_commit
 
+-- ping: an answer of its own, behind whatever is still on its way
+SELECT 1
+
 -- look: who leads, and the counter of its lease
 SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
