@@ -10,6 +10,7 @@ from orderchain.errors import RetryError, SchemaError
 from orderchain.refusals import schema_refusal
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
+from sequencer.clock_check import ClockWatch
 from sequencer.connecting import (
     CONNECTION_ERRORS,
     SyncWaitCancelled,
@@ -25,9 +26,12 @@ from sequencer.prepared import prepare
 if TYPE_CHECKING:
     import asyncpg
 
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
+
+_ENCODING: Final = "UTF8"
 
 GIVEN_UP: Final = "the connection to the database was given up"
 
@@ -39,8 +43,10 @@ class LeaderSession:
     connection, between two commits.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock) -> None:
         self._config = config
+        self._clock = clock
+        self._clock_watch = ClockWatch()
         self._connection: asyncpg.Connection | None = None
         self._pipeline: Pipeline | None = None
         self._is_wait_cancelled = False
@@ -63,14 +69,8 @@ class LeaderSession:
         return self._pipeline
 
     async def open(self) -> None:
-        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
-        # A leader that stops in mid transaction must not hold the head row for ever.
-        connection = await connect(
-            self._config,
-            "sequencer",
-            idle_in_transaction_session_timeout="60s",
-            standard_conforming_strings="on",  # what literals are written for
-        )
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
+        connection = await connect(self._config, "sequencer")
         try:
             async with asyncio.timeout(self._config.commit_seconds):
                 self.database_id = await self._check(connection)
@@ -151,7 +151,12 @@ class LeaderSession:
         return connection
 
     async def _check(self, connection: asyncpg.Connection) -> UUID:
-        """Return the database id. Raises SchemaError, DurabilityError."""
+        """Return the database id. Raises SchemaError, DurabilityError, ClockError."""
+        server = await connection.fetchrow(_SQL["server"])
+        if server["server_encoding"] != _ENCODING:
+            # What of a key it cannot hold would be known in mid commit.
+            raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
+        self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
         row = await connection.fetchrow(_SQL["schema_version"])
         if row is None or row["version"] != SCHEMA_VERSION:
             raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
