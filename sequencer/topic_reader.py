@@ -105,7 +105,9 @@ class TopicReader:
             if not moved:
                 await self._probe(consumer)
         except _ERRORS as error:
-            raise RetryError(f"{self._config.topic}: {error or type(error).__name__}") from error
+            raise RetryError(
+                f"{self._config.topic}: {str(error) or type(error).__name__}"
+            ) from error
         return moved
 
     async def close(self) -> None:

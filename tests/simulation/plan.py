@@ -57,6 +57,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     takeover_skip_ids: int
     batch_rows_max: int
     page_rows: int
+    refuses_without_kafka: bool
+    """Sequencers take no order while the broker is away; not where it never comes back."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -94,4 +96,5 @@ class Plan(Struct, frozen=True, kw_only=True):
             takeover_skip_ids=random.choice((0, 50)),
             batch_rows_max=random.choice((3, 3, 20, 100)),
             page_rows=random.choice((2, 10, 1_000)),
+            refuses_without_kafka=random.random() < 0.2,
         )
