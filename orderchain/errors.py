@@ -12,7 +12,8 @@ OrderchainError
 │   ├── SchemaError           the schema is missing, or of another version
 │   ├── ChainMissing          the chain was never created
 │   ├── TopicError            the topic is missing, or not as the protocol needs it
-│   └── DurabilityError       the database may lose what it has acknowledged
+│   ├── DurabilityError       the database may lose what it has acknowledged
+│   └── ClockError            the clock of this machine is years ahead, or no time at all
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
 │   ├── BrokerAway            the broker has been away for longer than the policy allows
@@ -144,6 +145,10 @@ class TopicError(RefusedError):
 
 class DurabilityError(RefusedError):
     """The database is set to lose acknowledged rows on a crash."""
+
+
+class ClockError(RefusedError):
+    """The clock of this machine would mark the chain's times for good: set it right."""
 
 
 class RetryError(OrderchainError):

@@ -29,7 +29,7 @@ class ChainStore(Protocol):
     async def look(self) -> LeaseSight:
         """Return who leads, and how often that leader has said that it lives.
 
-        Raises ChainMissing, SchemaError, DurabilityError, ConnectError, RetryError.
+        Raises ChainMissing, SchemaError, DurabilityError, ClockError, ConnectError, RetryError.
         """
         ...
 

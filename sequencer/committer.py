@@ -11,13 +11,12 @@ from orderchain.errors import (
     Fenced,
     HaltError,
     IntakeMoved,
-    OrderchainError,
     PrimaryBehind,
     RetryError,
     UnknownOutcome,
 )
-from orderchain.limits import ID_MAX
 from sequencer.assembly import Assembly, columns_of_entries
+from sequencer.clock_check import ClockWatch
 from sequencer.core import SequencerCore
 from sequencer.latency import Latency
 from sequencer.placing import Placing
@@ -66,6 +65,7 @@ class Committer:
         self._leadership = leadership
         self._keys = keys
         self._clock = clock
+        self._clock_watch = ClockWatch()
         self._core: SequencerCore | None = None
         self._publisher: Publisher | None = None
         # Invariant: never falls, and no primary that we lead may stand below it.
@@ -92,6 +92,7 @@ class Committer:
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
+        self._wall_ns()
         self._core = SequencerCore(
             term,
             takeover_skip_ids=self._config.takeover_skip_ids,
@@ -391,16 +392,9 @@ class Committer:
         return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
 
     def _wall_ns(self) -> int:
-        """Return the time that a batch is stamped with. Raises OrderchainError.
-
-        Microseconds in `committed_at` and the milliseconds of time ids stay as they were given.
-        """
+        """Return the time that a batch is stamped with. Raises ClockError."""
         wall_ns = self._clock.wall_ns()
-        if not 0 <= wall_ns <= ID_MAX:
-            raise OrderchainError(
-                f"chain {self._config.chain_id}: the clock of this machine is at {wall_ns} ns "
-                "since 1970, which no row can hold"
-            )
+        self._clock_watch.check_jump(wall_ns, self._clock.monotonic_ns())
         return wall_ns
 
     def _published_id(self) -> int:

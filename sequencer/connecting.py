@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
-from orderchain.errors import DurabilityError, OrderchainError, RetryError
+from orderchain.dsn import mask_dsn
+from orderchain.errors import ConnectError, DurabilityError, OrderchainError, RetryError
 from orderchain.reasons import reason_of
 from orderchain.refusals import connect_refusal, privilege_refusal, schema_refusal, sqlstate_of
 from orderchain.roles import SEQUENCER_WRITER
+from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -29,6 +31,10 @@ CONNECTION_ERRORS: Final = (
     asyncpg.InternalClientError,
 )
 
+_SQL: Final = load_sql("sequencer", "queries.sql")
+
+_PROTOCOL_VIOLATION: Final = "08P01"
+
 _PASSING_SQLSTATE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
 """Connection, rollback, resources (disk full), object in use, intervention, system error: nothing
 that the statement itself is guilty of, so the same one may succeed later."""
@@ -43,6 +49,27 @@ _SAFE_DURABILITY: Final = {
     "full_page_writes": {"on"},
     "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
 }
+
+_PINNED: Final = {
+    "jit": "off",
+    # Deadlines are ours: what the server ends by its own costs an epoch, or an answer.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_session_timeout": "0",
+    # One that stops in mid transaction must not hold a row for ever.
+    "idle_in_transaction_session_timeout": "60s",
+    # What the statements and their literals are written for.
+    "client_encoding": "UTF8",
+    "standard_conforming_strings": "on",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # The word that a standby was not waited for is a mere warning.
+    "client_min_messages": "warning",
+}
+"""Settings of every session, whatever a DBA set for the server, the database or the role."""
+
+_POOLER: Final = "a direct connection to PostgreSQL (this one goes through a pooler, {})"
 
 _CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up behind it."""
@@ -86,19 +113,45 @@ def failure_of(what: str, error: Exception, database: str) -> OrderchainError:
 
 
 async def connect(config: SequencerConfig, purpose: str, **settings: str) -> asyncpg.Connection:
-    """Return a new connection to the chain's database. Raises as `connect_refusal` says."""
+    """Return a new connection to the chain's database, with settings of its own.
+
+    Raises as `connect_refusal` says, and ConnectError where a pooler stands between.
+    """
+    name = f"orderchain {purpose} {config.chain_id}"
     try:
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             config.database,
             timeout=config.connect_seconds,
-            server_settings={
-                "application_name": f"orderchain {purpose} {config.chain_id}",
-                "jit": "off",
-                **settings,
-            },
+            server_settings={"application_name": name, **_PINNED, **settings},
         )
     except (*CONNECTION_ERRORS, ValueError) as error:
+        if sqlstate_of(error) == _PROTOCOL_VIOLATION and "startup parameter" in str(error):
+            raise _pooler_refusal(config, str(error)) from error
         raise connect_refusal(error, config.database) from error
+    try:
+        async with asyncio.timeout(config.connect_seconds):
+            await _check_session(connection, config)
+    except BaseException as error:
+        connection.terminate()
+        if isinstance(error, CONNECTION_ERRORS):
+            raise connect_refusal(error, config.database) from error
+        raise
+    return connection
+
+
+async def _check_session(connection: asyncpg.Connection, config: SequencerConfig) -> None:
+    """Pin what not every version of the server knows. Raises ConnectError behind a pooler.
+
+    A pooler gives its clients numbers of its own for the processes that serve them: another one
+    may serve each transaction, without the settings and the statements of this session.
+    """
+    row = await connection.fetchrow(_SQL["session"])
+    if row["backend_pid"] != connection.get_server_pid():
+        raise _pooler_refusal(config, "which hides the process that serves it")
+
+
+def _pooler_refusal(config: SequencerConfig, told: str) -> ConnectError:
+    return ConnectError("database", mask_dsn(config.database), _POOLER.format(told))
 
 
 async def close_connection(connection: asyncpg.Connection) -> None:

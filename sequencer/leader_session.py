@@ -10,6 +10,7 @@ from orderchain.errors import RetryError, SchemaError
 from orderchain.refusals import schema_refusal
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
+from sequencer.clock_check import ClockWatch
 from sequencer.connecting import (
     CONNECTION_ERRORS,
     SyncWaitCancelled,
@@ -25,9 +26,12 @@ from sequencer.prepared import prepare
 if TYPE_CHECKING:
     import asyncpg
 
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
+
+_ENCODING: Final = "UTF8"
 
 GIVEN_UP: Final = "the connection to the database was given up"
 
@@ -39,11 +43,15 @@ class LeaderSession:
     connection, between two commits.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock) -> None:
         self._config = config
+        self._clock = clock
+        self._clock_watch = ClockWatch()
         self._connection: asyncpg.Connection | None = None
         self._pipeline: Pipeline | None = None
         self._is_wait_cancelled = False
+        # Whether a caller went away in mid statement, whose answer may still be on its way.
+        self._is_interrupted = False
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """Of the database that was reached last."""
@@ -61,14 +69,8 @@ class LeaderSession:
         return self._pipeline
 
     async def open(self) -> None:
-        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
-        # A leader that stops in mid transaction must not hold the head row for ever.
-        connection = await connect(
-            self._config,
-            "sequencer",
-            idle_in_transaction_session_timeout="60s",
-            standard_conforming_strings="on",  # what literals are written for
-        )
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
+        connection = await connect(self._config, "sequencer")
         try:
             async with asyncio.timeout(self._config.commit_seconds):
                 self.database_id = await self._check(connection)
@@ -81,7 +83,7 @@ class LeaderSession:
                 raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
-        self._is_wait_cancelled = False
+        self._is_wait_cancelled = self._is_interrupted = False
 
     async def idle(self) -> asyncpg.Connection:
         """Return the connection once nothing is under way on it. Raises RetryError."""
@@ -89,6 +91,11 @@ class LeaderSession:
             await self._pipeline.idle()
         if self._connection is None:
             raise RetryError(GIVEN_UP)
+        if self._is_interrupted:
+            # The driver waits for the end of what it cancelled; the pipeline would take that answer
+            # for one to a commit of its own.
+            await self._connection.execute(_SQL["ping"])
+            self._is_interrupted = False
         return self._connection
 
     async def fetch_row(self, name: str, *values: object) -> asyncpg.Record | None:
@@ -108,6 +115,9 @@ class LeaderSession:
             except CONNECTION_ERRORS as error:
                 self.abandon()
                 raise failure_of(name, error, self._config.database) from error
+            except BaseException:
+                self._is_interrupted = True
+                raise
 
     def check_replicated(self) -> None:
         """Raise SyncWaitCancelled where a statement was answered with success, but not replicated.
@@ -142,7 +152,12 @@ class LeaderSession:
         return connection
 
     async def _check(self, connection: asyncpg.Connection) -> UUID:
-        """Return the database id. Raises SchemaError, DurabilityError."""
+        """Return the database id. Raises SchemaError, DurabilityError, ClockError."""
+        server = await connection.fetchrow(_SQL["server"])
+        if server["server_encoding"] != _ENCODING:
+            # What of a key it cannot hold would be known in mid commit.
+            raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
+        self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
         row = await connection.fetchrow(_SQL["schema_version"])
         if row is None or row["version"] != SCHEMA_VERSION:
             raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))

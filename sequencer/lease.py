@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orderchain.clock import SystemClock
 from orderchain.errors import Fenced
 from orderchain.sql import load_sql
+from sequencer.clock_check import ClockWatch
 from sequencer.connecting import SideConnection, check_durability
 
 if TYPE_CHECKING:
     import asyncpg
 
     from orderchain.batch import LeaseSight, Term
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -57,16 +60,20 @@ class PostgresLease:
     On a connection of its own: the other one may be busy with a commit for longer than a lease.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._clock_watch = ClockWatch()
         self._must_be_safe = not config.unsafe_durability
         # Losing the last beat in a crash costs nothing: do not wait for the disk.
         self._side = SideConnection(config, "lease", synchronous_commit="off")
 
     async def renew(self, term: Term) -> None:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        settings = await self._move("renew_lease", term)
+        found = await self._move("renew_lease", term)
         if self._must_be_safe:
-            check_durability(dict(settings))
+            check_durability(dict(found))
+        # No more than a warning: it may be the database's clock that has jumped.
+        self._clock_watch.warn_beside(self._clock.wall_ns(), found["now_us"])
 
     async def release(self, term: Term) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""

@@ -10,6 +10,19 @@ SELECT current_setting('fsync') AS fsync,
        set_config('synchronous_commit', current_setting('synchronous_commit'), false)
            AS synchronous_commit
 
+-- session: which process serves this session; pins what only newer servers know (17: the time of a
+-- whole transaction)
+SELECT pg_backend_pid() AS backend_pid,
+       (SELECT count(set_config(name, '0', false)) FROM pg_settings
+         WHERE name = 'transaction_timeout') AS pinned
+
+-- server: what of the server must be so for a leader, and its clock
+SELECT current_setting('server_encoding') AS server_encoding,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
+
+-- ping: an answer of its own, behind whatever is still on its way
+SELECT 1
+
 -- look: who leads, and the counter of its lease
 SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
@@ -57,7 +70,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 -- renew_lease: say that the leader of epoch $2 lives; returns the settings that it cannot pin
 UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2
 RETURNING current_setting('fsync') AS fsync,
-          current_setting('full_page_writes') AS full_page_writes
+          current_setting('full_page_writes') AS full_page_writes,
+          (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
 -- release_lease: say that the leader of epoch $2 is about to go
 UPDATE chain_lease SET counter = counter + 1, released = true

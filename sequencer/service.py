@@ -57,13 +57,14 @@ _KEYS: Final = "keys"
 
 def open_sequencer(config: SequencerConfig) -> Sequencer:
     """Return a sequencer over the PostgreSQL and the Kafka of `config`, to be entered."""
+    clock = SystemClock()
     return Sequencer(
         config,
-        store=PostgresChainStore(config),
+        store=PostgresChainStore(config, clock),
         keys=PostgresKeyStore(config),
-        lease=PostgresLease(config),
+        lease=PostgresLease(config, clock),
         sink=KafkaFrameSink(config),
-        clock=SystemClock(),
+        clock=clock,
     )
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+from orderchain.clock import SystemClock
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.event import Event
 from orderchain.refusals import schema_refusal
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -36,9 +38,9 @@ class PostgresChainStore:
     the epoch that it raises tells for sure what became of the old transaction.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
         self._config = config
-        self._session = LeaderSession(config)
+        self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
         # Of the take-over tried last: its answer may have been lost, then it is ours all the same.
         self._drawn_nonce = b""

@@ -74,6 +74,8 @@ class MemoryChain:
         self.key_pages: dict[int, KeyPage] = {}
         self.clients: dict[str, ClientNumber] = {}
         self.checkpoints: dict[str, Mark] = {}
+        self.replicated_id = 0
+        """Up to here a synchronous standby has the rows: what may be acknowledged."""
         # Commits whose client is gone, but whose transactions may still land, in this order.
         self.in_flight: list[MemoryCommit] = []
 
@@ -138,12 +140,17 @@ class MemoryChain:
 
 
 class MemoryDatabase:
-    """Chains by id. `is_away` makes every call fail as if nothing listened."""
+    """Chains by id. `is_away` makes every call fail as if nothing listened.
+
+    With `cancels_waits` the synchronous standby is gone, and somebody cancels each wait for it: a
+    commit is answered with success, and stands in this server alone.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.database_id = UUID(int=seed)
         self.chains: dict[int, MemoryChain] = {}
         self.is_away = False
+        self.cancels_waits = False
         self._nonces = seed
 
     def create(self, chain_id: int, *, partition_ids: int = 2**23) -> MemoryChain:
@@ -167,6 +174,8 @@ class MemoryChainStore:
     def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
         self.database = database
         self.faults: deque[CommitFault] = deque()
+        self.drawn: Term | None = None
+        """Of the take-over tried last, whatever became of its answer."""
         self._chain_id = chain_id
         self._term: Term | None = None
         self._fault: CommitFault | None = None
@@ -193,7 +202,8 @@ class MemoryChainStore:
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
-        if self._chain().nonce != held.nonce:
+        nonces = {held.nonce, self.drawn.nonce if self.drawn else held.nonce}
+        if self._chain().nonce not in nonces:
             raise Fenced(self._chain_id, held.epoch)
         return self._raise_epoch(owner)
 
@@ -203,7 +213,7 @@ class MemoryChainStore:
         drawn = chain.begin_term(self.database.draw_nonce(), owner)
         chain.lease_counter += 1
         chain.lease_released = False
-        self._term = Term(
+        self._term = self.drawn = Term(
             chain_id=chain.chain_id,
             database_id=chain.database_id,
             epoch=chain.epoch,
@@ -219,7 +229,8 @@ class MemoryChainStore:
             partition_ids=chain.partition_ids,
             spread=int.from_bytes(drawn.frame_key[:4], "big") % TERM_SPREAD_IDS,
         )
-        return self._term
+        self._require_standby()
+        return self.drawn
 
     async def commit(
         self,
@@ -280,7 +291,24 @@ class MemoryChainStore:
             self._term = None
             return refusal
         chain.store(commit.batch, commit.published_id, commit.intake)
+        if not self._is_replicated():
+            self._term = None
+            return commit.unknown()
         return None
+
+    def _is_replicated(self) -> bool:
+        """Wait for the synchronous standby; say whether it has what was committed."""
+        if self.database.cancels_waits:
+            return False
+        chain = self._chain()
+        chain.replicated_id = chain.last_id
+        return True
+
+    def _require_standby(self) -> None:
+        """Raise RetryError where the standby has not what was committed."""
+        if not self._is_replicated():
+            self._term = None
+            raise RetryError("the wait for a synchronous standby was cancelled")
 
     def _arrive_behind(self, commit: MemoryCommit) -> Exception | None:
         """The same for one sent ahead: on a connection that was lost it shares the other's fate."""
@@ -315,10 +343,13 @@ class MemoryChainStore:
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
-        return any(
+        is_there = any(
             (stored.pid, stored.epoch, stored.seal) == (batch.pid, batch.epoch, batch.seal)
             for stored in self._chain().batches
         )
+        if is_there:
+            self._require_standby()
+        return is_there
 
     async def mark_published(self, published_id: int) -> None:
         """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""

@@ -68,6 +68,15 @@ MUTATIONS = (
         {"sources": "standby first", "is_standby_stuck": True},
     ),
     Mutation(sequencing.publish_queue_without_bound, 50, ("L5",), {"publish_queue_bytes_max": 300}),
+    Mutation(sequencing.part_that_dies_in_silence, 100, ("L4", "L2")),
+    Mutation(sequencing.callers_in_no_list, 300, ("L2",)),
+    Mutation(sequencing.warning_taken_for_success, 150, ("S3 not replicated",)),
+    Mutation(
+        sequencing.mark_before_orders,
+        150,
+        ("S4 intake passed by", "L2 intake"),
+        {"refuses_without_kafka": True, "is_broker_gone": False, "topic_records": 15},
+    ),
     Mutation(receiving.ledger_without_bound, 50, ("L5",)),
     Mutation(receiving.cancelled_wait_ends_its_work, 50, ("L1",), {"patience_seconds": 0.005}),
     Mutation(

@@ -61,6 +61,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """How long a matching service waits for a run, at most, before it gives up and asks again."""
     wrong_seals: float
     """Share of frames with a seal after their batch that is not the database's."""
+    refuses_without_kafka: bool
+    """Sequencers take no order while the broker is away; not where it never comes back."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -100,4 +102,5 @@ class Plan(Struct, frozen=True, kw_only=True):
             page_rows=random.choice((2, 10, 1_000)),
             patience_seconds=random.choice((0.005, 0.05, 1_000.0)),
             wrong_seals=random.choice((0.0, 0.0, 0.1, 0.5)),
+            refuses_without_kafka=random.random() < 0.2,
         )

@@ -238,6 +238,7 @@ class World:
         self.database_server.is_away = self.standby_server.is_away = False
         self.log.is_away = self.plan.is_broker_gone
         self.orders.topic.is_away = False
+        self.database.cancels_waits = False
         for process in self.processes:
             process.resume()
         for host in (*self.sequencers, *self.receivers):

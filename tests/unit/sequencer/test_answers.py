@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import OrderchainError, RetryError, UnknownOutcome
+from orderchain.errors import ClockError, OrderchainError, RetryError, UnknownOutcome
 from orderchain.link import is_linked
 from orderchain.simulation.memory_store import CommitFault
 from sequencer import core
@@ -230,3 +230,17 @@ async def test_callers_in_the_line_before_a_full_queue_are_answered_at_the_end(
         await leave(sequencer)
     answers = await outcomes(submitted)
     assert [type(answer) for answer in answers] == [UnknownOutcome] + [RetryError] * 4
+
+
+async def test_clock_that_jumps_years_ahead_under_a_leader_stamps_nothing(world: World) -> None:
+    clock = SetClock()
+    sequencer = await world.sequencer(clock).__aenter__()
+    await sequencer.submit("before", b"")
+    clock.wall += 300 * 24 * 3600 * 10**9
+    await sequencer.submit("months ahead", b"")
+    clock.wall += 67 * 24 * 3600 * 10**9
+    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(5)])
+    assert [type(answer) for answer in answers] == [ClockError] * 5
+    with pytest.raises(ClockError, match="366 days ahead of where it was"):
+        await leave(sequencer)
+    assert [row.key for row in world.rows()] == ["before", "months ahead"]
