@@ -36,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # that they interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_KAFKAS = frozenset({"kafka_server", "breakable_kafka"})
+_KAFKAS = frozenset({"kafka_server", "breakable_kafka", "secured_kafka"})
 
 # No timing is asserted in tests, so a loaded machine fails none; a failure prints how to repeat it.
 settings.register_profile(
