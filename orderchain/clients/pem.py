@@ -43,6 +43,8 @@ class PrivateKey(NamedTuple):
     is_encrypted: bool
     algorithm: str
     """RSA, EC or Ed25519; empty where the key is encrypted, or of another kind."""
+    is_as_stored: bool
+    """Whether it is in this form in its file, too."""
 
 
 def read_file(field: str, path: str) -> str:
@@ -125,7 +127,7 @@ def read_key(field: str, path: str) -> PrivateKey:
     for match in _BLOCK.finditer(read_file(field, path)):
         label, body = match[1], match[2]
         if label == _ENCRYPTED_KEY:
-            return PrivateKey(match[0] + "\n", True, "")
+            return PrivateKey(match[0] + "\n", True, "", True)
         if not label.endswith(_KEY):
             continue
         try:
@@ -147,7 +149,7 @@ def _unencrypted(label: str, der: bytes) -> PrivateKey:
         info = _wrap(_EC + _ec_parameters(der), der)
     else:
         raise ValueError(label)
-    return PrivateKey(_pem(info), False, _algorithm_of(info))
+    return PrivateKey(_pem(info), False, _algorithm_of(info), label == _KEY)
 
 
 def _wrap(algorithm: bytes, key: bytes) -> bytes:
