@@ -6,6 +6,7 @@ drivers ask the same of a server. Imports no driver.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -16,8 +17,6 @@ from orderchain.clients.pem import read_key
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from orderchain.clients.database_config import DatabaseConfig
 
 _SERVER_TYPES: Final = {
@@ -45,7 +44,7 @@ class JdbcAddress(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"JdbcAddress(url={self.url!r})"
 
-    def __rich_repr__(self) -> list[tuple[str, str]]:  # type: ignore[override]
+    def __rich_repr__(self) -> list[tuple[str, str]]:
         """As `repr`."""
         return [("url", self.url)]
 
