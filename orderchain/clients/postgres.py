@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import struct
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -52,6 +53,13 @@ _WRONG_PASSWORD: Final = "28P01"  # noqa: S105 - a code
 _NO_DATABASE: Final = "3D000"
 _AUTHORISATION_CLASS: Final = "28"
 
+_HANG_UPS: Final = (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoesNotExistError)
+
+_ALERT_SECONDS: Final = 3.0
+"""The longest look for the reason of a hang-up: two round trips."""
+_TLS_REQUEST: Final = struct.pack("!ii", 8, 80_877_103)
+"""What asks a server of PostgreSQL for TLS; it answers with one letter."""
+
 _CERTIFICATE_TIMES: Final = frozenset({9, 10})
 """OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
 _CERTIFICATE_NAMES: Final = frozenset({62, 64})
@@ -90,6 +98,8 @@ async def connect(
         try:
             return await _connect_one(config, options, host, port, target, share)
         except DRIVER_ERRORS as error:
+            if isinstance(error, _HANG_UPS) and config.is_tls_certain:
+                error = await _alert(config, host, port) or error
             refusal = connect_refusal(error, config, host, port)
             if not _may_another_do(error):
                 raise refusal from error
@@ -169,8 +179,6 @@ def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
         return f"a host name that can be resolved ({error.strerror})"
     if "rejected SSL upgrade" in str(error):
         return f"a server that speaks TLS: it has none (sslmode is {config.tls_mode})"
-    if config.is_tls_certain and isinstance(error, _hang_ups()):
-        return _refused_certificate(config, "the server hung up")
     if isinstance(error, OSError):
         return f"a server that listens at {server}"
     return f"a connection ({type(error).__name__})"
@@ -194,10 +202,6 @@ def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
     if config.sslcert:
         return f"a client certificate that the server accepts, not {config.sslcert} ({reason})"
     return f"a client certificate, or other TLS: none was given (sslcert; {reason})"
-
-
-def _hang_ups() -> tuple[type[Exception], ...]:
-    return (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoesNotExistError)
 
 
 def _may_another_do(error: Exception) -> bool:
@@ -244,6 +248,30 @@ async def _connect_one(
             timeout=None,
             **options,
         )
+
+
+async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError | None:
+    """Return the alert with which a server ends TLS, as over a client's certificate; else None.
+
+    It comes when the client takes the connection for open already, and asyncpg loses it.
+    """
+    if host.startswith("/") or config.sslnegotiation == "direct":
+        return None
+    try:
+        async with asyncio.timeout(_ALERT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(_TLS_REQUEST)
+                if await reader.readexactly(1) == b"S":
+                    await writer.start_tls(config.tls_context(), server_hostname=host)
+                    await reader.read(1)  # the server waits, too, unless it ends the connection
+            finally:
+                writer.transport.abort()
+    except ssl.SSLError as error:
+        return error
+    except (OSError, EOFError):
+        return None
+    return None
 
 
 def _options(

@@ -29,6 +29,7 @@ from orderchain.clients.kafka_options import librdkafka_options
 from orderchain.errors import ConnectError
 from tests.certificates import Authority
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
+from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -219,16 +220,9 @@ async def test_unknown_host_is_named() -> None:
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 async def test_silent_broker_is_named(protocol: str) -> None:
-    server = await asyncio.start_server(_say_nothing, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with silent_server() as port:
         config = KafkaConfig(bootstrap_servers=f"127.0.0.1:{port}", security_protocol=protocol)
         assert "it is silent" in await refused(config, seconds=1.0)
-
-
-async def _say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()  # up to the client's end
-    writer.close()
 
 
 async def test_second_server_that_answers_is_enough(secured_kafka: SecuredKafka) -> None:
