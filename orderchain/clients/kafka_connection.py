@@ -292,6 +292,7 @@ async def _speaks_tls(host: str, port: int) -> bool:
         return "ALERT" in (error.reason or "")
     except OSError:
         return False
+    writer.close()  # first: an abort alone leaves a writer of TLS open to itself
     writer.transport.abort()
     return True
 

@@ -266,6 +266,7 @@ async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError |
                     await writer.start_tls(config.tls_context(), server_hostname=host)
                     await reader.read(1)  # the server waits, too, unless it ends the connection
             finally:
+                writer.close()  # first: an abort alone leaves a writer of TLS open to itself
                 writer.transport.abort()
     except ssl.SSLError as error:
         return error
