@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
+    from tests.secured_kafka import SecuredKafka
 
 RoleDsn = Callable[[str], str]
 
@@ -113,6 +114,15 @@ def kafka_to_break(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
     yield breakable_kafka
     breakable_kafka.thaw()
     breakable_kafka.start()
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(session_folder: Path) -> Iterator[SecuredKafka]:
+    """A Kafka with TLS, logins and access control. Tests do not break or stop it."""
+    from tests.secured_kafka import secured_kafka_in
+
+    with secured_kafka_in(session_folder) as kafka:
+        yield kafka
 
 
 @pytest.fixture
