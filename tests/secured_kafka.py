@@ -40,6 +40,12 @@ PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read"}
 TOPIC: Final = "orders.1"
 _SECONDS: Final = 60.0
 _SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+_PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+_TOKENS: Final = (
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+    'unsecuredLoginStringClaim_sub="broker";'
+)
+"""With Kafka's own check of tokens, which takes unsigned ones."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,12 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "scram-sha-512.sasl.jaas.config": _SCRAM,
     }
+    clear = {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN,OAUTHBEARER",
+        "scram-sha-512.sasl.jaas.config": _SCRAM,
+        "plain.sasl.jaas.config": f'{_PLAIN} user_{RECEIVER}="{PASSWORDS[RECEIVER]}";',
+        "oauthbearer.sasl.jaas.config": _TOKENS,
+    }
     expired = _store(authority.server(name="expired", has_expired=True))
     other = _store(authority.server("other.example", name="other"))
     config = StackConfig(
@@ -120,7 +132,7 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
             _listener("LOGIN", "SASL_SSL", port, {**store, **scram}),
             _listener("MUTUAL", "SSL", port, mutual),
             _listener("EXPIRED", "SSL", port, expired),
-            _listener("CLEAR", "SASL_PLAINTEXT", port, scram),
+            _listener("CLEAR", "SASL_PLAINTEXT", port, clear),
             _listener("OTHER", "SSL", port, other),
         ),
         settings={

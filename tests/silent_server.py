@@ -1,4 +1,4 @@
-"""A server that takes connections and says nothing."""
+"""A server that takes connections and says nothing, or always the same."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ if TYPE_CHECKING:
 
 
 class _Silence(asyncio.Protocol):
-    def __init__(self, connections: list[_Silence]) -> None:
+    def __init__(self, connections: list[_Silence], answer: bytes) -> None:
         connections.append(self)
+        self._answer = answer
         self._is_lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer:
+            self._transport.write(self._answer)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost.set()
@@ -27,11 +32,11 @@ class _Silence(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def silent_server() -> AsyncIterator[int]:
+async def silent_server(answer: bytes = b"") -> AsyncIterator[int]:
     """Hold such a server on loopback, and give its port."""
     connections: list[_Silence] = []
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Silence(connections), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: _Silence(connections, answer), "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

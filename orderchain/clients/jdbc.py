@@ -64,7 +64,8 @@ def jdbc_address(config: DatabaseConfig) -> JdbcAddress:
     )
     given = {
         "user": config.login,
-        "password": config.read_password(*hosts[0]),
+        # One for all hosts: the first that a passfile has.
+        "password": next(filter(None, (config.read_password(*at) for at in hosts)), ""),
         "targetServerType": _SERVER_TYPES[config.target_session_attrs],
         "ApplicationName": config.application_name,
         "options": config.options,

@@ -56,7 +56,8 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     client, so that a password may be changed while processes run."""
     sasl_token: Any = None
     """With OAUTHBEARER: an async function without arguments that returns a token as text. It is
-    called for each new connection."""
+    called for each new connection. A token that brokers refuse is seen at the start of a client;
+    later aiokafka takes it for accepted, and waits. So never return one that has expired."""
     ssl_cafile: str = ""
     """A PEM file of the authorities whose certificates brokers may show; else the system's."""
     ssl_certfile: str = ""

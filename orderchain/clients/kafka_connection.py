@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka import errors as kafka
@@ -43,6 +43,9 @@ _CERTIFICATE_TIMES: Final = frozenset({9, 10})
 """OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
 _CERTIFICATE_NAMES: Final = frozenset({62, 64})
 """The same for a host's name, and for its address, that the certificate does not have."""
+
+_CERTIFICATE_ALERTS: Final = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "ACCESS_DENIED")
+"""Words of OpenSSL's names for the alerts by which a server refuses a client's certificate."""
 
 _NOT_ALLOWED: Final = {
     kafka.TopicAuthorizationFailedError: "topic",
@@ -105,6 +108,8 @@ async def connecting(
     kept = min(PROBE_SECONDS, seconds * _PROBE_SHARE)
     try:
         async with asyncio.timeout_at(end - kept):
+            if config.sasl_token is not None:
+                await _check_token(config)
             yield
     except DRIVER_ERRORS as error:
         cause = await find_cause(config, error, min(PROBE_SECONDS, end - loop.time()))
@@ -124,9 +129,8 @@ def connect_refusal(error: Exception, config: KafkaConfig, *, doing: str = "") -
         return ConnectError("kafka", servers, where + error.expected)
     if allowed := not_allowed(error, config, doing):
         return allowed
-    if isinstance(error, TimeoutError):
-        return ConnectError("kafka", servers, "a broker that answers in time (it is silent)")
-    if isinstance(error, kafka.KafkaError):
+    # Where a broker was silent to a look, too, that is a Diagnosis.
+    if isinstance(error, (TimeoutError, kafka.KafkaError)):
         return RetryError(f"kafka: {servers}: {_words(error)}")
     return ConnectError("kafka", servers, _expected(error, config))
 
@@ -191,7 +195,18 @@ async def _look(config: KafkaConfig, host: str, port: int) -> Diagnosis | None:
     return None
 
 
-class _HungUpAfterHello(Exception):
+async def _check_token(config: KafkaConfig) -> None:
+    """Raise SaslAuthenticationFailed where the token is refused: aiokafka takes that for a login.
+
+    Its clients would begin, and wait for brokers for ever.
+    """
+    for host, port in config.servers:
+        with suppress(OSError, kafka.KafkaConnectionError):
+            await _brokers(config, host, port)
+            return
+
+
+class _HungUpAfterHello(kafka.KafkaConnectionError):  # type: ignore[misc]
     """The broker said which requests it knows, and hung up at the next one."""
 
 
@@ -209,6 +224,9 @@ async def _brokers(config: KafkaConfig, host: str, port: int) -> set[tuple[str, 
         raise _HungUpAfterHello from error
     finally:
         connection.close()
+    if config.sasl_token is not None and not metadata.brokers:
+        # The answer to a refused token ends its login alone; this one is what a broker sends next.
+        raise kafka.SaslAuthenticationFailed("it was refused")
     return {(broker[1], broker[2]) for broker in metadata.brokers}
 
 
@@ -231,9 +249,7 @@ def _is_hang_up(error: Exception) -> bool:
     cause = error.__cause__ if isinstance(error, kafka.KafkaConnectionError) else error
     if isinstance(cause, (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
         return True
-    if isinstance(cause, ssl.SSLCertVerificationError) or not isinstance(cause, ssl.SSLError):
-        return cause is None
-    return "ALERT" not in (cause.reason or "")
+    return cause is None or (isinstance(cause, ssl.SSLError) and "EOF" in (cause.reason or ""))
 
 
 def _expected(error: Exception, config: KafkaConfig) -> str:
@@ -254,7 +270,10 @@ def _expected(error: Exception, config: KafkaConfig) -> str:
 
 def _expected_of_tls(error: ssl.SSLError, config: KafkaConfig) -> str:
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return _refused_certificate(config, error.reason or _words(error))
+        alert = error.reason or _words(error)
+        if any(word in alert for word in _CERTIFICATE_ALERTS):
+            return _refused_certificate(config, alert)
+        return f"TLS that both sides speak ({alert})"
     reason = error.verify_message.rstrip(".")
     if error.verify_code in _CERTIFICATE_TIMES:
         return f"a broker's certificate that is valid today ({reason})"
@@ -273,6 +292,8 @@ def _refused_certificate(config: KafkaConfig, reason: str) -> str:
 
 def _expected_of_login(error: kafka.KafkaError, config: KafkaConfig) -> str:
     if isinstance(error, kafka.SaslAuthenticationFailed):
+        if config.sasl_token is not None:
+            return f"a token that the broker accepts ({_words(error)})"
         return f"a login that the broker accepts (wrong user or password: {login_of(config)})"
     if isinstance(error, kafka.UnsupportedSaslMechanismError):
         return f"a sasl_mechanism that the broker offers, not {config.sasl_mechanism}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import secrets
 import ssl
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,7 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_options import librdkafka_options
-from orderchain.errors import ConnectError
+from orderchain.errors import ConnectError, RetryError
 from tests.certificates import Authority
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.silent_server import silent_server
@@ -98,6 +101,47 @@ async def test_password_from_a_file_is_read_for_each_client(
     file.write_text(PASSWORDS[SEQUENCER] + "\n")
     async with started(config, make_admin(config, "topics")):
         pass
+
+
+def unsigned_token(user: str, seconds: int) -> str:
+    """Return a token as Kafka's own check takes it (RFC 7519, without a signature)."""
+    now = int(time.time())
+    parts = ({"alg": "none"}, {"sub": user, "iat": now - 60, "exp": now + seconds})
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
+    return b".".join([*encoded, b""]).decode()
+
+
+async def test_token_is_drawn_for_each_connection(secured_kafka: SecuredKafka) -> None:
+    seconds = [600]
+    drawn = []
+
+    async def draw() -> str:
+        drawn.append(unsigned_token(RECEIVER, seconds[0]))
+        return drawn[-1]
+
+    config = KafkaConfig(
+        bootstrap_servers=secured_kafka.at("CLEAR"),
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_token=draw,
+    )
+    async with started(config, make_admin(config, "topics")) as admin:
+        assert (await describe_topic(admin, config, TOPIC)).is_there
+    assert len(drawn) >= 2
+    seconds[0] = -30
+    assert "a token that the broker accepts" in await refused(config)
+
+
+async def test_plain_login_works(secured_kafka: SecuredKafka) -> None:
+    config = KafkaConfig(
+        bootstrap_servers=secured_kafka.at("CLEAR"),
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN",
+        sasl_username=RECEIVER,
+        sasl_password=PASSWORDS[RECEIVER],
+    )
+    async with started(config, make_admin(config, "topics")) as admin:
+        assert (await describe_topic(admin, config, TOPIC)).is_there
 
 
 # -- what is wrong is named ----------------------------------------------------------------------
@@ -223,6 +267,22 @@ async def test_silent_broker_is_named(protocol: str) -> None:
     async with silent_server() as port:
         config = KafkaConfig(bootstrap_servers=f"127.0.0.1:{port}", security_protocol=protocol)
         assert "it is silent" in await refused(config, seconds=1.0)
+
+
+async def test_broker_that_answers_but_not_what_was_asked_may_be_tried_again(
+    secured_kafka: SecuredKafka,
+) -> None:
+    config = secured_kafka.login(SEQUENCER)
+    with pytest.raises(RetryError):
+        async with connecting(config, 4.0):
+            await asyncio.Event().wait()
+
+
+async def test_port_of_another_protocol_is_named() -> None:
+    async with silent_server(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+        at = f"127.0.0.1:{port}"
+        said = await refused(KafkaConfig(bootstrap_servers=at, security_protocol="SSL"))
+    assert "TLS that both sides speak" in said
 
 
 async def test_second_server_that_answers_is_enough(secured_kafka: SecuredKafka) -> None:
