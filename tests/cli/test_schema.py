@@ -169,10 +169,12 @@ def test_schema_check_names_what_is_left_to_a_dba(
     call("schema", "apply", settings=settings)
     postgres_server.execute(
         f"GRANT TEMPORARY ON DATABASE {empty_database_name} TO PUBLIC;"
+        "GRANT CREATE ON SCHEMA public TO PUBLIC;"
         "GRANT EXECUTE ON FUNCTION lo_create(oid) TO PUBLIC;",
         database=empty_database_name,
     )
     left = [
+        "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
         f"REVOKE CREATE, TEMPORARY ON DATABASE {empty_database_name} FROM PUBLIC",
         "REVOKE EXECUTE ON FUNCTION lo_create(oid) FROM PUBLIC",
     ]
