@@ -19,9 +19,10 @@ from .hand_clock import HandClock
 from .service_client import client, raw, service_config
 
 if TYPE_CHECKING:
-    import asyncpg
     from collections.abc import Sequence
     from uuid import UUID
+
+    import asyncpg
 
     from .conftest import Sender
 

@@ -13,9 +13,9 @@ from ..cutting import cut_at, cutting_tasks
 from .rig import DEADLINE_SECONDS, apply, apply_many
 
 if TYPE_CHECKING:
-    from outbox.consumer import Consumer
     from collections.abc import Sequence
 
+    from outbox.consumer import Consumer
     from outbox.delivery import Delivery
     from outbox.message import Message
 
