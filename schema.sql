@@ -4,6 +4,41 @@
 -- Words: an id is a position in a chain, a pid the id of the row before it (0 for the first row),
 -- a batch the rows of one commit. Rows of a chain are never updated and never deleted.
 
+-- ------------------------------------------------------------------------------------- database
+-- What every role can do in a database unless it is taken from PUBLIC: also one that was granted
+-- nothing but SELECT. What the applying role may not take away is left to a DBA; `chainctl schema
+-- check` says what is left. Other applications in this database need a GRANT of their own then.
+
+DO $$
+DECLARE
+    maker regprocedure;
+BEGIN
+    -- Other encodings lack characters that keys have: one such key would stop the chain for good.
+    IF getdatabaseencoding() <> 'UTF8' THEN
+        RAISE EXCEPTION 'the encoding of database % is %, expected UTF8',
+            current_database(), getdatabaseencoding();
+    END IF;
+    IF pg_has_role((SELECT datdba FROM pg_database WHERE datname = current_database()), 'USAGE') THEN
+        EXECUTE format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+    ELSE
+        RAISE NOTICE 'left to the owner of the database: REVOKE CREATE, TEMPORARY ON DATABASE % '
+            'FROM PUBLIC;', quote_ident(current_database());
+    END IF;
+    -- Large objects belong to no table, so no GRANT of ours keeps a role from making them.
+    FOR maker IN
+        SELECT oid FROM pg_proc
+         WHERE pronamespace = 'pg_catalog'::regnamespace
+           AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
+    LOOP
+        IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', maker);
+        ELSE
+            RAISE NOTICE 'left to a superuser: REVOKE EXECUTE ON FUNCTION % FROM PUBLIC;', maker;
+        END IF;
+    END LOOP;
+END
+$$;
+
 -- ---------------------------------------------------------------------------------------- roles
 -- Login roles are made without a password, so nobody can log in until a DBA sets one. Limits that
 -- must hold are GRANTs and connection limits: a role may switch its own timeouts off.
@@ -59,7 +94,7 @@ INSERT INTO schema_version (version) VALUES (1);
 
 CREATE TABLE chain_head (
     chain_id        integer     PRIMARY KEY CHECK (chain_id > 0),
-    epoch           bigint      NOT NULL DEFAULT 0,
+    epoch           bigint      NOT NULL DEFAULT 0 CHECK (epoch >= 0),
     nonce           bytea       NOT NULL DEFAULT '',
     owner           text        NOT NULL DEFAULT '',
     backend_pid     integer,
@@ -86,6 +121,30 @@ CREATE TABLE chain_lease (
     counter  bigint  NOT NULL DEFAULT 0,
     released boolean NOT NULL DEFAULT true -- nobody leads: handed over, or never led
 ) WITH (fillfactor = 10);
+
+-- What serialises the making of partitions: a row that only the owner can lock. An advisory lock
+-- can be taken, and held, by every role that may connect.
+CREATE TABLE chain_partition_lock (
+    chain_id integer PRIMARY KEY
+);
+
+-- One row per take-over: who led when, and how frames of that term are known. Never changed, never
+-- removed. A frame is believed when it carries the MAC of the frame_key of the term whose nonce it
+-- names: so whoever may read this table may make frames, and nobody else can.
+CREATE TABLE chain_term (
+    chain_id          integer     NOT NULL REFERENCES chain_head,
+    epoch             bigint      NOT NULL CHECK (epoch > 0),
+    nonce             bytea       NOT NULL CHECK (length(nonce) = 16),
+    frame_key         bytea       NOT NULL CHECK (length(frame_key) = 32),
+    owner             text        NOT NULL,
+    after_id          bigint      NOT NULL, -- the head at the take-over
+    -- The server that let it: a promoted standby has a higher timeline, a restored dump another id.
+    system_identifier bigint      NOT NULL,
+    timeline          bigint      NOT NULL,
+    began_at          timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, epoch),
+    UNIQUE (chain_id, nonce)
+);
 
 -- One row per commit. PostgreSQL itself refuses two batches with one parent and a parent that is no
 -- batch, for one small index entry per batch instead of one per row. The genesis row (all zeros) has
@@ -186,6 +245,8 @@ CREATE TABLE receiver_checkpoint (
     -- Which database the place belongs to: one that was carried into another is refused there.
     database_id    uuid,
     is_report      boolean     NOT NULL DEFAULT false,
+    -- Whose row it is: only that login changes it; see row security.
+    login          text        NOT NULL DEFAULT session_user,
     PRIMARY KEY (chain_id, receiver)
 ) WITH (fillfactor = 50);
 
@@ -202,6 +263,7 @@ CREATE TABLE receiver_gap (
     row_count bigint      NOT NULL CHECK (row_count >= 0),
     found_at  timestamptz NOT NULL,
     duration  interval    NOT NULL,
+    login     text        NOT NULL DEFAULT session_user,
     PRIMARY KEY (chain_id, receiver, after_id)
 );
 
@@ -213,6 +275,7 @@ CREATE TABLE receiver_halt (
     reason    text        NOT NULL, -- the error's name
     detail    text        NOT NULL, -- what it said
     halted_at timestamptz NOT NULL DEFAULT now(),
+    login     text        NOT NULL DEFAULT session_user,
     PRIMARY KEY (chain_id, receiver)
 );
 
@@ -226,7 +289,8 @@ CREATE TABLE chain_verified (
     seal        bytea       NOT NULL CHECK (length(seal) = 32), -- after the batch that ends there
     verified_by text        NOT NULL CHECK (verified_by <> ''),
     login       text        NOT NULL DEFAULT session_user,
-    verified_at timestamptz NOT NULL DEFAULT now()
+    -- Not now(): that is when the transaction began, which may be long ago.
+    verified_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX ON chain_verified (chain_id, until_id);
 
@@ -240,12 +304,55 @@ CREATE TABLE chain_act (
     login    text        NOT NULL DEFAULT session_user,
     reason   text        NOT NULL CHECK (reason <> ''),
     detail   text        NOT NULL,
-    acted_at timestamptz NOT NULL DEFAULT now()
+    acted_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- -------------------------------------------------------------------------------------- functions
 
--- Makes partitions of chain_event until one holds `until_id` and two empty ones lie behind it.
+-- The partitions of a chain that begin after its last batch: names and numbers. No row of the chain
+-- is there. The batch counts, not the head: the head is a number that the sequencer may write.
+CREATE FUNCTION chain_event_ahead(of_chain integer) RETURNS TABLE (name text, number bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+    SELECT ranges.name, ranges.number
+      FROM public.chain_head AS head
+     CROSS JOIN LATERAL (
+           SELECT c.relname::text, substring(c.relname FROM '_([0-9]+)$')::bigint
+             FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+            WHERE i.inhparent = to_regclass(format('public.chain_event_%s', of_chain))
+           ) AS ranges (name, number)
+     WHERE head.chain_id = of_chain
+       AND ranges.number > (SELECT max(batch.last_id) FROM public.chain_batch AS batch
+                             WHERE batch.chain_id = of_chain) / head.partition_ids
+     ORDER BY ranges.number
+$$;
+
+-- Drops the partitions ahead that nobody has written to; `kept` and the two after it stay. Returns
+-- how many partitions ahead there are still.
+-- Size 0 under the strongest lock means that no transaction ever put a row there, whatever the
+-- snapshot of the caller shows. Rows that were rolled back leave a size: their partition stays.
+CREATE FUNCTION chain_event_reclaim(of_chain integer, kept bigint) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '200ms' -- readers queue behind this lock
+    SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    range_table text;
+BEGIN
+    EXECUTE format('LOCK TABLE ONLY public.chain_event_%s IN ACCESS EXCLUSIVE MODE', of_chain);
+    FOR range_table IN
+        SELECT name FROM public.chain_event_ahead(of_chain)
+         WHERE number NOT BETWEEN kept AND kept + 2
+    LOOP
+        EXECUTE format('LOCK TABLE public.%I IN ACCESS EXCLUSIVE MODE', range_table);
+        IF pg_relation_size(format('public.%I', range_table)) = 0 THEN
+            EXECUTE format('DROP TABLE public.%I', range_table);
+        END IF;
+    END LOOP;
+    RETURN (SELECT count(*) FROM public.chain_event_ahead(of_chain));
+END
+$$;
+
+-- Makes partitions of chain_event until one holds `until_id` and two empty ones follow it.
 -- A partition is made apart and then attached: CREATE ... PARTITION OF queues behind readers with
 -- the strongest lock and stops the writer, ATTACH does not.
 -- SECURITY DEFINER: the sequencer may extend a chain, but owns no table.
@@ -255,13 +362,19 @@ CREATE FUNCTION chain_event_extend(extended_chain integer, until_id bigint) RETU
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    chain_table text := format('chain_event_%s', extended_chain);
+    -- Each take-over skips ids, so each one that ends before its first batch leaves three partitions
+    -- ahead that nobody needs. From the first number on they are dropped, if no reader is in the
+    -- way; at the second no more are made. Twenty such take-overs fit between the two.
+    enough      CONSTANT integer := 30;
+    too_many    CONSTANT integer := 90;
+    chain_table CONSTANT text := format('chain_event_%s', extended_chain);
     span        bigint;
     lower_id    bigint;
     range_table text;
+    ahead       integer;
 BEGIN
-    -- The head row is not locked: it is the leader's hot row. An advisory lock keeps two of us apart.
-    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain partition ' || extended_chain, 0));
+    -- The head row is not locked: it is the leader's hot row.
+    PERFORM FROM public.chain_partition_lock WHERE chain_id = extended_chain FOR UPDATE;
     SELECT partition_ids INTO STRICT span FROM public.chain_head WHERE chain_id = extended_chain;
     IF until_id < 0 OR until_id > 9223372036854775807 - 4 * span THEN
         RAISE EXCEPTION 'id % of chain % is out of range', until_id, extended_chain;
@@ -270,6 +383,20 @@ BEGIN
         lower_id := (until_id / span + step) * span;
         range_table := format('%s_%s', chain_table, lower_id / span);
         CONTINUE WHEN to_regclass(format('public.%I', range_table)) IS NOT NULL;
+        IF ahead IS NULL THEN
+            ahead := (SELECT count(*) FROM public.chain_event_ahead(extended_chain));
+            IF ahead >= enough THEN
+                BEGIN
+                    ahead := public.chain_event_reclaim(extended_chain, until_id / span);
+                EXCEPTION WHEN lock_not_available THEN
+                    NULL; -- somebody reads for long: the next extension tries again
+                END;
+            END IF;
+            IF ahead >= too_many THEN
+                RAISE EXCEPTION 'chain % has % partitions ahead of its last batch: no more are made',
+                    extended_chain, ahead USING HINT = 'docs/permissions.md, partitions';
+            END IF;
+        END IF;
         EXECUTE format(
             'CREATE TABLE public.%I (LIKE public.chain_event INCLUDING ALL)', range_table
         );
@@ -292,21 +419,26 @@ AS $$
 DECLARE
     chain_table text := format('chain_event_%s', new_chain);
 BEGIN
-    -- ON CONFLICT settles one index only: of two calls at once the loser would fail on the topic's.
-    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain partition ' || new_chain, 0));
-    INSERT INTO public.chain_head (chain_id, last_seal, topic, topic_partition, partition_ids)
-    VALUES (new_chain, genesis_seal, new_topic, new_topic_partition, new_partition_ids)
+    -- First, and a row with one index only: of two calls at once the second waits here for the
+    -- first. At chain_head it would fail on the topic's index.
+    INSERT INTO public.chain_partition_lock (chain_id) VALUES (new_chain)
     ON CONFLICT (chain_id) DO NOTHING;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    INSERT INTO public.chain_head (chain_id, last_seal, topic, topic_partition, partition_ids)
+    VALUES (new_chain, genesis_seal, new_topic, new_topic_partition, new_partition_ids);
     INSERT INTO public.chain_lease (chain_id) VALUES (new_chain);
     INSERT INTO public.chain_batch
         (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
     VALUES (new_chain, 0, 0, NULL, 0, 0, genesis_seal, now());
+    -- Made apart and attached, as its own partitions are: no other chain waits for this.
     EXECUTE format(
-        'CREATE TABLE public.%I PARTITION OF public.chain_event FOR VALUES IN (%s) '
-        'PARTITION BY RANGE (id)',
+        'CREATE TABLE public.%I (LIKE public.chain_event INCLUDING ALL) PARTITION BY RANGE (id)',
+        chain_table
+    );
+    EXECUTE format(
+        'ALTER TABLE public.chain_event ATTACH PARTITION public.%I FOR VALUES IN (%s)',
         chain_table, new_chain
     );
     PERFORM public.chain_event_extend(new_chain, 0);
@@ -314,13 +446,131 @@ BEGIN
 END
 $$;
 
+-- Keeps the last gaps of a receiver, where the calling login wrote them. A function, because whoever
+-- may DELETE from a table may also lock it against everybody else.
+CREATE FUNCTION receiver_gap_trim(of_chain integer, of_receiver text, kept integer) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+    DELETE FROM public.receiver_gap
+     WHERE chain_id = of_chain AND receiver = of_receiver AND login = session_user
+       AND after_id <= (
+           SELECT after_id FROM public.receiver_gap
+            WHERE chain_id = of_chain AND receiver = of_receiver
+            ORDER BY after_id DESC OFFSET kept LIMIT 1
+       )
+$$;
+
+-- Refuses a change to all but the owner, its members and superusers; the argument says which.
+-- Not SECURITY DEFINER: it asks who makes the change.
+CREATE FUNCTION chain_refuse() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    IF NOT pg_has_role('orderchain_owner', 'USAGE') THEN
+        RAISE insufficient_privilege
+            USING MESSAGE = format('%s of chain %s: %s', TG_TABLE_NAME, OLD.chain_id, TG_ARGV[0]);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- After the row, so that it is not locked once more before its update. The server compares the rows
+-- by itself and calls the function for what no leader does. A commit names last_id, not epoch, and is
+-- held up by one comparison: 2 us.
+CREATE TRIGGER epoch_by_one AFTER UPDATE OF epoch ON chain_head FOR EACH ROW
+    WHEN (NEW.epoch NOT BETWEEN OLD.epoch AND OLD.epoch + 1)
+    EXECUTE FUNCTION chain_refuse('the epoch rises by one');
+CREATE TRIGGER only_forward AFTER UPDATE OF last_id ON chain_head FOR EACH ROW
+    WHEN (NEW.last_id < OLD.last_id)
+    EXECUTE FUNCTION chain_refuse('the last id never falls');
+
+-- A counter at its end could never be raised again, and nobody could take over.
+CREATE TRIGGER counter_by_one AFTER UPDATE OF counter ON chain_lease FOR EACH ROW
+    WHEN (NEW.counter NOT BETWEEN OLD.counter AND OLD.counter + 1)
+    EXECUTE FUNCTION chain_refuse('the counter rises by one');
+
+-- ----------------------------------------------------------------------------------- row security
+-- Which rows a role may write, where not all of a table's. Whoever may read a table reads all of it.
+-- The owner, its members and superusers are bound by none of this.
+
+ALTER TABLE chain_batch ENABLE ROW LEVEL SECURITY;
+ALTER TABLE chain_verified ENABLE ROW LEVEL SECURITY;
+ALTER TABLE receiver_checkpoint ENABLE ROW LEVEL SECURITY;
+ALTER TABLE receiver_gap ENABLE ROW LEVEL SECURITY;
+ALTER TABLE receiver_halt ENABLE ROW LEVEL SECURITY;
+
+DO $$
+DECLARE
+    known record;
+BEGIN
+    -- So that this section may be applied again.
+    FOR known IN
+        SELECT tablename, policyname FROM pg_policies
+         WHERE schemaname = 'public'
+           AND tablename IN ('chain_batch', 'chain_verified', 'receiver_checkpoint', 'receiver_gap',
+                             'receiver_halt')
+    LOOP
+        EXECUTE format('DROP POLICY %I ON public.%I', known.policyname, known.tablename);
+    END LOOP;
+END
+$$;
+
+CREATE POLICY read_all ON chain_batch FOR SELECT USING (true);
+CREATE POLICY read_all ON chain_verified FOR SELECT USING (true);
+CREATE POLICY read_all ON receiver_checkpoint FOR SELECT USING (true);
+CREATE POLICY read_all ON receiver_gap FOR SELECT USING (true);
+CREATE POLICY read_all ON receiver_halt FOR SELECT USING (true);
+
+-- No second root, and only batches of the term that the head is in.
+CREATE POLICY continue_chain ON chain_batch FOR INSERT TO sequencer_writer WITH CHECK (
+    prev_last_id IS NOT NULL
+    AND epoch = (SELECT head.epoch FROM chain_head AS head
+                  WHERE head.chain_id = chain_batch.chain_id)
+);
+
+-- A mark holds the seal of a batch, and leaves no rows out behind the mark or boundary before it.
+CREATE POLICY mark_batch ON chain_verified FOR INSERT TO auditor WITH CHECK (
+    EXISTS (SELECT FROM chain_batch AS batch
+             WHERE batch.chain_id = chain_verified.chain_id
+               AND batch.last_id = chain_verified.until_id AND batch.seal = chain_verified.seal)
+    AND after_id <= greatest(
+        (SELECT max(mark.until_id) FROM chain_verified AS mark
+          WHERE mark.chain_id = chain_verified.chain_id),
+        (SELECT max(root.last_id) FROM chain_batch AS root
+          WHERE root.chain_id = chain_verified.chain_id AND root.prev_last_id IS NULL))
+);
+
+-- A receiver's rows belong to the login that made them, and its name to the login of its checkpoint.
+CREATE POLICY own_insert ON receiver_checkpoint FOR INSERT TO receiver_writer
+    WITH CHECK (login = session_user);
+CREATE POLICY own_update ON receiver_checkpoint FOR UPDATE TO receiver_writer
+    USING (login = session_user);
+CREATE POLICY own_insert ON receiver_gap FOR INSERT TO receiver_writer WITH CHECK (
+    login = session_user
+    AND NOT EXISTS (SELECT FROM receiver_checkpoint AS place
+                     WHERE place.chain_id = receiver_gap.chain_id
+                       AND place.receiver = receiver_gap.receiver AND place.login <> session_user)
+);
+CREATE POLICY own_update ON receiver_gap FOR UPDATE TO receiver_writer
+    USING (login = session_user);
+CREATE POLICY own_insert ON receiver_halt FOR INSERT TO receiver_writer WITH CHECK (
+    login = session_user
+    AND NOT EXISTS (SELECT FROM receiver_checkpoint AS place
+                     WHERE place.chain_id = receiver_halt.chain_id
+                       AND place.receiver = receiver_halt.receiver AND place.login <> session_user)
+);
+
 -- ----------------------------------------------------------------------------------------- grants
 -- Every object, column and privilege is listed in docs/permissions.md.
 
+REVOKE ALL ON FUNCTION chain_event_ahead(integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_event_reclaim(integer, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION receiver_gap_trim(integer, text, integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_refuse() FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_event_extend(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
 
-GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake,
+GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_event, chain_intake,
     chain_intake_reject, chain_skip TO sequencer_writer;
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
@@ -328,28 +578,40 @@ GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_sea
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
-GRANT INSERT ON chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
+GRANT INSERT ON chain_term, chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
 
-GRANT SELECT ON schema_version, chain_batch, chain_event TO gap_reader;
+GRANT SELECT ON schema_version, chain_term, chain_batch, chain_event TO gap_reader;
 GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)
     ON chain_head TO gap_reader;
 
-GRANT SELECT, INSERT, UPDATE ON receiver_checkpoint TO receiver_writer;
-GRANT SELECT, INSERT, UPDATE, DELETE ON receiver_gap TO receiver_writer;
+-- Not `login`: it is the server's to write. And UPDATE and DELETE of no whole table: with either one,
+-- a role may lock the table against everybody.
+GRANT SELECT,
+    INSERT (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, updated_at, database_id,
+            is_report),
+    UPDATE (head_delivered, batch_last_id, seal, epoch, updated_at, database_id)
+    ON receiver_checkpoint TO receiver_writer;
+GRANT SELECT,
+    INSERT (chain_id, receiver, after_id, until_id, cause, outcome, source, row_count, found_at,
+            duration),
+    UPDATE (until_id, cause, outcome, source, row_count, found_at, duration)
+    ON receiver_gap TO receiver_writer;
+GRANT EXECUTE ON FUNCTION receiver_gap_trim(integer, text, integer) TO receiver_writer;
 -- Not UPDATE, not DELETE: no service leads itself out of a halt.
-GRANT SELECT, INSERT ON receiver_halt TO receiver_writer;
+GRANT SELECT, INSERT (chain_id, receiver, at_id, reason, detail) ON receiver_halt
+    TO receiver_writer;
 GRANT SELECT ON schema_version TO receiver_writer;
 GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
 
 -- All of chain_head but the salt of its keys.
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
-GRANT SELECT ON schema_version, chain_lease, chain_batch, chain_event, chain_key_page, chain_client,
+GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_event, chain_key_page, chain_client,
     chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap, receiver_halt,
     chain_verified, chain_act TO auditor;
--- Not UPDATE, not DELETE: a mark that was set stays, with its time and its seal.
-GRANT INSERT ON chain_verified TO auditor;
+-- Not UPDATE, not DELETE: a mark that was set stays. Number, login and time are the server's own.
+GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;
 
 RESET ROLE;

@@ -1,7 +1,8 @@
 -- The statements of the command line itself. Everything else asks the packages.
 
--- server_version: which PostgreSQL this is, as a number
-SELECT current_setting('server_version_num')::integer
+-- server: which PostgreSQL this is, as a number, and the encoding of the database
+SELECT current_setting('server_version_num')::integer AS version,
+       current_setting('server_encoding') AS encoding
 
 -- schema_version: which schema is there, and the database's own id
 SELECT version, database_id FROM public.schema_version
@@ -21,8 +22,24 @@ SELECT version FROM public.callback_version
 -- decision_version: which version of the decisions' tables is there
 SELECT version FROM public.decision_version
 
--- lock_schema: let one schema apply after the other, until the transaction ends
-SELECT pg_advisory_xact_lock(hashtextextended('orderchain schema apply', 0))
+-- lock_schema: let one schema apply after the other, until the transaction ends: nobody makes a table
+-- of this name while another transaction has made it, and none is left. Only those who may make
+-- tables can take this lock; an advisory lock could be taken, and held, by everybody.
+CREATE TABLE public.orderchain_apply ();
+DROP TABLE public.orderchain_apply
+
+-- steps: what PostgreSQL leaves open to every role and the database section of a schema closes where
+-- the applying role may: the statement, and whether it is done
+SELECT format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database()) AS step,
+       NOT has_database_privilege('public', current_database(), 'CREATE')
+       AND NOT has_database_privilege('public', current_database(), 'TEMPORARY') AS is_done
+UNION ALL
+SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
+       NOT has_function_privilege('public', oid, 'EXECUTE')
+  FROM pg_proc
+ WHERE pronamespace = 'pg_catalog'::regnamespace
+   AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
+ ORDER BY step
 
 -- relations: the tables of the schema public
 SELECT relname FROM pg_class

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 _BANNER: Final = re.compile(r"^-- -{10,} (?P<title>.+)$", re.MULTILINE)
 _TABLE: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^CREATE FUNCTION (\w+)", re.MULTILINE)
-_GRANT_SECTIONS: Final = ("roles", "grants")
+DATABASE_SECTION: Final = "database"
+_GRANT_SECTIONS: Final = (DATABASE_SECTION, "roles", "row security", "grants")
 
 
 def sections(schema: str) -> dict[str, str]:
@@ -32,7 +33,7 @@ def grants_sql(schema: str) -> str:
     It may be applied again to tables that are there, in one transaction.
     """
     parts = sections(schema)
-    return "\n".join(parts[title] for title in _GRANT_SECTIONS)
+    return "\n".join(parts[title] for title in _GRANT_SECTIONS if title in parts)
 
 
 def expected_objects(schema: str, roles: Sequence[str] = LOGIN_ROLES) -> list[tuple[str, str]]:

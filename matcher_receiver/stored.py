@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matcher_receiver.connection import WriteConnection
 from matcher_receiver.gap_recorder import GapRecorder
-from orderchain.errors import SchemaError, StillHalted
+from orderchain.errors import SchemaError, SettingError, StillHalted
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
@@ -37,17 +37,22 @@ class StoredReceiver:
     async def load(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
         """Return the row of the query `load`.
 
-        Raises SchemaError, ConnectError, RetryError; StillHalted for a receiver that has halted.
+        Raises SchemaError, ConnectError, RetryError; SettingError where the name is another
+        login's; StillHalted for a receiver that has halted.
         """
         row = await self.row()
         if row["version"] != SCHEMA_VERSION:
             raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
         self.database_id = row["database_id"]
+        if row["held_by"] is not None:
+            expected = f"one of this login's own; the database login {row['held_by']} holds it"
+            raise SettingError("receiver's name", self.config.receiver, expected)
         if row["reason"] is not None:
             config = self.config
             where = row["halted_at_id"], row["halted_at"]
             detail = f"{row['reason']}: {row['detail']}"
             raise StillHalted(config.chain_id, config.receiver, *where, detail)
+        await self.fetch("end_gaps")
         return row
 
     async def row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped

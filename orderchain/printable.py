@@ -1,26 +1,40 @@
-"""Shows foreign text on one line: what others wrote must not write lines of ours."""
+"""Foreign text on a line of ours: in a log, in an error's message, on a terminal.
+
+Names of topics and owners, keys, headers, answers of HTTP endpoints and the words of a server are
+written by others. A line feed in one of them would begin a line of its own in our log, which then
+seems to be ours; an escape sequence would clear a terminal, and a mark that turns the direction of
+writing would show another text than there is.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
-CHARACTERS_MAX: Final = 500
-"""Of one shown text: a log record is read by a person."""
+NO_LIMIT: Final = sys.maxsize
+"""For text that must be shown whole, such as data that was asked for."""
 
-_CUT: Final = "…"
+_ELLIPSIS: Final = "..."
 
 
-def printable(text: object, limit: int = CHARACTERS_MAX) -> str:
-    r"""Return `str(text)` with every character that is not printable escaped as `repr` does.
+def printable(text: object, limit: int = 500) -> str:
+    """Return `str(text)` on one line: what is not printable is escaped, as `repr` escapes it.
 
-    Newlines become `\n`, the escape character `\x1b`, controls of the writing direction `\u202e`;
-    lone surrogates are escaped, too. What is longer than `limit` characters ends with an ellipsis.
+    At most `limit` characters, the last three of which are dots where something was cut off. A text
+    that was escaped before stays as it is, so to escape twice does no harm.
     """
     told = str(text)
-    cut = told[: limit + 1]  # escapes only make it longer
-    shown = cut if cut.isprintable() else "".join(map(_shown, cut))
-    return shown if len(shown) <= limit else shown[: limit - len(_CUT)] + _CUT
+    if len(told) <= limit and told.isprintable():
+        return told
+    pieces = [_escaped(character) for character in told[: limit + 1]]
+    escaped = "".join(pieces)
+    if len(escaped) <= limit:
+        return escaped
+    size = len(escaped)
+    while pieces and size > limit - len(_ELLIPSIS):
+        size -= len(pieces.pop())  # whole escapes: half of one would be another text
+    return "".join(pieces) + _ELLIPSIS
 
 
-def _shown(character: str) -> str:
+def _escaped(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]

@@ -12,7 +12,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from orderchain.errors import OrderchainError
-from outbox.errors import LASTING, reason_of
+from orderchain.reasons import reason_of
+from outbox.errors import LASTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

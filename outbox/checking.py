@@ -14,8 +14,9 @@ from msgspec import Meta, Struct
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.check_back import Answer, CheckRules, after_check
-from outbox.errors import LASTING, reason_of
+from outbox.errors import LASTING
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
 from outbox.session import Session
 from outbox.statuses import Change

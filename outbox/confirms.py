@@ -18,8 +18,9 @@ from asyncpg.pgproto import pgproto
 from orderchain.errors import OrderchainError
 from orderchain.kafka_client import close_client, start_client
 from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, decode_confirms
-from outbox.errors import LASTING, BadRecord, reason_of
+from outbox.errors import LASTING, BadRecord
 from outbox.store import progress_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
-from orderchain.refusals import schema_refusal
+from orderchain.refusals import privilege_refusal, schema_refusal
+from orderchain.roles import OUTBOX_CONSUMER
 from outbox.attempts import AWAY
 from outbox.confirm_sender import ConfirmSender
 from outbox.connections import Connections
@@ -302,7 +303,9 @@ class Consumer:
             await inbox.know_topics(connection, config.topics)
         except AWAY as error:
             connection.terminate()
-            if refusal := schema_refusal(error):
+            if refusal := schema_refusal(error) or privilege_refusal(
+                error, self._config.database, OUTBOX_CONSUMER
+            ):
                 raise refusal from error
             raise
         self._connections.give_back(connection)

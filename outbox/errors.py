@@ -23,13 +23,6 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from orderchain.printable import printable
-
-
-def reason_of(error: BaseException | None) -> str:
-    """Return what an error says, for a log or a column: one line, never empty."""
-    return printable(str(error) or type(error).__name__)
-
 
 LASTING: Final = (StoppedError, DurabilityError)
 """What does not pass by itself: whoever works on and on ends with it."""

@@ -13,8 +13,10 @@ from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from orderchain.counted import counted
+from orderchain.reasons import reason_of
 from outbox.business import watched_transaction
-from outbox.errors import DestinationMissing, PartEnded, reason_of
+from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, uninterrupted
@@ -124,7 +126,7 @@ class FireAfterCommit:
 
     def _lose(self, count: int, why: str) -> None:
         self.lost += count
-        _log.warning("%d messages are lost: %s", count, why)
+        _log.warning("lost %s: %s", counted(count, "message"), why)
 
     def _fire(self, messages: list[Message]) -> None:
         room = max(WAITING_MAX - len(self._waiting), 0)
@@ -146,7 +148,9 @@ class FireAfterCommit:
                 else:
                     self.lost += len(result.messages)
                     _log.warning(
-                        "%d messages are lost: %s", len(result.messages), reason_of(result.error)
+                        "lost %s: %s",
+                        counted(len(result.messages), "message"),
+                        reason_of(result.error),
                     )
             if any(result.error is not None for result in results):
                 await self._sender.renew()

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from orderchain.errors import RefusedError, RetryError, SettingError
 from orderchain.printable import printable
+from orderchain.reasons import reason_of
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """Of an answer's body. Answers list ids; more than this is something else."""
@@ -57,7 +58,8 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
         async with asyncio.timeout(seconds):
             answered = await _exchange(parts, _request(method, parts, token, body), body)
     except (OSError, UnicodeError, h11.ProtocolError) as error:  # a host's name may not be one
-        told = printable(str(error) or f"no answer within {seconds} s")
+        silent = isinstance(error, TimeoutError)
+        told = f"no answer within {seconds} s" if silent else reason_of(error)
         raise RetryError(f"{shown_url(url)}: {told}") from error
     if 200 <= answered.status < 300:
         return answered

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from orderchain.reasons import reason_of
 from outbox.attempts import AWAY
-from outbox.errors import reason_of
 
 if TYPE_CHECKING:
     from outbox.consumer_kit import ConsumerKit

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
-from outbox.errors import LASTING, PartEnded, reason_of
+from orderchain.reasons import reason_of
+from outbox.errors import LASTING, PartEnded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import RetryError
 from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.delivery import read_delivery
-from outbox.errors import BadRecord, reason_of
+from outbox.errors import BadRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

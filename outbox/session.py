@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from orderchain.errors import SchemaError
 from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.roles import OUTBOX_RELAY
 from outbox.durability import BARRIER, PIN, check_durability, listen_for_cut_waits
 from outbox.errors import CutWait
 
@@ -40,13 +41,11 @@ class Tables(Struct, frozen=True):
 
     name: str
     version_statement: str
-    role_that: str
-    """Which role may: it ends the sentence "a role that ..."."""
+    role: str
+    """The role whose members may work on them."""
 
 
-OUTBOX_TABLES: Final = Tables(
-    "outbox", "SELECT version FROM outbox_version", "may run the outbox's relay"
-)
+OUTBOX_TABLES: Final = Tables("outbox", "SELECT version FROM outbox_version", OUTBOX_RELAY)
 
 _DRIVER_ERRORS: Final = (
     asyncpg.PostgresError,
@@ -203,5 +202,5 @@ class Session:
             self._config.database,
             driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
-            role_that=self._tables.role_that,
+            role=self._tables.role,
         )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orderchain.errors import RetryError
-from outbox.errors import reason_of
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from outbox.consumer_kit import ConsumerKit

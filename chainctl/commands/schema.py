@@ -10,12 +10,13 @@ from chainctl.database import SQL, connected, version_refusal
 from chainctl.exits import ExitCode
 from chainctl.groups import SuggestingGroup
 from chainctl.options import json_option, uses_settings
-from chainctl.output import data, data_json, table, talk
+from chainctl.output import data_json, data_text, table, talk
 from chainctl.running import run_async
 from chainctl.schema_parts import PARTS
-from chainctl.schema_sections import expected_objects
+from chainctl.schema_sections import DATABASE_SECTION, expected_objects, sections
 from orderchain.errors import SchemaError
 from orderchain.refusals import sqlstate_of
+from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
 """A table, a function, an object of that name exists."""
+
+_APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
+"""Who may apply the schema; see `docs/permissions.md`."""
 
 _QUERY_OF_KIND: Final = {"role": "roles", "table": "relations", "function": "functions"}
 
@@ -47,7 +51,7 @@ def command() -> None:
 @part_option
 def print_(part_name: str) -> None:
     """Print the SQL of a part, to be applied in one transaction."""
-    data(PARTS[part_name].text().rstrip("\n"))
+    data_text(PARTS[part_name].text().rstrip("\n"))
 
 
 @command.command()
@@ -56,13 +60,16 @@ def print_(part_name: str) -> None:
 def apply(settings: Settings, part_name: str) -> None:
     """Bring the schema into the database, in one transaction.
 
-    Does nothing where it is already there in this version, and refuses another version.
+    Does nothing where it is already there in this version, and refuses another version. Says what
+    is left to a superuser or to the database's owner.
     """
     part = PARTS[part_name]
     if run_async(apply_schema(settings, part)):
         talk(f"chainctl: {_told(part)} applied")
     else:
         talk(f"chainctl: {_told(part)} is already there, nothing done")
+    for step in run_async(_left_steps(settings, part)):
+        talk(f"chainctl: left to the DBA: {step};")
 
 
 @command.command()
@@ -70,7 +77,8 @@ def apply(settings: Settings, part_name: str) -> None:
 @json_option
 @uses_settings("database", "connect_seconds")
 def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
-    """Compare the database with the part's SQL: version, tables, functions, roles.
+    """Compare the database with the part's SQL: version, tables, functions, roles, and the steps
+    that `apply` leaves to a DBA.
 
     Exit code 1 when something is missing, 2 when the schema is not there or of another version.
     """
@@ -90,17 +98,25 @@ def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
 async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
     """Apply the schema; False when it is already there."""
     async with (
-        connected(settings.database_dsn(), settings.connect_seconds) as connection,
+        connected(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection,
         connection.transaction(),
     ):
-        await connection.execute(SQL["lock_schema"])
-        version = await _version(connection, part)
-        if version == part.version:
+        # Before the lock, which not everybody may take: nothing to do needs no right.
+        if await _is_there(connection, part):
             return False
-        if version is not None:
-            raise version_refusal(version, part.version)
+        await connection.execute(SQL["lock_schema"])
+        if await _is_there(connection, part):
+            return False
         await _execute_schema(connection, part)
         return True
+
+
+async def _is_there(connection: Connection, part: Part) -> bool:
+    """Whether the part is there. Raises SchemaError where it is of another version."""
+    version = await _version(connection, part)
+    if version not in (None, part.version):
+        raise version_refusal(version, part.version)
+    return version is not None
 
 
 async def _version(connection: Connection, part: Part) -> int | None:
@@ -123,7 +139,7 @@ async def _execute_schema(connection: Connection, part: Part) -> None:
 
 async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
     """Return kind and name of every object that should be there, and whether it is."""
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         version = await _version(connection, part)
         if version is None:
             expected = f"the tables of part {part.name} (chainctl schema apply)"
@@ -134,8 +150,23 @@ async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
             kind: {row[0] for row in await connection.fetch(SQL[query])}
             for kind, query in _QUERY_OF_KIND.items()
         }
+        steps = await _steps(connection, part)
     expected_there = expected_objects(part.text(), part.roles)
-    return [(kind, name, name in there[kind]) for kind, name in expected_there]
+    found = [(kind, name, name in there[kind]) for kind, name in expected_there]
+    return found + [("step", step, is_done) for step, is_done in steps]
+
+
+async def _left_steps(settings: Settings, part: Part) -> list[str]:
+    """Return the statements that the part needs, and that only a DBA may run."""
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
+        return [step for step, is_done in await _steps(connection, part) if not is_done]
+
+
+async def _steps(connection: Connection, part: Part) -> list[tuple[str, bool]]:
+    """Return what the database section of the part closes to everybody, and whether it is done."""
+    if DATABASE_SECTION not in sections(part.text()):
+        return []
+    return [tuple(row) for row in await connection.fetch(SQL["steps"])]
 
 
 def _told(part: Part) -> str:

@@ -13,11 +13,12 @@ from uuid import UUID, uuid4
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.callback.asking import Reply, after_ask
 from outbox.callback.check_record import DUE_NS_MAX, decode_checks
 from outbox.callback.store import CONFIRMED, WAITING, Asked, CallbackStore
 from outbox.confirm_record import APPLIED, decode_confirms
-from outbox.errors import LASTING, BadRecord, reason_of
+from outbox.errors import LASTING, BadRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

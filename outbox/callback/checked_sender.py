@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
+from orderchain.counted import counted
 from orderchain.errors import OrderchainError, RetryError
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
 from outbox.business import BusinessTransaction, watched_transaction
 from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
 from outbox.destination import Destination
-from outbox.errors import LASTING, PartEnded, reason_of
+from outbox.errors import LASTING, PartEnded
 from outbox.message import Message, draw_message_ids
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, uninterrupted
@@ -222,7 +224,7 @@ class CheckedSender:
 
     def _drop(self, count: int, why: str) -> None:
         self.stats.dropped += count
-        _log.error("%d messages are left to the sweep: %s", count, why)
+        _log.error("left to the sweep %s: %s", counted(count, "message"), why)
 
     async def _run(self) -> None:
         while True:

@@ -12,7 +12,8 @@ from aiokafka.errors import KafkaError
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.kafka_client import close_client, start_client
-from outbox.errors import LASTING, reason_of
+from orderchain.reasons import reason_of
+from outbox.errors import LASTING
 
 if TYPE_CHECKING:
     from orderchain.clock import Clock

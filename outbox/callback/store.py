@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from orderchain.roles import OUTBOX_CALLBACK
 from orderchain.sql import load_sql
 from outbox.session import Session, Tables
 
@@ -23,7 +24,7 @@ CONFIRMED: Final = 1
 
 _TRIM_ROWS: Final = 10_000
 
-_TABLES: Final = Tables("callback", SQL["version"], "may run the callback service")
+_TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
 
 
 class Taken(Struct, frozen=True):

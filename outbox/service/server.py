@@ -22,6 +22,7 @@ from outbox.relay import Relay
 from outbox.service.app import Counted, MessageApp
 from outbox.service.calling import ClientCalls
 from outbox.service.desk import MessageDesk
+from outbox.service.http_protocol import StrictProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_KEEP_ALIVE_SECONDS = 30
 _BACKLOG = 1_024
-_CONNECTIONS_MAX = 5_000
-"""Idle ones too; beyond it they get 503 at once. Below it the service counts what is at work."""
 
 
 class _Server(uvicorn.Server):
@@ -187,13 +185,11 @@ def _uvicorn_config(config: ServiceConfig, app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type] # an ASGI application
         lifespan="off",
-        http="h11",
+        http=StrictProtocol,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_CONNECTIONS_MAX,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(config.stop_seconds),
     )

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
+from local_stack.errors import StatementFailed
 from orderchain.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from local_stack import PostgresServer
     from tests.cli.conftest import Call, Refused
 
@@ -17,6 +23,18 @@ VERSION = f"schema version {SCHEMA_VERSION}"
 @pytest.fixture
 def settings(empty_database: str) -> dict[str, str]:
     return {"CHAINCTL_DATABASE": empty_database}
+
+
+@pytest.fixture
+def latin_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of an empty database that lacks most characters."""
+    name = f"latin_{secrets.token_hex(8)}"
+    postgres_server.execute(
+        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1'"
+        " LOCALE_PROVIDER libc LOCALE 'C'"
+    )
+    yield name
+    postgres_server.drop_database(name)
 
 
 def test_schema_applied_twice_is_applied_once(call: Call, settings: dict[str, str]) -> None:
@@ -109,7 +127,80 @@ def test_schema_applied_without_the_right_to_is_refused(
     refused: Refused, postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
-    assert "expected one that may do this" in refused("schema", "apply", settings=settings)
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login gap_reader: cannot execute GRANT ROLE in a read-only transaction)" in line
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn("auditor", empty_database_name)}
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login auditor: permission denied" in line
+
+
+def test_schema_in_a_database_that_is_not_utf8_is_refused_by_every_command(
+    call: Call,
+    refused: Refused,
+    postgres_server: PostgresServer,
+    latin_database: str,
+) -> None:
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn(database=latin_database)}
+    both = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    for arguments in (
+        ["schema", "apply"],
+        ["schema", "apply", "--part", "outbox"],
+        ["schema", "check"],
+        ["chain", "list"],
+        ["status", "--chain", 1],
+    ):
+        line = refused(*arguments, settings=both)
+        assert "encoding of the database was 'LATIN1', expected UTF8" in line, arguments
+    for printed in (call("schema", "print").out, call("grants", "print").out):
+        with pytest.raises(StatementFailed, match="is LATIN1, expected UTF8"):
+            postgres_server.execute(f"BEGIN;\n{printed}\nCOMMIT;\n", database=latin_database)
+    tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+    assert postgres_server.execute(tables, database=latin_database) == "0"
+
+
+def test_schema_check_names_what_is_left_to_a_dba(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        f"GRANT TEMPORARY ON DATABASE {empty_database_name} TO PUBLIC;"
+        "GRANT EXECUTE ON FUNCTION lo_create(oid) TO PUBLIC;",
+        database=empty_database_name,
+    )
+    left = [
+        f"REVOKE CREATE, TEMPORARY ON DATABASE {empty_database_name} FROM PUBLIC",
+        "REVOKE EXECUTE ON FUNCTION lo_create(oid) FROM PUBLIC",
+    ]
+    done = call("schema", "check", "--json", settings=settings)
+    assert (done.code, json.loads(done.out)["missing"]) == (1, [f"step {step}" for step in left])
+    again = call("schema", "apply", settings=settings)
+    assert again.err.splitlines()[1:] == [f"chainctl: left to the DBA: {step};" for step in left]
+    postgres_server.execute(";".join(left), database=empty_database_name)
+    assert call("schema", "check", settings=settings).code == 0
+
+
+def test_schema_applied_while_a_reader_holds_any_advisory_lock_is_applied(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    async def hold() -> None:
+        reader = await asyncpg.connect(postgres_server.dsn("gap_reader", empty_database_name))
+        lock = "SELECT pg_advisory_lock(hashtextextended('orderchain schema apply', 0))"
+        await reader.execute(lock)
+        try:
+            done = await asyncio.to_thread(call, "schema", "apply", settings=settings)
+        finally:
+            await reader.close()
+        assert done.code == 0, done
+
+    asyncio.run(hold())
 
 
 def test_grants_printed_can_be_applied_again(

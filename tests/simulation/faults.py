@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .hosts import Host
+    from .hosts import Host, Leader
     from .world import World
+
+YEARS_NS = 10 * 365 * 24 * 3600 * 10**9
 
 
 def befall(world: World) -> None:
@@ -135,6 +137,43 @@ def step_clock(world: World) -> None:
     host.clock.offset_ns = world.random.randrange(-(10**10), 10**10)
 
 
+def jump_clock(world: World) -> None:
+    """By years, and back."""
+    host = world.random.choice(world.sequencers)
+    world.note(host.name, "its clock is years ahead")
+    host.clock.offset_ns = YEARS_NS
+    later(world, 1.0, partial(setattr, host.clock, "offset_ns", 0))
+
+
+def cancel_waits(world: World) -> None:
+    """The synchronous standby is gone, and somebody has commits go on without it."""
+    world.note("the synchronous standby is gone, and nobody waits for it")
+    world.database.cancels_waits = True
+    later(world, 1.5, partial(setattr, world.database, "cancels_waits", False))
+
+
+def end_part(world: World) -> None:
+    """A task of a leader is cancelled, as by a mistake of somebody's."""
+    if not world.leaders:
+        return
+    leader = world.random.choice(world.leaders)
+    name = world.random.choice(sorted(leader.sequencer._tasks))
+    world.note(leader.process.name, "loses its task", name)
+    leader.sequencer._tasks[name].cancel()
+    world.loop.call_later(1.0, _require_end, world, leader, name, 2)
+
+
+def _require_end(world: World, leader: Leader, name: str, looks: int) -> None:
+    """Whatever must live ends the whole leader, unless that is paused."""
+    if leader.until_stopped.done() or leader.process.is_dead:
+        return
+    looks -= not leader.process.is_paused
+    if looks:
+        world.loop.call_later(1.0, _require_end, world, leader, name, looks)
+    else:
+        world.fail(f"L4 {leader.process.name} goes on without its {name}")
+
+
 FAULTS = (
     kill,
     kill,
@@ -150,4 +189,7 @@ FAULTS = (
     step_clock,
     spoil_standby,
     spoil_topic,
+    jump_clock,
+    cancel_waits,
+    end_part,
 )

@@ -130,6 +130,25 @@ def test_seals_with_the_lines_of_batches_changed_name_each(
     assert (set(found), len(found)) == (expected, len(expected))
 
 
+@pytest.mark.parametrize("number", range(len(batches_of(ROWS))))
+def test_seals_with_one_stored_seal_wrong_are_one_finding(
+    verified: Verified, change: Execute, database: str, number: int
+) -> None:
+    """The batch behind it, the seal of the head and one that was kept say no more than that."""
+    kept = KeptSeal(id=HEAD, seal=asyncio.run(_head_seal(database)))
+    last_id = batch(number)[-1].id
+    change(f"UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = {last_id}")  # noqa: S608
+    expected = (finding(Kind.SEAL_MISMATCH, **ends(number)),)
+    assert verified(kept_seal=kept).findings == expected
+
+
+def test_seals_with_the_seal_of_the_genesis_wrong_are_one_finding(
+    verified: Verified, change: Execute
+) -> None:
+    change("UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = 0")
+    assert verified().findings == (finding(Kind.SEAL_MISMATCH, id=0, until_id=0),)
+
+
 def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(
     verified: Verified, database: str
 ) -> None:

@@ -19,6 +19,7 @@ SEAL = b"s" * 32
 _TWICE = asyncpg.UniqueViolationError
 _NO_PARENT = asyncpg.ForeignKeyViolationError
 _CHECK = asyncpg.CheckViolationError
+_NOT_ALLOWED = asyncpg.InsufficientPrivilegeError
 _BATCH = """
 INSERT INTO chain_batch
     (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
@@ -31,6 +32,7 @@ _EVENT = "INSERT INTO chain_event VALUES (1, $1, $2, 'k', 0, '')"
 async def writer(connect: Connect) -> asyncpg.Connection[Any]:
     """The sequencer's role, on a chain that has one batch of the ids 1 to 5."""
     connection = await connect(SEQUENCER_WRITER)
+    await connection.execute("UPDATE chain_head SET epoch = 1")
     await connection.execute(_BATCH, 1, 1, 5, 0, 5, SEAL)
     return connection
 
@@ -55,8 +57,8 @@ _REFUSED = [
     Refused("a second child of the genesis row", (1, 6, 9, 0, 4, SEAL), _TWICE),
     Refused("4 ends no batch", (1, 6, 9, 4, 4, SEAL), _NO_PARENT),
     Refused("8 is no row at all", (1, 9, 12, 8, 4, SEAL), _NO_PARENT),
-    Refused("chain 2 has no genesis row", (2, 1, 5, 0, 5, SEAL), _NO_PARENT),
-    Refused("the parent is of chain 1", (2, 6, 9, 5, 4, SEAL), _NO_PARENT),
+    Refused("chain 2 has no genesis row", (2, 1, 5, 0, 5, SEAL), _NOT_ALLOWED),
+    Refused("the parent is of chain 1", (2, 6, 9, 5, 4, SEAL), _NOT_ALLOWED),
     Refused("first_id = pid", (1, 5, 9, 5, 5, SEAL), _CHECK),
     Refused("first_id < pid", (1, 4, 9, 5, 5, SEAL), _CHECK),
     Refused("first_id > last_id", (1, 9, 8, 5, 1, SEAL), _CHECK),
@@ -135,6 +137,27 @@ async def test_intake_and_skip_of_impossible_ranges_are_refused(
         await writer.execute("INSERT INTO chain_intake VALUES (9, 'file:a', 1, '')")
     with pytest.raises(asyncpg.CheckViolationError):
         await writer.execute("INSERT INTO chain_skip VALUES (1, 5, 5, 1)")
+
+
+_TERM = (
+    "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier,"
+    " timeline) VALUES ($1, $2, $3, $4, 'o', 0, 1, 1)"
+)
+
+
+async def test_term_without_a_key_or_a_second_time_is_refused(
+    writer: asyncpg.Connection[Any],
+) -> None:
+    await writer.execute(_TERM, 1, 1, bytes(16), bytes(32))
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await writer.execute(_TERM, 1, 1, b"1" * 16, bytes(32))
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await writer.execute(_TERM, 1, 2, bytes(16), bytes(32))
+    for values in [(1, 0, b"1" * 16, bytes(32)), (1, 2, b"", bytes(32)), (1, 2, b"1" * 16, b"")]:
+        with pytest.raises(asyncpg.CheckViolationError):
+            await writer.execute(_TERM, *values)
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await writer.execute(_TERM, 9, 1, b"1" * 16, bytes(32))
 
 
 async def test_checkpoint_with_its_batch_behind_its_head_is_refused(connect: Connect) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from local_stack.postgres import SUPERUSER
 from orderchain.roles import SEQUENCER_WRITER
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ GRANT EXECUTE ON FUNCTION pg_temp.trap(pg_catalog.text) TO PUBLIC;
 async def test_extend_with_types_shadowed_by_the_caller_runs_none_of_its_code(
     connect: Connect,
 ) -> None:
-    writer = await connect(SEQUENCER_WRITER)
+    writer, superuser = await connect(SEQUENCER_WRITER), await connect(SUPERUSER)
+    # As a DBA may for another application; by itself the schema takes it from everybody.
+    database = await superuser.fetchval("SELECT current_database()")
+    await superuser.execute(f"GRANT TEMPORARY ON DATABASE {database} TO {SEQUENCER_WRITER}")
     await writer.execute(_SHADOW)
     await writer.execute("SELECT public.chain_event_extend(1, 500)")
     assert await writer.fetch("SELECT role FROM pg_temp.seen") == []

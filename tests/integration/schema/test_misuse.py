@@ -1,0 +1,483 @@
+"""What each role tries with the rights that it has, and may not reach: role by operation.
+
+`test_permissions.py` holds the rights against the document. Here every role goes to the end of its
+own: rows, columns and locks that a plain GRANT does not keep from it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import pytest
+
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES, RECEIVER_WRITER
+from orderchain.roles import SEQUENCER_WRITER as WRITER
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from local_stack import PostgresServer
+
+    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+    Statements = tuple[str, ...]
+
+SEQUENCER: Final = load_sql("sequencer", "queries.sql")
+RECEIVER: Final = load_sql("matcher_receiver", "queries.sql")
+MARKS: Final = load_sql("chain_verifier", "marks.sql")
+SEAL: Final = b"s" * 32
+LAST: Final = 2**63 - 1
+NOT_ALLOWED: Final = "42501"
+
+_BATCH = """
+INSERT INTO chain_batch
+    (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
+VALUES (1, {first}, {last}, {prev}, 1, {epoch}, decode(repeat('73', 32), 'hex'), now())
+"""
+_MARK = "INSERT INTO chain_verified ({columns}) {overriding} VALUES ({values})"
+_TABLES = """
+SELECT relname::text FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+ ORDER BY relname
+"""
+
+
+def batch(first: int, last: int, prev: int | str, epoch: int) -> str:
+    return _BATCH.format(first=first, last=last, prev=prev, epoch=epoch)
+
+
+def mark(
+    after: int = 0, until: int = 5, seal: str = "73", overriding: str = "", **forged: str
+) -> str:
+    """A mark as `auditor` would write it by hand, with `forged` columns beside its own."""
+    values = {
+        "chain_id": "1",
+        "after_id": str(after),
+        "until_id": str(until),
+        "seal": f"decode(repeat('{seal}', 32), 'hex')",
+        "verified_by": "'eve'",
+    } | forged
+    columns = ", ".join(values)
+    return _MARK.format(columns=columns, overriding=overriding, values=", ".join(values.values()))
+
+
+@pytest.fixture
+async def catalog(connect: Connect) -> asyncpg.Connection[Any]:
+    return await connect(SUPERUSER)
+
+
+@pytest.fixture
+async def chain(catalog: asyncpg.Connection[Any]) -> None:
+    """Chain 1 in its third term, with the batches 1 to 5 and 6 to 9, verified up to 5."""
+    for statement in (
+        "UPDATE chain_head SET epoch = 2",
+        batch(1, 5, 0, 2),
+        batch(6, 9, 5, 2),
+        "UPDATE chain_head SET epoch = 3, last_id = 9, published_id = 5",
+        "UPDATE chain_lease SET epoch = 3, counter = 7",
+        mark(),
+    ):
+        await catalog.execute(statement)
+
+
+async def contents(catalog: asyncpg.Connection[Any]) -> dict[str, list[Any]]:
+    """Every row of every table of ours."""
+    tables = [row[0] for row in await catalog.fetch(_TABLES)]
+    return {
+        table: await catalog.fetch(f"SELECT * FROM {table} AS t ORDER BY t::text")  # noqa: S608
+        for table in tables
+    }
+
+
+async def outcome(connection: asyncpg.Connection[Any], statement: str) -> str:
+    """Return the code with which the server refused `statement`, or what it did."""
+    try:
+        return str(await connection.execute(statement))
+    except asyncpg.PostgresError as error:
+        return str(error.sqlstate)
+
+
+async def refuse_all(
+    connection: asyncpg.Connection[Any], catalog: asyncpg.Connection[Any], statements: Statements
+) -> None:
+    """Require that each of `statements` is refused for want of a right, and changes nothing."""
+    await connection.execute("SET default_transaction_read_only = off")
+    before = await contents(catalog)
+    outcomes = {statement: await outcome(connection, statement) for statement in statements}
+    assert {statement: code for statement, code in outcomes.items() if code != NOT_ALLOWED} == {}
+    assert await contents(catalog) == before
+
+
+# ------------------------------------------------------------------------------------ every role
+
+_EVERYBODY: Statements = (
+    "SELECT lo_creat(-1)",
+    "SELECT lo_create(0)",
+    "SELECT lo_from_bytea(0, 'hidden')",
+    "CREATE TEMPORARY TABLE hidden (x int)",
+    "CREATE TEMPORARY SEQUENCE hidden",
+    "CREATE SCHEMA hidden",
+    "SELECT * FROM chain_partition_lock",
+    "SELECT FROM chain_partition_lock FOR UPDATE",
+    "SELECT FROM chain_partition_lock FOR KEY SHARE",
+    "DO $$ BEGIN LOCK TABLE chain_partition_lock IN ACCESS SHARE MODE; END $$",
+    "INSERT INTO chain_partition_lock VALUES (2)",
+    "DELETE FROM chain_partition_lock",
+    "SELECT chain_event_reclaim(1, 0)",
+    "SELECT chain_event_ahead(1)",
+    "SELECT setval('chain_verified_mark_id_seq', 1)",
+    "SELECT nextval('chain_verified_mark_id_seq')",
+    "SELECT nextval('chain_act_act_id_seq')",
+    "INSERT INTO chain_act (chain_id, act, actor, reason, detail) VALUES (1, 'a', 'b', 'c', 'd')",
+    "ALTER TABLE chain_batch DISABLE ROW LEVEL SECURITY",
+    "DROP POLICY read_all ON chain_batch",
+    "ALTER TABLE chain_head DISABLE TRIGGER only_forward",
+    "DROP TRIGGER epoch_by_one ON chain_head",
+    "DO $$ BEGIN LOCK TABLE chain_head IN SHARE MODE; END $$",
+    "DO $$ BEGIN LOCK TABLE chain_lease IN SHARE MODE; END $$",
+    "DO $$ BEGIN LOCK TABLE chain_batch IN SHARE MODE; END $$",
+    "DO $$ BEGIN LOCK TABLE receiver_checkpoint IN SHARE MODE; END $$",
+    "DO $$ BEGIN LOCK TABLE receiver_gap IN SHARE MODE; END $$",
+    "DO $$ BEGIN LOCK TABLE receiver_halt IN SHARE MODE; END $$",
+    "DO $$ BEGIN LOCK TABLE chain_verified IN SHARE MODE; END $$",
+)
+
+
+@pytest.mark.usefixtures("chain")
+@pytest.mark.parametrize("role", LOGIN_ROLES)
+async def test_no_role_stores_hidden_things_or_takes_the_locks_of_the_owner(
+    connect: Connect, catalog: asyncpg.Connection[Any], role: str
+) -> None:
+    await refuse_all(await connect(role), catalog, _EVERYBODY)
+    assert await catalog.fetchval("SELECT count(*) FROM pg_largeobject_metadata") == 0
+
+
+_ADVISORY = "SELECT pg_advisory_lock(hashtextextended('orderchain partition ' || $1::text, 0))"
+_HELD: dict[str, Statements] = {
+    GAP_READER: (
+        "LOCK TABLE chain_event, chain_batch IN ACCESS SHARE MODE",
+        "SELECT count(*) FROM chain_event",
+    ),
+    RECEIVER_WRITER: (
+        "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id, seal,"
+        " epoch) VALUES (1, 'm', 5, 5, decode(repeat('73', 32), 'hex'), 2)",
+        "INSERT INTO receiver_gap (chain_id, receiver, after_id, until_id, cause, outcome, source,"
+        " row_count, found_at, duration)"
+        " VALUES (1, 'm', 1, 5, 'frame', 'filled', 'primary', 4, now(), '1 s')",
+        "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)"
+        " VALUES (1, 'm', 5, 'r', 'd')",
+    ),
+    AUDITOR: (
+        "LOCK TABLE chain_event, chain_batch, chain_act IN ACCESS SHARE MODE",
+        mark(5, 9),
+    ),
+}
+
+
+@pytest.mark.usefixtures("chain")
+@pytest.mark.parametrize("role", _HELD)
+async def test_transaction_that_a_role_holds_open_keeps_no_order_out(
+    connect: Connect, catalog: asyncpg.Connection[Any], role: str
+) -> None:
+    holder, writer = await connect(role), await connect(WRITER)
+    await holder.execute("SET default_transaction_read_only = off")
+    await writer.execute("SET lock_timeout = '1s'")
+    nonce = await writer.fetchval("SELECT nonce FROM chain_head")
+    async with holder.transaction():
+        for chain_id in (1, 2):
+            await holder.execute(_ADVISORY, str(chain_id))
+        for statement in _HELD[role]:
+            await holder.execute(statement)
+        await writer.execute("SELECT chain_event_extend(1, 700)")
+        async with writer.transaction():
+            assert await writer.fetchval(SEQUENCER["lock_head"], 1, 3, nonce) == 1
+            await writer.execute("UPDATE chain_head SET last_id = 12")
+            await writer.execute("INSERT INTO chain_event VALUES (1, 12, 9, 'k', 0, '')")
+            await writer.execute(batch(12, 12, 9, 3))
+        await catalog.execute("SET lock_timeout = '1s'")
+        created = "SELECT chain_create(2, decode(repeat('00', 32), 'hex'), 't.2', 0, 100)"
+        assert await catalog.fetchval(created)
+
+
+async def test_functions_of_ours_take_no_lock_that_anybody_can_take(
+    catalog: asyncpg.Connection[Any],
+) -> None:
+    bodies = await catalog.fetch(
+        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+    )
+    assert [name for name, body in bodies if "advisory" in body] == []
+    assert bodies
+
+
+# ------------------------------------------------------------------------------------- sequencer
+
+_WRITER: Statements = (
+    # A second root, of this chain or of one that does not exist.
+    batch(12, 12, "NULL", 3),
+    batch(0, 0, "NULL", 3).replace("(1,", "(2,"),
+    # A batch of a term that is over, that was never begun, or of the last one that there can be.
+    batch(12, 12, 9, 2),
+    batch(12, 12, 9, 4),
+    batch(12, 12, 9, LAST),
+    "UPDATE chain_head SET epoch = 9223372036854775807",
+    "UPDATE chain_head SET epoch = epoch + 2",
+    "UPDATE chain_head SET epoch = epoch - 1",
+    "UPDATE chain_head SET last_id = 8",
+    "UPDATE chain_head SET last_id = -9223372036854775808, published_id = -9223372036854775808",
+    "UPDATE chain_lease SET counter = 9223372036854775807",
+    "UPDATE chain_lease SET counter = counter + 2",
+    "UPDATE chain_lease SET counter = counter - 1",
+)
+
+
+@pytest.mark.usefixtures("chain")
+async def test_sequencer_neither_begins_a_chain_anew_nor_ends_it_for_good(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    await refuse_all(await connect(WRITER), catalog, _WRITER)
+
+
+@pytest.mark.usefixtures("chain")
+async def test_owner_may_put_a_head_right(catalog: asyncpg.Connection[Any]) -> None:
+    await catalog.execute("UPDATE chain_head SET epoch = 9, last_id = 5, published_id = 0")
+    assert await catalog.fetchval("SELECT epoch FROM chain_head") == 9
+
+
+_RANGES = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'chain_event_1'::regclass"
+_EXTEND = "SELECT chain_event_extend(1, $1)"
+
+
+@pytest.mark.usefixtures("chain")
+async def test_sequencer_cannot_fill_the_catalog_with_partitions(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    writer = await connect(WRITER)
+    for round_ in range(1, 150):
+        # The head is the writer's own number: it makes no room for more.
+        await writer.execute("UPDATE chain_head SET last_id = $1", round_ * 10**6)
+        await writer.execute(_EXTEND, round_ * 10**6)
+    assert await catalog.fetchval(_RANGES) <= 40
+
+
+@pytest.mark.usefixtures("chain")
+async def test_partitions_ahead_that_were_written_to_stay_and_end_in_a_refusal(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    writer = await connect(WRITER)
+    with pytest.raises(asyncpg.RaiseError, match="no more are made"):
+        await make_and_soil_partitions(writer)
+    assert await catalog.fetchval(_RANGES) <= 1 + 92
+    # What the document tells the owner to do.
+    await catalog.execute("VACUUM (TRUNCATE) chain_event")
+    assert await catalog.fetchval("SELECT chain_event_reclaim(1, 0)") == 0
+    await writer.execute(_EXTEND, 10**9)
+
+
+async def make_and_soil_partitions(writer: asyncpg.Connection[Any]) -> None:
+    """Extend again and again, and leave a row that was rolled back in each partition."""
+    for round_ in range(1, 150):
+        at_id = round_ * 10**6
+        await writer.execute(_EXTEND, at_id)
+        for id_ in (at_id, at_id + 100, at_id + 200):
+            transaction = writer.transaction()
+            await transaction.start()
+            await writer.execute("INSERT INTO chain_event VALUES (1, $1, 9, 'k', 0, '')", id_)
+            await transaction.rollback()
+
+
+@pytest.mark.usefixtures("chain")
+async def test_reclaim_drops_no_row_that_the_callers_snapshot_does_not_show(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    leader, rogue = await connect(WRITER), await connect(WRITER)
+    await rogue.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await rogue.fetch("SELECT count(*) FROM chain_event")
+    await leader.execute(_EXTEND, 50_000)
+    await leader.execute("INSERT INTO chain_event VALUES (1, 50000, 9, 'k', 0, '')")
+    for round_ in range(1, 15):
+        await rogue.execute(_EXTEND, round_ * 10**6)
+    await rogue.execute("COMMIT")
+    assert await catalog.fetchval("SELECT count(*) FROM chain_event WHERE id = 50000") == 1
+
+
+@pytest.mark.usefixtures("chain")
+async def test_extension_behind_many_partitions_waits_for_no_reader(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    writer, reader = await connect(WRITER), await connect(GAP_READER)
+    async with reader.transaction():
+        await reader.fetch("SELECT * FROM chain_event WHERE chain_id = 1")
+        for round_ in range(1, 15):
+            await writer.execute(_EXTEND, round_ * 10**6)
+    assert await catalog.fetchval(_RANGES) == 3 + 14 * 3
+    await writer.execute(_EXTEND, 10**8)
+    assert await catalog.fetchval(_RANGES) == 1 + 3  # the last batch's own, and the new ones
+
+
+# --------------------------------------------------------------------------------------- auditor
+
+_AUDITOR: Statements = (
+    mark(5, 9, overriding="OVERRIDING SYSTEM VALUE", mark_id="1000"),
+    mark(5, 9, login="'postgres'"),
+    mark(5, 9, verified_at="'2001-01-01'"),
+    # Seals that never were: another one, that of another batch's end, of no batch, of no chain.
+    mark(5, 9, seal="00"),
+    mark(5, 8),
+    mark(5, 2**62),
+    mark(5, 9, chain_id="2"),
+    # Rows between the mark before and this one, which nobody verified.
+    mark(6, 9),
+)
+
+
+@pytest.mark.usefixtures("chain")
+async def test_auditor_forges_neither_who_nor_when_nor_what(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    await refuse_all(await connect(AUDITOR), catalog, _AUDITOR)
+
+
+@pytest.mark.usefixtures("chain")
+async def test_mark_of_an_auditor_has_the_servers_own_login_and_time(connect: Connect) -> None:
+    auditor = await connect(AUDITOR)
+    async with auditor.transaction():
+        began = await auditor.fetchval("SELECT now()")
+        assert await auditor.fetchval(MARKS["set_mark"], 1, 5, 9, "eve") == 9
+    row = await auditor.fetchrow("SELECT * FROM chain_verified ORDER BY mark_id DESC LIMIT 1")
+    assert (row["login"], row["until_id"], row["seal"]) == (AUDITOR, 9, SEAL)
+    assert row["verified_at"] > began  # a transaction held open does not set its marks back
+
+
+@pytest.mark.usefixtures("chain")
+async def test_auditor_may_set_a_mark_behind_a_boundary(
+    connect: Connect, catalog: asyncpg.Connection[Any]
+) -> None:
+    await catalog.execute("DELETE FROM chain_verified")
+    await catalog.execute(
+        "UPDATE chain_batch SET prev_last_id = NULL, first_id = last_id WHERE last_id = 5"
+    )
+    await catalog.execute("DELETE FROM chain_batch WHERE last_id < 5")
+    auditor = await connect(AUDITOR)
+    assert await outcome(auditor, mark(6, 9)) == NOT_ALLOWED
+    assert await auditor.fetchval(MARKS["set_mark"], 1, 5, 9, "eve") == 9
+
+
+# ------------------------------------------------------------------------------------- receivers
+
+_SAVE = (1, "m", 5, 9, 9, SEAL, 2)
+_THEIRS: Statements = (
+    "UPDATE receiver_checkpoint SET head_delivered = 0, batch_last_id = 0",
+    "UPDATE receiver_checkpoint SET seal = decode(repeat('00', 32), 'hex')",
+    "UPDATE receiver_gap SET row_count = 0",
+    "SELECT FROM receiver_checkpoint FOR UPDATE",
+    "SELECT FROM receiver_gap FOR UPDATE",
+)
+"""What a login does to the rows of another: they are not there to be changed."""
+
+_FORBIDDEN: Statements = (
+    "UPDATE receiver_checkpoint SET login = session_user",
+    "UPDATE receiver_checkpoint SET is_report = true",
+    "UPDATE receiver_checkpoint SET receiver = 'mine'",
+    "DELETE FROM receiver_checkpoint",
+    "DELETE FROM receiver_gap",
+    "UPDATE receiver_halt SET reason = 'none'",
+    "DELETE FROM receiver_halt",
+    "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id, seal,"
+    " epoch, login) VALUES (1, 'n', 5, 5, decode(repeat('73', 32), 'hex'), 2, 'other')",
+    "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id, seal,"
+    " epoch) VALUES (1, 'm', 0, 0, decode(repeat('73', 32), 'hex'), 2)"
+    " ON CONFLICT (chain_id, receiver) DO UPDATE SET head_delivered = excluded.head_delivered",
+    "INSERT INTO receiver_gap (chain_id, receiver, after_id, until_id, cause, outcome, source,"
+    " row_count, found_at, duration, login)"
+    " VALUES (1, 'n', 7, 8, 'frame', 'filled', 'primary', 4, now(), '1 s', 'other')",
+    "INSERT INTO receiver_gap (chain_id, receiver, after_id, until_id, cause, outcome, source,"
+    " row_count, found_at, duration)"
+    " VALUES (1, 'm', 7, 8, 'frame', 'filled', 'primary', 4, now(), '1 s')",
+    "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)"
+    " VALUES (1, 'm', 5, 'r', 'd') ON CONFLICT (chain_id, receiver) DO NOTHING",
+    "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail, login)"
+    " VALUES (1, 'n', 5, 'r', 'd', 'other')",
+)
+
+
+@pytest.fixture
+async def services(
+    postgres_server: PostgresServer, chain_database: str
+) -> AsyncIterator[tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]]]:
+    """Two services with logins of their own, both members of `receiver_writer`."""
+    suffix, password = secrets.token_hex(4), secrets.token_hex(8)
+    logins = [f"matching_a_{suffix}", f"matching_b_{suffix}"]
+    for login in logins:
+        postgres_server.execute(
+            f"CREATE ROLE {login} LOGIN PASSWORD '{password}' IN ROLE {RECEIVER_WRITER}"
+        )
+    address = f"127.0.0.1:{postgres_server.config.port}/{chain_database}"
+    opened = [
+        await asyncpg.connect(f"postgresql://{login}:{password}@{address}", timeout=10)
+        for login in logins
+    ]
+    yield opened[0], opened[1]
+    for connection in opened:
+        await connection.close()
+    postgres_server.execute("".join(f"DROP ROLE {login};" for login in logins))
+
+
+async def leave_rows(connection: asyncpg.Connection[Any]) -> None:
+    """The checkpoint and the ledger of the receiver `m`, as its store writes them."""
+    (moved,) = await connection.fetch(RECEIVER["save"], 1, "m", 0, 5, 5, SEAL, 2)
+    assert moved["head_delivered"] == 5
+    await connection.execute(_HELD[RECEIVER_WRITER][1])
+
+
+@pytest.mark.usefixtures("chain")
+async def test_login_neither_moves_nor_halts_nor_erases_the_receiver_of_another(
+    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]],
+    catalog: asyncpg.Connection[Any],
+) -> None:
+    mine, other = services
+    await leave_rows(mine)
+    await refuse_all(other, catalog, _FORBIDDEN)
+    before = await contents(catalog)
+    for statement in _THEIRS:
+        assert (await other.execute(statement)).endswith(" 0"), statement
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await other.fetch(RECEIVER["save"], *_SAVE)
+    await other.execute(RECEIVER["trim_gaps"], 1, "m", 0)
+    assert await contents(catalog) == before
+    assert [row["receiver"] for row in await other.fetch("SELECT * FROM receiver_checkpoint")]
+
+
+@pytest.mark.usefixtures("chain")
+async def test_login_goes_on_with_its_own_receiver_and_halts_it(
+    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]],
+    catalog: asyncpg.Connection[Any],
+) -> None:
+    mine, other = services
+    await leave_rows(mine)
+    assert await mine.fetch(RECEIVER["save"], *_SAVE)
+    await mine.execute(RECEIVER["halt"], 1, "m", 9, "Forked", "two rows")
+    await mine.execute(RECEIVER["trim_gaps"], 1, "m", 0)
+    assert await catalog.fetchval("SELECT count(*) FROM receiver_gap") == 0
+    assert await catalog.fetchval("SELECT reason FROM receiver_halt") == "Forked"
+    await other.fetch(RECEIVER["save"], 1, "n", 0, 5, 5, SEAL, 2)
+
+
+@pytest.mark.usefixtures("chain")
+async def test_owner_hands_a_receiver_to_another_login(
+    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]],
+    catalog: asyncpg.Connection[Any],
+) -> None:
+    mine, other = services
+    await leave_rows(mine)
+    login = await other.fetchval("SELECT session_user::text")
+    for table in ("receiver_checkpoint", "receiver_gap", "receiver_halt"):
+        await catalog.execute(
+            f"UPDATE {table} SET login = $1 WHERE chain_id = 1 AND receiver = 'm'",  # noqa: S608
+            login,
+        )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await mine.fetch(RECEIVER["save"], *_SAVE)
+    assert await other.fetch(RECEIVER["save"], *_SAVE)
