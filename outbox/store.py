@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from orderchain.errors import SettingError
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.destination import Destination
-from outbox.errors import reason_of
 from outbox.message import Message
 from outbox.resend import Due, Place
 from outbox.session import Session
