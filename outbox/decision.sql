@@ -62,19 +62,6 @@ INSERT INTO outbox_decision_floor (floor_id) VALUES ('00000000-0000-0000-0000-00
 
 -- -------------------------------------------------------------------------------------- functions
 
--- Makes this transaction durable, where the session has `synchronous_commit` off: a message is sent on
--- the word of the one, and cancelled for good on the word of the other. What the session has set else
--- stays, and what is set here ends with the transaction.
-CREATE FUNCTION outbox_be_durable() RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
-END
-$$;
-
 -- Decides for a message in the local transaction that it belongs to. Raises where a check has said
 -- "not done" meanwhile, and where this was done before: with SQLSTATE 23505, and as DETAIL `done`,
 -- `not done` or `forgotten`. The error ends the transaction, so it can't commit by oversight.
@@ -84,7 +71,11 @@ AS $$
 DECLARE
     found text;
 BEGIN
-    PERFORM public.outbox_be_durable();
+    -- On this word a message is sent, or cancelled for good: it must be durable, whatever the session
+    -- has set. What is set here ends with the transaction.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     IF decided_id < (SELECT floor_id FROM public.outbox_decision_floor) THEN
         found := 'forgotten';
     ELSE
@@ -112,7 +103,11 @@ AS $$
 DECLARE
     found boolean;
 BEGIN
-    PERFORM public.outbox_be_durable();
+    -- On this word a message is sent, or cancelled for good: it must be durable, whatever the session
+    -- has set. What is set here ends with the transaction.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     IF checked_id < (SELECT floor_id FROM public.outbox_decision_floor) THEN
         RETURN 'unknown';
     END IF;
@@ -162,7 +157,6 @@ $$;
 -- ----------------------------------------------------------------------------------------- grants
 -- Every object, column and privilege is listed in docs/permissions.md.
 
-REVOKE ALL ON FUNCTION outbox_be_durable() FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_decide(uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_check_decision(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_forget_decisions(timestamptz, integer) FROM PUBLIC;
