@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
+from orderchain.reasons import reason_of
 from sequencer.framing import highest_id
 from sequencer.lease import LeaseWatch
 
@@ -162,7 +163,7 @@ class Leadership:
             _log.warning(
                 "chain %d: the topic's last frames were not looked at: %s",
                 term.chain_id,
-                str(error) or "no answer",
+                reason_of(error),
             )
             return []
         finally:

@@ -85,8 +85,12 @@ PRIVATE: Final = {
     ),
     # Java's own classes behind a session of Spark.
     "_jvm": Private(
-        {"chain_verifier/sources/kafka_bounds.py"},
+        {"chain_verifier/sources/kafka_bounds.py", "chain_verifier/written_findings.py"},
         lambda: "_jvm" in names_in(SparkSession.__init__),
+    ),
+    "_jsc": Private(
+        {"chain_verifier/written_findings.py"},
+        lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(
         {"benchmarks/spark_scale.py"}, lambda: hasattr(pyspark.SparkContext, "_gateway")
