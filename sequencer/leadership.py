@@ -165,7 +165,7 @@ class Leadership:
             _log.warning(
                 "chain %d: the topic's last frames were not looked at: %s",
                 term.chain_id,
-                reason_of(error),
+                "no answer" if isinstance(error, TimeoutError) else reason_of(error),
             )
             return []
         finally:
