@@ -134,6 +134,24 @@ CREATE TABLE chain_partition_lock (
     chain_id integer PRIMARY KEY
 );
 
+-- One row per take-over: who led when, and how frames of that term are known. Never changed, never
+-- removed. A frame is believed when it carries the MAC of the frame_key of the term whose nonce it
+-- names: so whoever may read this table may make frames, and nobody else can.
+CREATE TABLE chain_term (
+    chain_id          integer     NOT NULL REFERENCES chain_head,
+    epoch             bigint      NOT NULL CHECK (epoch > 0),
+    nonce             bytea       NOT NULL CHECK (length(nonce) = 16),
+    frame_key         bytea       NOT NULL CHECK (length(frame_key) = 32),
+    owner             text        NOT NULL,
+    after_id          bigint      NOT NULL, -- the head at the take-over
+    -- The server that let it: a promoted standby has a higher timeline, a restored dump another id.
+    system_identifier bigint      NOT NULL,
+    timeline          bigint      NOT NULL,
+    began_at          timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (chain_id, epoch),
+    UNIQUE (chain_id, nonce)
+);
+
 -- One row per commit. PostgreSQL itself refuses two batches with one parent and a parent that is no
 -- batch, for one small index entry per batch instead of one per row. The genesis row (all zeros) has
 -- no parent; nor has a boundary row, behind which older batches were archived.
@@ -558,7 +576,7 @@ REVOKE ALL ON FUNCTION chain_refuse() FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_event_extend(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
 
-GRANT SELECT ON schema_version, chain_head, chain_batch, chain_event, chain_intake,
+GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_event, chain_intake,
     chain_intake_reject, chain_skip TO sequencer_writer;
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
@@ -566,11 +584,11 @@ GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_sea
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
-GRANT INSERT ON chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
+GRANT INSERT ON chain_term, chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
 
-GRANT SELECT ON schema_version, chain_batch, chain_event TO gap_reader;
+GRANT SELECT ON schema_version, chain_term, chain_batch, chain_event TO gap_reader;
 GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)
     ON chain_head TO gap_reader;
 
@@ -596,7 +614,7 @@ GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer
 -- All of chain_head but the salt of its keys.
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
-GRANT SELECT ON schema_version, chain_lease, chain_batch, chain_event, chain_key_page, chain_client,
+GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_event, chain_key_page, chain_client,
     chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap, receiver_halt,
     chain_verified, chain_act TO auditor;
 -- Not UPDATE, not DELETE: a mark that was set stays. Number, login and time are the server's own.

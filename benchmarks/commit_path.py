@@ -83,6 +83,10 @@ class OpenSink:
     async def start(self, topic: str, partition: int) -> None:
         """Accept any topic."""
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """There are none."""
+        return []
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Take the frames."""
 

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.workload import EVENT_TIME_NS, order_batches
 from orderchain.batch import Term
 from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.mark import ChainHead, FrameTerm, Mark, Standing
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.framing import batch_frames
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 CHAIN_ID: Final = 1
 _DATABASE_ID: Final = UUID(int=1)
-_NONCE: Final = b"a leader's nonce"
+_TERM: Final = FrameTerm(
+    epoch=1, nonce=b"a leader's nonce", frame_key=b"the key that signs their frames."
+)
 
 
 class FrameChain(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ def frame_chain(rows: int, frame_rows: int, *, after_id: int = 0) -> FrameChain:
         chain_id=CHAIN_ID,
         database_id=_DATABASE_ID,
         epoch=1,
-        nonce=_NONCE,
+        nonce=_TERM.nonce,
         last_id=start.id,
         last_seal=seal,
         published_id=start.id,
@@ -57,7 +59,8 @@ def frame_chain(rows: int, frame_rows: int, *, after_id: int = 0) -> FrameChain:
         chain_id=CHAIN_ID,
         database_id=_DATABASE_ID,
         epoch=1,
-        nonce=_NONCE,
+        nonce=_TERM.nonce,
+        frame_key=_TERM.frame_key,
         last_id=start.id,
         last_seal=seal,
         last_committed_at_us=0,
@@ -73,7 +76,8 @@ def frame_chain(rows: int, frame_rows: int, *, after_id: int = 0) -> FrameChain:
         for orders in order_batches(rows, frame_rows)
         for frame in batch_frames(core.assemble(orders, EVENT_TIME_NS), term, FRAME_BYTES_MAX)
     ]
-    return FrameChain(start, Standing(head=head, mark=start, is_primary=True), frames, rows)
+    standing = Standing(head=head, mark=start, is_primary=True, terms=(_TERM,))
+    return FrameChain(start, standing, frames, rows)
 
 
 class MemoryFrames:
@@ -84,6 +88,11 @@ class MemoryFrames:
         self._frames = frames
         self._at = 0
         self._records_max = records_max
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Memory is of no topic."""
+        return None
 
     async def start(self) -> None:
         """Nothing is needed."""
@@ -103,7 +112,12 @@ class EmptyDatabase:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
 
-    async def standing(self, at_id: int) -> Standing:
+    @property
+    def chain_id(self) -> int:
+        """The chain of the place."""
+        return self._standing.head.chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return the place that is known. Raises RuntimeError for any other."""
         if at_id != self._standing.head.last_id:
             raise RuntimeError(f"asked for {at_id}: a frame was not taken")

@@ -66,6 +66,11 @@ class LossyFrames:
         self._share = share
         self._random = Random(seed)
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition of the one that works."""
+        return self._source.place
+
     async def start(self) -> None:
         """Start the one that works."""
         await self._source.start()

@@ -85,6 +85,7 @@ async def core(chain: FrameChain) -> float:
     began = time.perf_counter()
     for frame in chain.frames:
         header = decode_header(frame)
+        receiving.admit(header, frame)
         receiving.judge(header)
         run = receiving.deliver(header, frame)
         if not isinstance(run, Run):

@@ -27,6 +27,7 @@ from benchmarks.questions import question_of
 from benchmarks.rivals import rival_of
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.running import run_load
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -156,7 +157,7 @@ class Runner:
                 question = self._questions[step.question]
                 figures = await question.run(site, arm, self._logs[step.question].lines)
             except (RunFailed, NotWhole, TimeoutError) as error:
-                failure = str(error) or type(error).__name__
+                failure = reason_of(error)
         return Line(
             question=step.question,
             arm=arm.name,

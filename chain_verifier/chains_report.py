@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.report import Report
+from chain_verifier.findings import counted_things
+from chain_verifier.report import Report, Verdict
 from orderchain.errors import OrderchainError, RefusedError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every chain was read to its end, and there is no finding."""
+        """Whether every chain was read to its end and proven, and there is no finding."""
         return not self.unverified and all(report.is_clean for report in self.reports)
 
     def to_json(self) -> str:
@@ -64,12 +65,12 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
         told = []
         for one in self.outcomes:
             told += one.lines() if isinstance(one, Report) else [_line(one)]
-        broken = sum(not report.is_clean for report in self.reports)
-        clean = len(self.reports) - broken
+        clean = sum(report.is_clean for report in self.reports)
+        broken = sum(report.verdict is Verdict.BROKEN for report in self.reports)
         spark = f", {self.spark_start_seconds:.1f} s of it to start Spark"
         told.append(
-            f"{len(self.outcomes)} chains: {clean} clean, {broken} with findings, "
-            f"{len(self.unverified)} not verified; "
+            f"{counted_things(len(self.outcomes), 'chain')}: {clean} clean, {broken} with "
+            f"findings, {len(self.outcomes) - clean - broken} not verified; "
             f"{self.seconds:.1f} s{spark if self.spark_start_seconds else ''}"
         )
         return told

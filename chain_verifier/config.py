@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -99,6 +100,23 @@ class KeptSeal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seal: Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
 
 
+class ContradictedMark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first verified mark of a chain whose rows are not those any more that were verified."""
+
+    mark_id: int
+    after_id: int
+    """Up to here what was verified still stands: the last mark before, or the archived rows."""
+    until_id: int
+    seal: bytes
+    """The seal after that row when it was verified."""
+    found: bytes | None
+    """The one that is there now; None where no batch ends there."""
+    verified_by: str
+    verified_at: datetime
+    count: int
+    """How many marks are contradicted; later ones are with it."""
+
+
 class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One verification: a chain, where to read it, and between which ids."""
 
@@ -117,6 +135,12 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether the seals of the database are recomputed, which reads every column of every row."""
     kept_seal: KeptSeal | None = None
     """Held against the database; implies `seals`, since a seal alone says nothing of the rows."""
+    contradicted_mark: ContradictedMark | None = None
+    """A finding of the database, which `chain_verifier.marks` tells of; implies `seals`, since what
+    differs may show by them alone."""
+    key_window_rows: Annotated[int, Meta(ge=1)] | None = None
+    """The sequencer's setting of that name: within so many rows no two may have one key, and two of
+    a client's number nowhere. None: keys are not compared, which takes a pass of its own."""
     findings_folder: str | None = None
     """Where all findings are written, as Parquet and as JSON; a report keeps a sample alone."""
     bucket_bits: Annotated[int, Meta(ge=1, le=62)] | None = None
@@ -128,7 +152,8 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def checks_seals(self) -> bool:
         """Whether seals are recomputed."""
-        return self.seals or self.kept_seal is not None
+        told = self.kept_seal, self.contradicted_mark
+        return self.seals or any(one is not None for one in told)
 
 
 def parse_source(text: str, dsn: str | None, servers: str | None = None) -> Source:

@@ -29,6 +29,12 @@ FINDING_TYPES: Final = {
     "chain_id": "bigint",
     "epoch": "bigint",
     "expected_epoch": "bigint",
+    "key": "string",
+    "seal": "string",
+    "expected_seal": "string",
+    "mark_id": "bigint",
+    "verified_by": "string",
+    "verified_at": "string",
 }
 """The fields of a finding, with their types in Spark; those that say nothing are NULL."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from chain_verifier.config import FINDINGS_MAX
+from orderchain.counted import counted as counted_as_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,11 @@ class Kind(enum.StrEnum):
     """The batch `id` to `until_id` says `expected_count` rows and has `count`."""
     BATCH_RANGE = "batch_range"
     """The rows of the batch `id` to `until_id` begin and end with `ids`, behind the row `pid`."""
+    REPEATED_KEY = "repeated_key"
+    """The rows `ids` have one key, within the window in which it must not come again."""
+    CONTRADICTED_MARK = "contradicted_mark"
+    """The rows behind `after_id` up to `until_id` are not those that were verified: a mark says
+    `expected_seal`, the database `seal`; `count` marks are contradicted so."""
     DAMAGED_RANGE = "damaged_range"
     """So much is damaged that rows `id` to `until_id` were not looked at one by one."""
     LACKING = "lacking"
@@ -79,6 +85,14 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chain_id: int | None = None
     epoch: int | None = None
     expected_epoch: int | None = None
+    key: str = ""
+    seal: str = ""
+    """In hexadecimal; empty where no batch ends there."""
+    expected_seal: str = ""
+    mark_id: int | None = None
+    verified_by: str = ""
+    verified_at: str = ""
+    """In the form of ISO 8601, UTC."""
 
     @property
     def text(self) -> str:
@@ -96,6 +110,12 @@ class _Shown(dict[str, str]):
     def __missing__(self, name: str) -> str:
         if name == "rows":
             return counted_rows(self._finding.count or 0)
+        if name == "key":
+            return ascii(self._finding.key)
+        if name == "seal_there":
+            return (
+                f"is {self._finding.seal}" if self._finding.seal else "is none: no batch ends there"
+            )
         value = getattr(self._finding, name)
         if isinstance(value, tuple):
             return ", ".join(map(str, value))
@@ -120,6 +140,13 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.KEPT_SEAL: "no batch ends with {id} under the seal that was kept",
     Kind.BATCH_COUNT: "batch {id} to {until_id}: {rows}, committed were {expected_count}",
     Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, behind row {pid}",
+    Kind.REPEATED_KEY: "two orders under one key: rows {ids} have the key {key}",
+    Kind.CONTRADICTED_MARK: (
+        "contradicted mark: the rows behind {after_id} up to {until_id} are not those that "
+        "{verified_by} verified at {verified_at} (mark {mark_id}; contradicted are {count}): the "
+        "seal was {expected_seal}, and {seal_there}. Compare them with an archive, a journal or a "
+        "backup; docs/verification.md, 'A contradicted mark', says what then"
+    ),
     Kind.DAMAGED_RANGE: "too much is damaged: rows {id} to {until_id} were not looked at singly",
     Kind.LACKING: "row {id} is lacking, {against} has it",
     Kind.SURPLUS: "row {id} is too much, {against} lacks it",
@@ -127,9 +154,14 @@ _TEXTS: Mapping[Kind, str] = {
 }
 
 
+def counted_things(count: int, thing: str) -> str:
+    """Return how many of a `thing`, named in the singular, there are, as people read it."""
+    return counted_as_read(count, thing, f"{thing}es" if thing.endswith("ch") else "")
+
+
 def counted_rows(count: int) -> str:
     """Return a number of rows as people read it."""
-    return "1 row" if count == 1 else f"{count} rows"
+    return counted_things(count, "row")
 
 
 class Findings(Struct, frozen=True, kw_only=True):

@@ -148,7 +148,9 @@ class Follower:
 
     def _frames_in(self, records: DataFrame) -> list[Row]:
         """Return the frames in the order of offsets, with what the database says of each."""
-        heads = records.mapInArrow(heads_decoder(self._chain_id), HEADS_SCHEMA)
+        # Read anew each time: leaders change while a topic is followed.
+        decoder = heads_decoder(self._chain_id, self._database.frame_keys())
+        heads = records.mapInArrow(decoder, HEADS_SCHEMA)
         heads = heads.where(F.col("reason").isNull())
         lowest = heads.agg(F.min("first_pid")).head()
         if lowest is None or lowest[0] is None:

@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from chain_verifier.topic_walk import WalkState
 from orderchain.errors import InputError
+from orderchain.private_file import private_opener
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +61,7 @@ class FollowLog:
         """Write a step: after a crash it is there with all its findings, or not at all."""
         begin = self.step.findings_bytes if self.step else 0
         lines = b"".join(msgspec.json.encode(finding) + b"\n" for finding in findings)
-        with self.findings_path.open("ab") as file:
+        with open(self.findings_path, "ab", opener=private_opener) as file:
             file.truncate(begin)
             file.write(lines)
             file.flush()
@@ -71,7 +73,7 @@ class FollowLog:
             findings_bytes=begin + len(lines),
         )
         aside = self._folder / f"{_STATE}.new"
-        with aside.open("wb") as file:
+        with open(aside, "wb", opener=private_opener) as file:
             file.write(msgspec.json.encode(step))
             file.flush()
             os.fsync(file.fileno())
@@ -86,7 +88,7 @@ class FollowLog:
             step = msgspec.json.decode(path.read_bytes(), type=Step)
         except msgspec.DecodeError as error:
             raise InputError(
-                "checkpoint", str(path), f"the state of a follower ({error})"
+                "checkpoint", str(path), f"the state of a follower ({reason_of(error)})"
             ) from error
         if step.chain_id != self._chain_id:
             raise InputError("checkpoint", f"chain {step.chain_id}", f"chain {self._chain_id}")

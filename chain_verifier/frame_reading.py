@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import FrameError
-from orderchain.frame import decode_header, decode_linked_body
+from orderchain.frame import decode_header, decode_linked_body, is_signed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chain_verifier.topic_walk import FrameMark
     from orderchain.event import Event
     from orderchain.frame import FrameHeader
@@ -21,6 +23,31 @@ LATE: Final = 2
 """New, but behind a row that comes after it in the chain."""
 FORGED: Final = 3
 """Of a frame that the database disowns."""
+
+
+SIGNED: Final = "signed"
+"""Sent by a leader whom the database knows."""
+UNSIGNED: Final = "unsigned"
+"""Not signed with the key of the term that it names: forged, or garbled on the way."""
+UNKNOWN_TERM: Final = "unknown term"
+"""Of a term that the database does not know: of a life that was lost, or of another database."""
+
+
+class FrameKeys:
+    """The keys of all terms of a chain, by nonce. They show in no text that is made of this."""
+
+    def __init__(self, by_nonce: Mapping[bytes, bytes]) -> None:
+        self._by_nonce = dict(by_nonce)
+
+    def __repr__(self) -> str:
+        return f"FrameKeys({len(self._by_nonce)} terms)"
+
+    def sender_of(self, value: bytes, header: FrameHeader) -> str:
+        """Return whose word the frame `value` is: SIGNED, UNSIGNED or UNKNOWN_TERM."""
+        key = self._by_nonce.get(header.publisher_nonce)
+        if key is None:
+            return UNKNOWN_TERM
+        return SIGNED if is_signed(value, key) else UNSIGNED
 
 
 def header_of(value: bytes | None, chain_id: int) -> FrameHeader | str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_verifier.findings import counted_things
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
@@ -163,7 +165,10 @@ def _sizes(tiles: Sequence[Tile], times: _Scale) -> Iterator[str]:
     for tile in tiles:
         left, right = times.at(tile.began_at.timestamp()), times.at(tile.ended_at.timestamp())
         mean = tile.rows / tile.batches
-        told = f"{tile.batches} batches, {mean:.0f} rows each, at most {tile.rows_max}"
+        told = (
+            f"{counted_things(tile.batches, 'batch')}, rows of each: {mean:.0f}, at most "
+            f"{tile.rows_max}"
+        )
         for kind, value in (("most", float(tile.rows_max)), ("mean", mean)):
             at = sizes.at(value)
             yield (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from chain_verifier.findings import counted_things
 from chain_verifier.html_chart import chain_chart, findings_strip
 from chain_verifier.report import Verdict
 
@@ -24,6 +25,10 @@ _SENTENCES: Final = {
     Verdict.COMPLETE: "Every row from start to head is there, once, and linked to the next.",
     Verdict.CONTIGUOUS: (
         "The rows are linked without a gap; where they should end nobody but they could tell."
+    ),
+    Verdict.UNPROVEN: (
+        "A source held nothing by which its chain could be proven: no row and no known head, or a "
+        "topic without a frame of it. Is it the right source?"
     ),
     Verdict.BROKEN: "There are findings: see the table below.",
 }
@@ -78,7 +83,7 @@ def html_chains_report(
         body += [*_verdict(report, made_at), *_body(report, pictures.get(report.chain_id))]
         body.append("</section>")
     clean = sum(report.is_clean for report in chains.reports)
-    return _page(f"{clean} of {len(chains.outcomes)} chains clean", body)
+    return _page(f"{clean} of {counted_things(len(chains.outcomes), 'chain')} clean", body)
 
 
 def _body(report: Report, picture: Picture | None) -> Iterable[str]:
@@ -115,13 +120,14 @@ def _verdicts(chains: ChainsReport, made_at: datetime) -> Iterable[str]:
 
 
 def _verdict(report: Report, made_at: datetime) -> Iterable[str]:
-    tone = {Verdict.COMPLETE: "good", Verdict.CONTIGUOUS: "warn", Verdict.BROKEN: "bad"}
+    tone = {Verdict.COMPLETE: "good", Verdict.CONTIGUOUS: "warn"}.get(report.verdict, "bad")
     head = "not known" if report.head is None else str(report.head)
     yield f"<h1>Verification of chain {report.chain_id}</h1>"
-    yield f'<p class="verdict {tone[report.verdict]}">{escape(report.verdict)}</p>'
+    yield f'<p class="verdict {tone}">{escape(report.verdict)}</p>'
     yield f"<p>{escape(_SENTENCES[report.verdict])}</p>"
     yield (
         f'<p class="note">From {report.start} to the head {head}; '
+        f"keys {'' if report.keys_compared else 'not '}compared; "
         f"made {made_at:%Y-%m-%d %H:%M:%S %Z} in {report.seconds:.1f} s.</p>"
     )
 
@@ -149,8 +155,8 @@ def _chain(report: Report, picture: Picture | None) -> Iterable[str]:
         yield (
             '<p class="note"><span class="key k1"></span>ids, and mean rows of a batch'
             '<span class="key k2"></span>largest batch'
-            f'<span class="key k3"></span>{len(picture.gaps)} gaps filled by receivers; '
-            f"shaded: epochs; {batches} batches</p>"
+            f'<span class="key k3"></span>{counted_things(len(picture.gaps), "gap")} filled by '
+            f"receivers; shaded: epochs; {counted_things(batches, 'batch')}</p>"
         )
     strip = findings_strip(report)
     if strip:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
+from chain_verifier.config import ContradictedMark
 from chain_verifier.server import connected
-from orderchain.errors import ChainMissing, ConnectError, SchemaError, SealMismatch
+from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError
+from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
 _SQL: Final = load_sql("chain_verifier", "marks.sql")
-
-_ROLE_THAT: Final = "may read chains and store verified marks (auditor)"
 
 
 class Mark(Struct, frozen=True, kw_only=True):
@@ -36,15 +36,17 @@ class Standing(Struct, frozen=True, kw_only=True):
     boundary_id: int
     """Rows up to it were archived; 0 for a chain that begins with its first row."""
     mark: Mark | None
+    contradicted: ContradictedMark | None
+    """The first mark whose rows are not those any more that were verified."""
 
     @property
     def start(self) -> int:
         """Where a verification of what is new begins.
 
-        Behind the mark; but from the boundary on where the head lies before the mark, since rows
-        that were verified once are then missing.
+        Behind the mark; but from the boundary on where a mark is contradicted: what was verified is
+        then to be looked at again.
         """
-        if self.mark is None or self.mark.until_id > self.head:
+        if self.mark is None or self.contradicted is not None:
             return self.boundary_id
         return max(self.mark.until_id, self.boundary_id)
 
@@ -55,12 +57,24 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 def read_standing(dsn: str, chain_id: int) -> Standing:
-    """Return where the chain stands.
-
-    Raises SealMismatch when the batch that the mark names has another seal now: what was verified
-    has been rewritten. Raises ChainMissing, ConnectError, SchemaError or RetryError too.
-    """
+    """Return where the chain stands. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
     return asyncio.run(_read_standing(dsn, chain_id))
+
+
+async def require_marks_hold(connection: Any, chain_id: int) -> None:  # noqa: ANN401 - asyncpg's
+    """Raise InputError when what was verified of a chain is not what it holds now."""
+    mark = await _contradicted(connection, chain_id)
+    if mark is not None:
+        raise InputError(
+            f"seal after {mark.until_id}, verified by {mark.verified_by}",
+            None if mark.found is None else mark.found.hex()[:16],
+            f"{mark.seal.hex()[:16]}, as it was verified: chainctl verify tells what differs",
+        )
+
+
+async def _contradicted(connection: Any, chain_id: int) -> ContradictedMark | None:  # noqa: ANN401
+    row = await connection.fetchrow(_SQL["contradicted"], chain_id)
+    return None if row is None else ContradictedMark(**row)
 
 
 def set_mark(
@@ -75,8 +89,9 @@ def set_mark(
 
 
 async def _read_standing(dsn: str, chain_id: int) -> Standing:
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, AUDITOR) as connection:
         row = await connection.fetchrow(_SQL["standing"], chain_id)
+        contradicted = await _contradicted(connection, chain_id)
     if row is None or row["version"] != SCHEMA_VERSION:
         found = None if row is None else row["version"]
         raise SchemaError("schema", f"version {found}", f"version {SCHEMA_VERSION}")
@@ -85,19 +100,22 @@ async def _read_standing(dsn: str, chain_id: int) -> Standing:
     mark = None
     if row["until_id"] is not None:
         mark = Mark(**{name: row[name] for name in Mark.__struct_fields__})
-        if row["batch_seal"] not in (None, mark.seal):
-            raise SealMismatch(chain_id, mark.until_id, mark.seal, row["batch_seal"])
-    return Standing(head=row["last_id"], boundary_id=row["boundary_id"], mark=mark)
+    return Standing(
+        head=row["last_id"],
+        boundary_id=row["boundary_id"],
+        mark=mark,
+        contradicted=contradicted,
+    )
 
 
 async def _set_mark(
     dsn: str, primary_dsn: str, chain_id: int, after_id: int, until_id: int, verified_by: str
 ) -> bool:
     values = (chain_id, after_id, until_id, verified_by)
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, AUDITOR) as connection:
         if not await connection.fetchval(_SQL["is_standby"]):
             return await connection.fetchval(_SQL["set_mark"], *values) is not None
-    async with connected(primary_dsn, _ROLE_THAT) as connection:
+    async with connected(primary_dsn, AUDITOR) as connection:
         if await connection.fetchval(_SQL["is_standby"]):
             raise ConnectError("database", "a standby", "the primary, to store a verified mark")
         return await connection.fetchval(_SQL["set_mark"], *values) is not None

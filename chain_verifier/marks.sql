@@ -1,16 +1,33 @@
--- standing: head and boundary of a chain, its last verified mark, and the seal that stands there now
+-- standing: head and boundary of a chain, and its last verified mark
 SELECT v.version, h.last_id,
        coalesce((SELECT max(b.last_id) FROM public.chain_batch b
                   WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NULL), 0) AS boundary_id,
-       m.until_id, m.seal, m.verified_by, m.verified_at,
-       (SELECT b.seal FROM public.chain_batch b
-         WHERE b.chain_id = h.chain_id AND b.last_id = m.until_id) AS batch_seal
+       m.until_id, m.seal, m.verified_by, m.verified_at
   FROM public.schema_version v
   LEFT JOIN public.chain_head h ON h.chain_id = $1
   LEFT JOIN LATERAL (
        SELECT until_id, seal, verified_by, verified_at FROM public.chain_verified
         WHERE chain_id = h.chain_id ORDER BY until_id DESC, mark_id DESC LIMIT 1
        ) m ON true
+
+-- contradicted: the first mark of a chain whose batch is gone or has another seal now, up to where
+-- the marks before it hold, and how many do not; marks of rows that were archived are not judged
+WITH edge AS (
+       SELECT coalesce(max(last_id), 0) AS at_id FROM public.chain_batch
+        WHERE chain_id = $1 AND prev_last_id IS NULL),
+     judged AS (
+       SELECT m.mark_id, m.until_id, m.seal, m.verified_by, m.verified_at, b.seal AS found,
+              b.seal IS NOT DISTINCT FROM m.seal AS holds
+         FROM edge JOIN public.chain_verified m ON m.chain_id = $1 AND m.until_id >= edge.at_id
+         LEFT JOIN public.chain_batch b ON b.chain_id = m.chain_id AND b.last_id = m.until_id)
+SELECT f.mark_id, f.until_id, f.seal, f.found, f.verified_by, f.verified_at,
+       (SELECT coalesce(max(j.until_id), edge.at_id) FROM edge LEFT JOIN judged j
+            ON j.holds AND j.until_id < f.until_id GROUP BY edge.at_id) AS after_id,
+       (SELECT count(*) FROM judged WHERE NOT holds) AS count
+  FROM judged f
+ WHERE NOT f.holds
+ ORDER BY f.until_id, f.mark_id
+ LIMIT 1
 
 -- is_standby: whether this server can store nothing
 SELECT pg_is_in_recovery()

@@ -45,6 +45,14 @@ class Published(ABC):
         """The pid of the first frame: what lies before is not on the topic."""
         return self._log.walk.first_pid or 0
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the topic holds neither a frame nor a heartbeat of the chain: it tells nothing.
+
+        The publisher of a chain at rest sends heartbeats, so that this is not what rest looks like.
+        """
+        return not self._log.walk.frames and not self._log.heartbeats
+
     def narrowed(self, horizon: Horizon) -> Horizon:
         """Return what of `horizon` the topic is to hold: not what retention removed, nor what the
         database does not yet say was published.
@@ -61,7 +69,9 @@ class Published(ABC):
     def notes_on(self, horizon: Horizon, of_all: Horizon, skips: Ranges) -> tuple[str, ...]:
         """Return what the topic holds beside its rows, and what it need not hold."""
         told = list(self._log.notes())
-        if self._bounds.first:
+        if self._bounds.first and not self._log.walk.frames:
+            told.append("retention has removed every frame with rows")
+        elif self._bounds.first:
             told.append(f"retention has removed the rows up to {self.first_start}")
         told += [f"rows behind {after} up to {until} were skipped" for after, until in skips]
         if horizon.head != of_all.head:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -22,14 +22,25 @@ class Verdict(enum.StrEnum):
     """One path from start to head, and both came from outside the data."""
     CONTIGUOUS = "contiguous (head not known)"
     """One path, but where it ends only the data says: later rows may be missing."""
+    UNPROVEN = "not proven (nothing was read)"
+    """No finding, but nothing to prove anything by either: no row, and no head to hold that
+    against, or a topic without a frame of a chain that has rows."""
     BROKEN = "broken"
     """There are findings."""
 
 
-def verdict_of(findings: Findings, horizon: Horizon) -> Verdict:
-    """Return what is proven of rows in which `findings` were found, between those ends."""
+CLEAN_VERDICTS: Final = (Verdict.COMPLETE, Verdict.CONTIGUOUS)
+
+
+def verdict_of(findings: Findings, horizon: Horizon, *, is_proof: bool) -> Verdict:
+    """Return what is proven of rows in which `findings` were found, between those ends.
+
+    `is_proof` says whether what was read says anything at all.
+    """
     if findings.total:
         return Verdict.BROKEN
+    if not is_proof:
+        return Verdict.UNPROVEN
     return Verdict.CONTIGUOUS if horizon.head is None else Verdict.COMPLETE
 
 
@@ -68,6 +79,8 @@ class Report(Struct, frozen=True, kw_only=True):
     start: int
     head: int | None
     """The head that the sources were held against; None when it was not known."""
+    keys_compared: bool = False
+    """Whether two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
     comparisons: tuple[Comparison, ...]
     counts: dict[str, int]
@@ -81,8 +94,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is no finding."""
-        return not self.counts
+        """Whether something was proven, and there is no finding."""
+        return self.verdict in CLEAN_VERDICTS
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON's own types."""
@@ -99,7 +112,8 @@ class Report(Struct, frozen=True, kw_only=True):
     def lines(self, findings_max: int = 20) -> list[str]:
         """Return the report as lines for people, with at most `findings_max` findings a source."""
         head = "not known" if self.head is None else str(self.head)
-        told = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head})"]
+        keys = "keys compared" if self.keys_compared else "keys not compared"
+        told = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head}), {keys}"]
         for source in self.sources:
             told += self._source_lines(source, findings_max)
         for comparison in self.comparisons:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chain_verifier.config import DatabaseSource, JournalSource
+from chain_verifier.places import is_url
 from orderchain.errors import InputError, SettingError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def require_sound(requests: Sequence[VerifyRequest]) -> None:
             if isinstance(source, JournalSource):
                 require_readable(source)
     for folder in {request.findings_folder for request in requests}:
-        if folder is not None:
+        if folder is not None and not is_url(folder):
             _require_free(Path(folder))
 
 

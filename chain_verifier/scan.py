@@ -26,6 +26,11 @@ _HALF_BITS: Final = 32
 """Sums are taken of 32-bit halves: in ANSI mode a sum of whole 64-bit hashes overflows, a sum of
 halves cannot below 2^31 rows a bucket."""
 
+_DIGEST_BITS: Final = 256
+_TEXTS: Final = ("key", "payload")
+_NUMBERS: Final = tuple(name for name in CONTENT if name not in _TEXTS)
+_NO_VALUE: Final = "-"
+
 # Rows that no bucket can hold are counted under numbers that `id >> bits` never gives.
 _OUTSIDE: Final = -(2**63)
 MALFORMED_ROWS: Final = _OUTSIDE
@@ -130,7 +135,28 @@ def _hashes(key: int, *, positions: bool, fingerprints: bool) -> dict[str, Colum
         "id_hash": _node_hash(key, F.col("id"), position + 1 if positions else None),
         "pid_hash": _node_hash(key, F.col("pid"), position if positions else None),
     }
-    return hashes | ({"row_hash": F.xxhash64(F.lit(key), *CONTENT)} if fingerprints else {})
+    return hashes | ({"row_hash": _row_hash(key)} if fingerprints else {})
+
+
+def _row_hash(key: int) -> Column:
+    """Return the hash of a whole row: keyed, over a digest that nobody can find two rows for.
+
+    xxHash64 alone would not do: whatever its key, two texts of 16 bytes that collide can be written
+    down. (Of single numbers, such as ids, no two collide under one key.)
+    """
+    return F.xxhash64(F.lit(key), F.sha2(_row_bytes(), _DIGEST_BITS))
+
+
+def _row_bytes() -> Column:
+    """Return the bytes of a row, in which no two rows are the same: numbers, lengths, then texts.
+
+    A NULL is told from every value.
+    """
+    lengths = [F.octet_length(name).cast("bigint") for name in _TEXTS]
+    numbers = [*(F.col(name).cast("bigint") for name in _NUMBERS), *lengths]
+    shown = [F.coalesce(F.hex(number), F.lit(_NO_VALUE)) for number in numbers]
+    texts = [F.coalesce(F.col(name).cast("binary"), F.lit(b"")) for name in _TEXTS]
+    return F.concat(F.concat_ws(" ", *shown, F.lit("")).cast("binary"), *texts)
 
 
 def _node_hash(key: int, node: Column, place: Column | None) -> Column:

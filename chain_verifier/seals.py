@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import functions as F  # noqa: N812
+
 from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.finding_frame import finding_frame, sampled
 from chain_verifier.findings import Findings, gathered, joined
-from chain_verifier.seal_ends import seal_ends
+from chain_verifier.seal_ends import genesis_of, seal_ends
 from chain_verifier.sources.batches import MISFITS_SCHEMA, seal_checker
 from chain_verifier.spark_errors import as_broken
 
@@ -33,21 +35,29 @@ def check_seals(
     shuffled. `kept` is a seal that was exported. Raises SourceBroken.
     """
     with as_broken(table.name), _wide_arrow(spark):
-        misfits = _sealed(spark, table).mapInArrow(seal_checker(chain_id), MISFITS_SCHEMA)
         # Few of a whole chain; what is counted and what is shown comes from one look.
-        looked_at = finding_frame(misfits, source=table.name).persist()
+        misfits = _misfits(spark, table, chain_id).persist()
+
+        def computed(last_id: int) -> list[bytes]:
+            of_batch = (F.col("until_id") == last_id) & F.col("computed").isNotNull()
+            seals = misfits.where(of_batch).select(F.explode("computed")).collect()
+            return [bytes(seal) for (seal,) in seals]
+
         try:
-            found = sampled(looked_at)
+            found = sampled(finding_frame(misfits, source=table.name))
+            ends = gathered(seal_ends(table, chain_id, kept, computed))
         finally:
-            looked_at.unpersist()
-        return joined([found, gathered(seal_ends(table, chain_id, kept))])
+            misfits.unpersist()
+        return joined([found, ends])
 
 
-def _sealed(spark: SparkSession, table: DatabaseTable) -> DataFrame:
-    """Return the rows and the batches behind them, sorted, so that no task has a part of one."""
+def _misfits(spark: SparkSession, table: DatabaseTable, chain_id: int) -> DataFrame:
+    """Hold rows against the batches behind them, sorted, so that no task has a part of one."""
+    rows, ends = table.sealed_rows()
     connections = min(CONNECTIONS_MAX, spark.sparkContext.defaultParallelism)
-    sorted_rows = table.sealed_rows().sortWithinPartitions("id", "is_batch")
-    return sorted_rows.coalesce(connections)
+    sorted_rows = rows.sortWithinPartitions("id", "is_batch").coalesce(connections)
+    checker = seal_checker(chain_id, genesis_of(table, chain_id), frozenset(ends))
+    return sorted_rows.mapInArrow(checker, MISFITS_SCHEMA)
 
 
 @contextmanager

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from orderchain.dsn import mask_dsn
-from orderchain.errors import ConnectError
-from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.refusals import connect_refusal, read_only_refusal, statement_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,8 +22,8 @@ DRIVER_ERRORS: Final = (
 
 
 @asynccontextmanager
-async def connected(dsn: str, role_that: str) -> AsyncIterator[Any]:
-    """Hold one connection; `role_that` ends "a role that ..." where the login may not do this.
+async def connected(dsn: str, role: str) -> AsyncIterator[Any]:
+    """Hold one connection; `role` is the one whose members may do what it is for.
 
     Raises ConnectError, SchemaError, SettingError or RetryError for what the database says.
     """
@@ -40,15 +38,13 @@ async def connected(dsn: str, role_that: str) -> AsyncIterator[Any]:
         raise connect_refusal(error, dsn) from error
     try:
         yield connection
-    except asyncpg.ReadOnlySQLTransactionError as error:
-        raise ConnectError("database", mask_dsn(dsn), f"a role that {role_that}") from error
     except (OSError, *DRIVER_ERRORS) as error:
-        raise statement_refusal(
+        raise read_only_refusal(error, dsn, role) or statement_refusal(
             error,
             dsn,
             driver_errors=DRIVER_ERRORS,
             deadline_seconds=READ_TIMEOUT_S,
-            role_that=role_that,
+            role=role,
         ) from error
     finally:
         connection.terminate()

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
+from orderchain.dsn import login_of, mask_dsn
 from orderchain.errors import (
     ConnectError,
     OrderchainError,
     SchemaError,
     SourceBroken,
 )
+from orderchain.printable import printable
+from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 _CAUSES_MAX: Final = 20
 """Java's chains of causes are short; one that goes in a circle must end too."""
+
+_NOT_ALLOWED: Final = "42501"
 
 _MISSING_OBJECT: Final = frozenset({"42P01", "42703", "3F000"})
 """undefined_table, undefined_column, invalid_schema_name"""
@@ -38,21 +43,25 @@ def as_broken(source: str) -> Iterator[None]:
 
 
 @contextmanager
-def at_connect(address: str) -> Iterator[None]:
+def at_connect(dsn: str) -> Iterator[None]:
     """Raise ConnectError or SchemaError for what a database says at the first contact."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
-        if sql_state(error) in _MISSING_OBJECT:
+        state, reason = sql_state(error), reason_of(error)
+        if state in _MISSING_OBJECT:
             raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
-        raise ConnectError("database", address, f"to get in ({reason_of(error)})") from error
+        expected = f"to get in ({reason})"
+        if state == _NOT_ALLOWED:
+            expected = f"a login that is a member of {AUDITOR} (login {login_of(dsn)}: {reason})"
+        raise ConnectError("database", mask_dsn(dsn), expected) from error
 
 
 def reason_of(error: BaseException) -> str:
     """Return the innermost reason in one line, without Spark's plans and Java's traces."""
     causes = list(_java_causes(error))
     text = str(causes[-1].getMessage() or causes[-1].toString()) if causes else str(error)
-    return " ".join(text.partition("\n")[0].split()) or type(error).__name__
+    return printable(" ".join(text.partition("\n")[0].split()) or type(error).__name__)
 
 
 def sql_state(error: BaseException) -> str | None:

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import Finding, Kind
+from chain_verifier.findings import Finding, Kind, counted_things
+from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.topic_walk import FrameHead, TopicWalk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_COUNTED_APART: Final = frozenset({"heartbeat", "forged"})
+_LOST: Final = "lost"
+_DISOWNED: Final = {
+    UNSIGNED: "forged, not signed by the leader that they name",
+    UNKNOWN_TERM: "of an unknown term, of a life that was lost or of another database",
+    _LOST: "of a leader of this database, with rows that it lost",
+}
+"""Frames that the database does not stand by, and what is said of each kind."""
+
+_COUNTED_APART: Final = frozenset({"heartbeat", *_DISOWNED})
 
 
 class TopicRecord(Struct, frozen=True, gc=False):
@@ -28,8 +37,11 @@ class TopicRecord(Struct, frozen=True, gc=False):
     last_id: int | None = None
     count: int | None = None
     epoch: int | None = None
+    sender: str | None = None
+    """Whose word it is, as `frame_reading` has it; None where there is no database to ask."""
     is_genuine: bool = False
-    """Its seals are those of a batch of the database; True where there is none to ask."""
+    """Signed by a leader, and its seals are those of a batch of the database; True where there is
+    none to ask."""
     batch_epoch: int | None = None
     """Under which the database holds the batch."""
 
@@ -47,12 +59,17 @@ class TopicLog:
         self._counts: Counter[str] = Counter()
         self._epochs: list[Finding] = []
 
+    @property
+    def heartbeats(self) -> int:
+        """How many genuine heartbeats there are."""
+        return self._counts["heartbeat"]
+
     def take(self, record: TopicRecord) -> None:
         """Take the next record."""
         if record.reason is not None:
             self._counts[record.reason] += 1
         elif not record.is_genuine:
-            self._counts["forged"] += 1
+            self._counts[_LOST if record.sender in {None, SIGNED} else record.sender] += 1
             if not record.is_heartbeat:
                 self.forged.add(record.offset)
         elif record.is_heartbeat:
@@ -102,13 +119,16 @@ class TopicLog:
 
     def notes(self) -> Iterator[str]:
         """Yield what the topic holds beside rows that stand once."""
-        yield f"{self.walk.frames} frames, {self._counts['heartbeat']} heartbeats"
+        frames = counted_things(self.walk.frames, "frame")
+        yield f"{frames}, {counted_things(self.heartbeats, 'heartbeat')}"
         refused = {name: n for name, n in self._counts.items() if name not in _COUNTED_APART}
         if refused:
             shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
-            yield f"{sum(refused.values())} records that are no frame of the chain: {shown}"
-        if self._counts["forged"]:
-            yield f"{self._counts['forged']} forged frames: their seals are not the database's"
+            records = counted_things(sum(refused.values()), "record")
+            yield f"no frame of the chain: {records} ({shown})"
+        for kind, told in _DISOWNED.items():
+            if self._counts[kind]:
+                yield f"{told}: {counted_things(self._counts[kind], 'frame')}"
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
-            yield f"{repeats} frames hold rows that were published before"
+            yield f"with rows that were published before: {counted_things(repeats, 'frame')}"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from chain_verifier.frame_reading import FrameKeys
 
 
 class DatabaseHead(Struct, frozen=True, kw_only=True):
@@ -44,6 +48,10 @@ class Truth(ABC):
     @abstractmethod
     def seal_at(self, last_id: int) -> bytes | None:
         """Return the seal after the batch that ends with `last_id`; None if none does."""
+
+    @abstractmethod
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that there are by now. Raises SourceBroken."""
 
     @property
     def last_row_id(self) -> int:

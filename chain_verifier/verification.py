@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chain_verifier.bucket import Bucket
-    from chain_verifier.config import KeptSeal, Source, VerifyRequest
+    from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
 
     Progress = Callable[[str], None]
     Ranges = Sequence[tuple[int, int]]
@@ -79,6 +80,10 @@ class Mode(Protocol[T]):
         """Return the batches of the database whose rows do not give their seals."""
         ...
 
+    def repeated_keys(self, table: T, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row of `table` has, within the window of keys."""
+        ...
+
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`."""
         ...
@@ -119,7 +124,8 @@ class Verification(Generic[T]):
         if self._truth is not None and any(isinstance(table, Published) for table in tables):
             self._skips = self._truth.skips()
         how = how_to_scan(self._request, (table.span for table in tables))
-        looked = [self._look(table, how) for table in tables]
+        # Of the first source alone: the others are compared with it row by row.
+        looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
         compared = [self._compare(one, looked[0]) for one in looked[1:]]
         every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
         if self._request.findings_folder is not None:
@@ -136,7 +142,7 @@ class Verification(Generic[T]):
             head=max((head for head in heads if head is not None), default=None),
         )
 
-    def _look(self, table: T, how: How) -> Looked[T]:
+    def _look(self, table: T, how: How, *, has_keys: bool) -> Looked[T]:
         self._progress(f"checking {table.name}")
         with stopwatch() as seconds:
             topic = table if isinstance(table, Published) else None
@@ -149,6 +155,9 @@ class Verification(Generic[T]):
                 parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
             parts.append(self._judge_count(table, examined, joined(parts)))
             parts.append(self._judge_seals(table))
+            parts.append(self._judge_mark(table))
+            if has_keys:
+                parts.append(self._judge_keys(table, horizon, how))
         return Looked(
             table=table,
             horizon=horizon,
@@ -199,6 +208,19 @@ class Verification(Generic[T]):
         self._progress(f"recomputing the seals of {table.name}")
         return self._mode.check_seals(table, self._request.kept_seal)
 
+    def _judge_keys(self, table: T, horizon: Horizon, how: How) -> Findings:
+        window_rows = self._request.key_window_rows
+        if window_rows is None:
+            return Findings()
+        self._progress(f"comparing the keys of {table.name}")
+        return self._mode.repeated_keys(table, horizon, window_rows, how)
+
+    def _judge_mark(self, table: T) -> Findings:
+        mark = self._request.contradicted_mark
+        if table is not self._truth or mark is None:
+            return Findings()
+        return gathered([mark_finding(table.name, mark)])
+
     def _compare(self, one: Looked[T], base: Looked[T]) -> tuple[Comparison, Findings]:
         name, against = one.table.name, base.table.name
         self._progress(f"comparing {name} with {against}")
@@ -232,9 +254,12 @@ class Verification(Generic[T]):
     ) -> Report:
         return Report(
             chain_id=self._request.chain_id,
-            verdict=verdict_of(every, self._horizon),
+            verdict=verdict_of(
+                every, self._horizon, is_proof=all(self._is_proof(one) for one in looked)
+            ),
             start=self._horizon.start,
             head=self._horizon.head,
+            keys_compared=self._request.key_window_rows is not None,
             sources=tuple(self._source_report(one) for one in looked),
             comparisons=tuple(comparisons),
             counts=every.counts,
@@ -243,11 +268,21 @@ class Verification(Generic[T]):
             seconds=round(time.monotonic() - self._began, 3),
         )
 
+    def _is_proof(self, one: Looked[Any]) -> bool:
+        """Say whether what was read of a source says anything: rows do, and so does their absence
+        where it is known that there are none to be.
+        """
+        if one.examined.rows or one.examined.rows_beyond:
+            return True
+        if isinstance(one.table, Published) and one.table.is_silent:
+            return self._horizon.head == self._horizon.start
+        return self._horizon.head is not None
+
     def _source_report(self, one: Looked[Any]) -> SourceReport:
         buckets = one.examined.buckets
         return SourceReport(
             source=one.table.name,
-            verdict=verdict_of(one.findings, self._horizon),
+            verdict=verdict_of(one.findings, self._horizon, is_proof=self._is_proof(one)),
             rows=one.examined.rows,
             first_id=min((bucket.first_id for bucket in buckets), default=None),
             last_id=max((bucket.last_id for bucket in buckets), default=None),
@@ -255,6 +290,22 @@ class Verification(Generic[T]):
             notes=one.notes,
             seconds=one.seconds,
         )
+
+
+def mark_finding(source: str, mark: ContradictedMark) -> Finding:
+    """Return a contradicted mark as a finding of the database `source`."""
+    return Finding(
+        kind=Kind.CONTRADICTED_MARK,
+        source=source,
+        after_id=mark.after_id,
+        until_id=mark.until_id,
+        count=mark.count,
+        seal="" if mark.found is None else mark.found.hex(),
+        expected_seal=mark.seal.hex(),
+        mark_id=mark.mark_id,
+        verified_by=mark.verified_by,
+        verified_at=mark.verified_at.astimezone(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def silent(line: str) -> None:

@@ -12,6 +12,7 @@ from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, 
 from chain_verifier.examine import examine
 from chain_verifier.findings import Findings
 from chain_verifier.jdbc import jdbc_address
+from chain_verifier.keys import repeated_keys
 from chain_verifier.open_rows import rows_beyond
 from chain_verifier.reconcile import compare, strays
 from chain_verifier.request_check import require_sound
@@ -24,10 +25,10 @@ from chain_verifier.sources.topic import TopicTable
 from chain_verifier.spark_errors import as_broken
 from chain_verifier.stages import watched_stages
 from chain_verifier.verification import Verification, silent
-from chain_verifier.written_findings import write_findings
+from chain_verifier.written_findings import require_free, write_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -104,7 +105,9 @@ def _spark_for(
     for source in sources:
         if isinstance(source, DatabaseSource):
             jdbc_address(source.dsn)
+    folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
+        _require_free(session, folders)
         with watched_stages(session, stages):
             yield session, 0.0
         return
@@ -114,8 +117,14 @@ def _spark_for(
     master = next((request.master for request in requests), None)
     with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
         start_seconds = time.monotonic() - began
+        _require_free(own, folders)
         with watched_stages(own, stages):
             yield own, start_seconds
+
+
+def _require_free(spark: SparkSession, folders: Iterable[str]) -> None:
+    for folder in folders:
+        require_free(spark, folder)
 
 
 def _is_long(sources: Sequence[Source]) -> bool:
@@ -174,6 +183,10 @@ class SparkMode:
         if not isinstance(table, DatabaseTable):
             return Findings()
         return check_seals(self._spark, table, self._chain_id, kept)
+
+    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row has."""
+        return repeated_keys(table, horizon, window_rows, how.bits)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`."""

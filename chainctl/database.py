@@ -6,7 +6,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.errors import ConnectError, OrderchainError, SchemaError
-from orderchain.refusals import connect_refusal, schema_refusal, sqlstate_of
+from orderchain.refusals import (
+    connect_refusal,
+    privilege_refusal,
+    read_only_refusal,
+    schema_refusal,
+)
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
@@ -24,19 +29,17 @@ SERVER_VERSION_MIN: Final = 150_000
 _ENCODING: Final = "UTF8"
 """Of every database: others lack characters that keys have."""
 
-_NOT_ALLOWED: Final = frozenset({"42501", "25006"})
-"""Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
-
 Connection = Any
 """An asyncpg connection: the driver has no types, and is imported only where one is opened."""
 
 
 @asynccontextmanager
-async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connection]:
+async def connected(dsn: str, connect_seconds: float, role: str) -> AsyncIterator[Connection]:
     """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
 
-    Raises ConnectError, SettingError, RetryError at connect; SchemaError when a table of ours is
-    missing, ConnectError when the role may not do what the block asks.
+    `role` is the one whose members may do what the block asks. Raises ConnectError, SettingError,
+    RetryError at connect; SchemaError when a table of ours is missing, ConnectError when the login
+    may not do what the block asks.
     """
     import asyncpg
 
@@ -59,7 +62,7 @@ async def connected(dsn: str, connect_seconds: float) -> AsyncIterator[Connectio
         await _require_server(connection)
         yield connection
     except asyncpg.PostgresError as error:
-        raise _refusal(error) or error from error
+        raise _refusal(error, dsn, role) or error from error
     finally:
         # Nothing is under way any more; a server that is gone must not keep us.
         connection.terminate()
@@ -91,8 +94,10 @@ async def _require_server(connection: Connection) -> None:
         )
 
 
-def _refusal(error: Exception) -> OrderchainError | None:
+def _refusal(error: Exception, dsn: str, role: str) -> OrderchainError | None:
     """Return what to raise for a statement that the server refused; None when it just failed."""
-    if sqlstate_of(error) in _NOT_ALLOWED:
-        return ConnectError("role", "the database's user", f"one that may do this ({error})")
-    return schema_refusal(error)
+    return (
+        privilege_refusal(error, dsn, role)
+        or read_only_refusal(error, dsn, role)
+        or schema_refusal(error)
+    )

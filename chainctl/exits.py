@@ -18,6 +18,7 @@ import traceback
 from typing import Final
 
 from orderchain.errors import OrderchainError, RefusedError
+from orderchain.printable import printable
 
 MESSAGE_CHARACTERS_MAX: Final = 1_000
 """A message names a field and a value; a value of a megabyte would hide the rest of the screen."""
@@ -73,12 +74,9 @@ def exit_code(error: BaseException) -> ExitCode:
 def error_line(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
     """Return what to tell of `error` and its notes: one line, without any of `secrets`."""
     error = _first_of(error)
-    told = "; ".join([_told(error), *getattr(error, "__notes__", [])])
-    text = "".join(character if character.isprintable() else " " for character in told)
-    text = hide_secrets(" ".join(text.split()), secrets)
-    if len(text) > MESSAGE_CHARACTERS_MAX:
-        text = text[:MESSAGE_CHARACTERS_MAX] + "..."
-    return text
+    told = " ".join("; ".join([_told(error), *getattr(error, "__notes__", [])]).split())
+    # Secrets first: what is cut off or escaped would not be found any more.
+    return printable(hide_secrets(told, secrets), MESSAGE_CHARACTERS_MAX)
 
 
 def traceback_text(error: BaseException, secrets: tuple[str, ...] = ()) -> str:

@@ -9,6 +9,7 @@ from chainctl.database import SQL, connected, database_id
 from chainctl.intake.file import Portion
 from orderchain.batch import IntakeMark
 from orderchain.errors import ChainMissing, InputError, OrderError
+from orderchain.roles import SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from chainctl.intake.file import FileIntake
@@ -60,7 +61,9 @@ async def taken_before(settings: Settings, chain_id: int, source: str) -> Intake
     Asked before the chain is taken over: a file that will be refused must not end another leader's
     term. Raises ChainMissing, SchemaError, ConnectError.
     """
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, SEQUENCER_WRITER
+    ) as connection:
         await database_id(connection)
         if await connection.fetchrow(SQL["chain"], chain_id) is None:
             raise ChainMissing(chain_id)

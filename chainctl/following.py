@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,7 +13,7 @@ from orderchain.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from chain_verifier.config import Source
+    from chain_verifier.config import ContradictedMark, Source
     from chain_verifier.findings import Finding
 
 
@@ -33,17 +32,21 @@ def follow(
     chain_id: int,
     checkpoint: str | None,
     master: str | None,
+    contradicted: ContradictedMark | None,
     *,
     as_json: bool,
 ) -> NoReturn:
     """Follow the topic among `sources`, compared with the database among them, until Ctrl-C.
 
+    A verified mark that is `contradicted` is told of first, at every start as long as it stands.
     Ends with KeyboardInterrupt, or with what broke off. Raises SettingError for other sources, or
     without a folder for the checkpoint.
     """
     from chain_verifier.config import DatabaseSource, TopicSource
     from chain_verifier.follow import Follower
+    from chain_verifier.places import local_folder
     from chain_verifier.session import open_session
+    from chain_verifier.verification import mark_finding
 
     topics = [source for source in sources if isinstance(source, TopicSource)]
     databases = [source for source in sources if isinstance(source, DatabaseSource)]
@@ -62,8 +65,12 @@ def follow(
         if sys.stdout is not None:
             sys.stdout.flush()
 
+    if contradicted is not None:
+        tell(mark_finding(databases[0].name, contradicted))
     with open_session(master, kafka=True) as spark:
-        follower = Follower(spark, topics[0], databases[0], chain_id, Path(checkpoint), tell)
+        follower = Follower(
+            spark, topics[0], databases[0], chain_id, local_folder("--checkpoint", checkpoint), tell
+        )
         stop = Event()
         usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
         try:

@@ -22,6 +22,8 @@ from msgspec import Meta, Struct
 
 from orderchain.errors import InputError, SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.private_file import PRIVATE_MODE
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -150,7 +152,7 @@ class Journal:
 
     def _open(self, flags: int) -> None:
         try:
-            descriptor = os.open(self._path, flags | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self._path, flags | os.O_CLOEXEC, PRIVATE_MODE)
         except OSError as error:
             raise _unusable(self._path, error.strerror or "") from None
         try:
@@ -250,7 +252,7 @@ def _check_path(path: Path) -> None:
         elif not os.access(path.parent, os.W_OK | os.X_OK):
             raise _unusable(path, f"the folder {path.parent} cannot be written")
     except OSError as error:
-        raise _unusable(path, error.strerror or "") from None
+        raise _unusable(path, error.strerror or reason_of(error)) from None
 
 
 def _unusable(path: Path, reason: str) -> SettingError:

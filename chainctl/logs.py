@@ -8,6 +8,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from chainctl.exits import hide_secrets
+from orderchain.printable import printable
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -40,8 +41,19 @@ def set_up_logging(settings: Settings) -> None:
         logging.getLogger(name).setLevel(settings.log_level.upper())
 
 
+LINE_CHARACTERS_MAX: Final = 4_000
+"""Of a record's message: longer than any of ours, so only foreign text can be cut."""
+
+_TRACEBACK_INDENT: Final = "  "
+"""Before each line of a traceback: none of them can look like a record."""
+
+
 class _OneLine(logging.Formatter):
-    """One line a record, without passwords; tracebacks only when asked for."""
+    """One printable line per record, without passwords; tracebacks only when asked for.
+
+    Our packages escape foreign text where they log it. This is the second line: it holds for what
+    they forgot, and for what libraries log.
+    """
 
     def __init__(self, secrets: tuple[str, ...], *, with_tracebacks: bool) -> None:
         super().__init__("chainctl: %(levelname)s: %(message)s")
@@ -50,8 +62,11 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of `record`."""
+        message = hide_secrets(record.getMessage(), self._secrets)
+        record = copy(record)  # other handlers see it too
+        record.msg, record.args = printable(message, LINE_CHARACTERS_MAX), None
         if not self._with_tracebacks:
-            record = copy(record)  # other handlers see it too
             record.exc_info = record.exc_text = record.stack_info = None
             record.levelname = record.levelname.lower()
-        return hide_secrets(super().format(record), self._secrets)
+        first, *rest = hide_secrets(super().format(record), self._secrets).split("\n")
+        return "\n".join([first, *(_TRACEBACK_INDENT + printable(line) for line in rest)])

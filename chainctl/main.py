@@ -149,7 +149,8 @@ def _tell(error: BaseException, meta: dict[str, Any]) -> int:
         return ExitCode.REFUSED
     secrets = meta.get(SECRETS, ())
     if meta.get(IS_DEBUG):
-        talk(traceback_text(error, secrets))
+        for line in traceback_text(error, secrets).split("\n"):
+            talk(line)
     if not isinstance(error, Terminated):
         talk(f"chainctl: {error_line(error, secrets)}")
     return _close_stdout(exit_code(error))

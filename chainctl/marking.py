@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from orderchain.errors import RefusedError, RetryError
 
 if TYPE_CHECKING:
+    from chain_verifier.config import ContradictedMark
     from chain_verifier.report import Report
     from chainctl.settings import Settings
 
@@ -18,14 +19,17 @@ class Beginning(NamedTuple):
 
     start: int
     head: int | None
+    contradicted: ContradictedMark | None = None
+    """A verified mark that does not hold any more."""
 
 
 def beginning_of(
-    settings: Settings, chain_id: int, head: int | None, *, is_marked: bool
+    settings: Settings, chain_id: int, start: int | None, head: int | None, *, is_marked: bool
 ) -> Beginning:
-    """Return where to begin: behind the mark if it `is_marked`, else behind the archived rows.
+    """Return where to begin: at `start`, behind the mark if it `is_marked`, or behind the archive.
 
-    A mark also tells how far the chain had come, whatever the database says of its head now.
+    A mark also tells how far the chain had come, whatever the database says of its head now; where
+    one is contradicted, everything is to be looked at again, up to there.
     """
     from chain_verifier.marks import read_standing
 
@@ -34,10 +38,12 @@ def beginning_of(
     except (RefusedError, RetryError):
         if is_marked:
             raise
-        return Beginning(0, head)  # the verifier meets the same, and says it in its own words
-    if not is_marked:
-        return Beginning(standing.boundary_id, head)
-    return Beginning(standing.start, max(standing.known_head, head or 0))
+        return Beginning(start or 0, head)  # the verifier meets the same, and says it in its words
+    if is_marked or standing.contradicted is not None:
+        head = max(standing.known_head, head or 0)
+    if start is None:
+        start = standing.start if is_marked else standing.boundary_id
+    return Beginning(start, head, standing.contradicted)
 
 
 def move_mark(settings: Settings, report: Report, actor: str) -> str:

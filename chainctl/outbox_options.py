@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.settings import variable_of
+from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from chainctl.settings import Settings
     from outbox.acts import Filter
+
+_URL_BYTES_MAX: Final = 4096
 
 _STATUSES: Final = (
     "init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned",
@@ -28,12 +34,35 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep."
             ),
             click.option(
-                "--alert-webhook", metavar="URL", help="Gets a POST when messages become abnormal."
+                "--alert-webhook-file",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Holds the URL that gets a POST when messages become abnormal. "
+                f"[or env: {variable_of('alert_webhook')}]",
             ),
         )
     ):
         function = option(function)
     return function
+
+
+def alert_webhook(settings: Settings, path: Path | None) -> str:
+    """Return the URL in the file `path`, else that of the settings; empty without one.
+
+    Raises SettingError, which shows nothing of it.
+    """
+    if path is None:
+        return settings.alert_webhook
+    try:
+        with path.open("rb") as file:
+            content = file.read(_URL_BYTES_MAX + 1)
+    except OSError as error:
+        expected = f"a readable file: {error.strerror or type(error).__name__}"
+        raise SettingError("--alert-webhook-file", str(path), expected) from None
+    url = content.decode("ascii", "replace").strip()
+    if not url.isprintable() or not url.isascii() or len(content) > _URL_BYTES_MAX or not url:
+        raise SettingError("--alert-webhook-file", str(path), "a file that holds one URL")
+    return url
 
 
 def filtered(function: Callable[..., Any]) -> Callable[..., Any]:

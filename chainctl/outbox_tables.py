@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from chainctl.database import SQL, connected, version_refusal
 from chainctl.schema_parts import PARTS
 from orderchain.errors import SchemaError
+from orderchain.roles import OUTBOX_OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +26,9 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
 
     Raises ConnectError, and SchemaError unless they are there, in our version.
     """
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
         if not await connection.fetchval(SQL["has_table"], _PART.version_table):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)

@@ -1,5 +1,8 @@
 """stdout is data, stderr is talk.
 
+Both may be a terminal, and much of what is written comes from others: names, keys, errors. So what
+is not printable is escaped here, for every command; JSON and text for programs stay as they are.
+
 rich is imported only where a progress bar is drawn, which is only on a terminal: it would cost
 every call of `chainctl` a tenth of a second.
 """
@@ -14,6 +17,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+
+from orderchain.counted import counted
+from orderchain.printable import NO_LIMIT, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +48,12 @@ class ProgressBar(Protocol):
 
 
 def data(text: str) -> None:
-    """Write one line to stdout. Raises OSError when it cannot be written."""
+    """Write one line to stdout, escaped for a terminal. Raises OSError where it cannot."""
+    data_text(printable(text, NO_LIMIT))
+
+
+def data_text(text: str) -> None:
+    """Write ready-made lines for a program (SQL, JSON, a shell) to stdout, else as `data`."""
     if sys.stdout is None:
         raise OSError(errno.EBADF, "stdout is closed")
     sys.stdout.write(text + "\n")
@@ -50,7 +61,7 @@ def data(text: str) -> None:
 
 def data_json(value: object) -> None:
     """Write `value` to stdout as one line of JSON; bytes become base64."""
-    data(_encoder.encode(value).decode())
+    data_text(_encoder.encode(value).decode())
 
 
 def data_bytes(lines: bytes) -> None:
@@ -62,11 +73,11 @@ def data_bytes(lines: bytes) -> None:
 
 
 def talk(text: str) -> None:
-    """Write one line to stderr for whoever watches; never fails, nothing depends on it."""
+    """Write one line to stderr, escaped for a terminal; never fails, nothing depends on it."""
     if sys.stderr is None:
         return  # not print(file=None): that would write among the data
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
+        print(printable(text, NO_LIMIT), file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -85,11 +96,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         data("  ".join(parts).rstrip())
 
 
-def rate(count: int, unit: str, seconds: float) -> str:
+def rate(count: int, noun: str, seconds: float) -> str:
     """Return `count` and what it is per second, for talk: `200,000 rows in 1.5 s (133,333/s)`."""
+    told = counted(count, noun)
     if count == 0 or seconds <= 0:
-        return f"{count:,} {unit}"
-    return f"{count:,} {unit} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
+        return told
+    return f"{told} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
 
 
 class Stopwatch:
@@ -135,7 +147,7 @@ def progress(label: str, total: float | None, unit: str = "") -> Iterator[Progre
         transient=True,
     )
     with bar:
-        yield _Drawn(bar, bar.add_task(label, total=total, note=""))
+        yield _Drawn(bar, bar.add_task(printable(label), total=total, note=""))
 
 
 class _Silent:
@@ -164,7 +176,7 @@ class _Drawn:
 
     def move_to(self, done: float, note: str = "") -> None:
         """Move the bar."""
-        self._bar.update(self._task, completed=done, note=note)
+        self._bar.update(self._task, completed=done, note=printable(note))
 
     def expect(self, total: float) -> None:
         """Set the bar's end."""
@@ -176,4 +188,4 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,.1f}" if isinstance(value, float) else str(value)
+    return f"{value:,.1f}" if isinstance(value, float) else printable(value, NO_LIMIT)

@@ -32,6 +32,8 @@ CONFIG_BYTES_MAX: Final = 1024 * 1024
 
 _DSN: Final[Mapping[str, Any]] = {"secret": "dsn"}
 _DSNS: Final[Mapping[str, Any]] = {"secret": "dsn", "many": True}
+_WHOLE: Final[Mapping[str, Any]] = {"secret": "whole"}
+"""A secret from its first character to its last, which no flag takes: it would show in `ps`."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +59,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="the callback service's own store, as a libpq URL", extra={**_DSN}),
     ] = ""
     kafka: Annotated[str, Meta(description="Kafka's bootstrap servers, host:port,...")] = ""
+    alert_webhook: Annotated[
+        str,
+        Meta(
+            description="URL that gets a POST when messages become abnormal",
+            max_length=4096,
+            extra={**_WHOLE},
+        ),
+    ] = ""
+    """It often holds a token. --alert-webhook-file has it read from a file."""
     stack_dir: Annotated[str, Meta(description="folder of the local stack")] = ""
     batch_rows: Annotated[
         int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
@@ -109,8 +120,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found: set[str] = set()
         for name in SETTING_NAMES:
             if is_secret(name):
-                for dsn in _all_of(getattr(self, name)):
-                    found |= passwords(dsn)
+                for value in _all_of(getattr(self, name)):
+                    found |= passwords(value) if _secret_kind(name) == "dsn" else {value}
         return tuple(sorted(found))
 
 
@@ -158,12 +169,23 @@ def load_settings(
 
 def shown(name: str, value: object) -> object:
     """Return the value of a setting as it may be shown: passwords replaced."""
-    return " ".join(map(mask_dsn, _all_of(value))) if is_secret(name) else value
+    if not is_secret(name):
+        return value
+    hide = mask_dsn if _secret_kind(name) == "dsn" else _hidden
+    return " ".join(map(hide, _all_of(value)))
 
 
 def is_secret(name: str) -> bool:
     """Say whether the setting may hold a password."""
-    return bool((_METAS[name].extra or {}).get("secret"))
+    return bool(_secret_kind(name))
+
+
+def _secret_kind(name: str) -> str:
+    return str((_METAS[name].extra or {}).get("secret", ""))
+
+
+def _hidden(_: str) -> str:
+    return "***"
 
 
 def may_be_many(name: str) -> bool:

@@ -11,8 +11,10 @@ from msgspec import Struct
 
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.marking import Beginning, beginning_of, move_mark, who
-from chainctl.output import data, progress, talk
+from chainctl.output import data, data_text, progress, talk
 from orderchain.errors import OrderchainError, SettingError
+from orderchain.private_file import write_private
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +41,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     actor: str | None
     seals: bool
     expect_seal: str | None
+    keys: bool
+    key_window_rows: int | None
     follow: bool
     checkpoint: str | None
     master: str | None
@@ -78,6 +82,8 @@ def _require_fitting(asked: Asked) -> None:
     is_database = "database" in asked.sources
     if asked.since_verified and (asked.start is not None or not is_database):
         raise SettingError("--since-verified", "given", "a source database, and no --start")
+    if asked.key_window_rows is not None and not asked.keys:
+        raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
     if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
         raise SettingError("--report", asked.page, "a file in a folder that exists")
 
@@ -90,6 +96,7 @@ def _require_following(asked: Asked) -> None:
             "--all-chains": asked.all_chains,
             "--local": asked.is_local,
             "--seals": asked.seals,
+            "--keys": asked.keys,
             "--expect-seal": asked.expect_seal is not None,
             "--findings": asked.findings_folder is not None,
             "--report": asked.page is not None,
@@ -110,7 +117,7 @@ def _chains_of(settings: Settings, asked: Asked) -> Sequence[int]:
     from chainctl.running import run_async
 
     async def read() -> list[int]:
-        async with connected(settings.audit_dsn(), settings.connect_seconds) as connection:
+        async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
             return [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
 
     found = run_async(read())
@@ -138,7 +145,13 @@ def _follow(settings: Settings, asked: Asked, chains: Sequence[int]) -> ExitCode
     from chainctl import following
 
     found = _sources_of(settings, asked, chains[0])
-    following.follow(found, chains[0], asked.checkpoint, asked.master, as_json=asked.as_json)
+    beginning = Beginning(0, None)
+    if "database" in asked.sources:
+        beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
+    following.follow(
+        *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
+        as_json=asked.as_json,
+    )
 
 
 def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
@@ -159,7 +172,7 @@ def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
         from chain_verifier.local.picture import read_picture
 
         page = html_report(report, read_picture(request), datetime.now(UTC))
-        Path(asked.page).write_text(page, encoding="utf-8")
+        write_private(Path(asked.page), page)
     return _code_of(report)
 
 
@@ -185,7 +198,7 @@ def _verify_several(settings: Settings, asked: Asked, chains: Sequence[int]) -> 
         requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
         pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
         page = html_chains_report(report, pictures, datetime.now(UTC))
-        Path(asked.page).write_text(page, encoding="utf-8")
+        write_private(Path(asked.page), page)
     return max(map(_code_of, report.outcomes))
 
 
@@ -207,8 +220,10 @@ def _request_of(
 
     sources = _sources_of(settings, asked, chain_id) if sources is None else sources
     beginning = Beginning(asked.start or 0, asked.head)
-    if "database" in asked.sources and asked.start is None:
-        beginning = beginning_of(settings, chain_id, asked.head, is_marked=asked.since_verified)
+    if "database" in asked.sources:
+        beginning = beginning_of(
+            settings, chain_id, asked.start, asked.head, is_marked=asked.since_verified
+        )
     return VerifyRequest(
         chain_id=chain_id,
         sources=sources,
@@ -216,8 +231,27 @@ def _request_of(
         start=beginning.start,
         seals=asked.seals,
         kept_seal=None if asked.expect_seal is None else parse_kept_seal(asked.expect_seal),
+        contradicted_mark=beginning.contradicted,
         master=asked.master,
         findings_folder=asked.findings_folder,
+        key_window_rows=_key_window(asked),
+    )
+
+
+def _key_window(asked: Asked) -> int | None:
+    if not asked.keys:
+        return None
+    return usual_key_window() if asked.key_window_rows is None else asked.key_window_rows
+
+
+def usual_key_window() -> int:
+    """Return the window of keys of a sequencer that was told nothing else."""
+    from msgspec.structs import fields
+
+    from sequencer import SequencerConfig
+
+    return next(
+        int(field.default) for field in fields(SequencerConfig) if field.name == "key_window_rows"
     )
 
 
@@ -261,9 +295,11 @@ def _watched() -> Iterator[_Watcher]:
 
 
 def _show(report: Report | ChainsReport, asked: Asked, secrets: tuple[str, ...] = ()) -> None:
-    told = [report.to_json()] if asked.as_json else report.lines()
-    for line in told:
-        # Of several chains the report holds what errors say, too.
+    # Of several chains the report holds what errors say, too.
+    if asked.as_json:
+        data_text(hide_secrets(report.to_json(), secrets))
+        return
+    for line in report.lines():
         data(hide_secrets(line, secrets))
 
 
@@ -274,8 +310,10 @@ def _move_marks(settings: Settings, asked: Asked, reports: Sequence[Report]) -> 
 
 
 def _code_of(outcome: Report | Unverified) -> ExitCode:
-    from chain_verifier.report import Report
+    from chain_verifier.report import Report, Verdict
 
     if isinstance(outcome, Report):
+        if outcome.verdict is Verdict.UNPROVEN:
+            return ExitCode.FAILED
         return ExitCode.CLEAN if outcome.is_clean else ExitCode.FINDINGS
     return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED

@@ -28,9 +28,13 @@ class WithArchive:
     The database is asked first, always, and it alone says where the chain stands. Only what it
     answers with RowsArchived is read from the archive, up to the boundary behind which the database
     has the rows; then the database goes on. Closes the database; an archive holds nothing open.
+    Raises SettingError where the two are of different chains.
     """
 
     def __init__(self, database: GapSource, archive: ArchivedSource) -> None:
+        if archive.chain_id != database.chain_id:
+            expected = f"chain {database.chain_id}, the database's"
+            raise SettingError("chain of the archive", archive.chain_id, expected)
         self._database = database
         self._archive = archive
 
@@ -49,16 +53,30 @@ class WithArchive:
         """Close the database; see `orderchain.ports.GapSource`."""
         await self._database.close()
 
-    async def standing(self, at_id: int) -> Standing:
+    @property
+    def chain_id(self) -> int:
+        """The chain that database and archive hold."""
+        return self._database.chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return head and mark, of an archived row too; see `orderchain.ports.GapSource`.
 
         Raises as the database and as `orderchain.ports.ArchivedSource.mark_at`.
         """
         try:
-            return await self._database.standing(at_id)
+            return await self._database.standing(at_id, batch_id)
         except RowsArchived as error:
             boundary = await self._boundary(error)
-        return replace(boundary, mark=await self._archive.mark_at(at_id, boundary))
+        boundary_id = _boundary_id(boundary)
+        if at_id < boundary_id:
+            found = replace(boundary, mark=await self._archive.mark_at(at_id, boundary))
+        else:
+            found = await self._database.standing(at_id)
+        if batch_id is None:
+            return found
+        batch = await self._archive.mark_at(batch_id, boundary)
+        ends_there = batch is not None and batch.batch_last_id == batch_id
+        return replace(found, batch_seal=batch.seal if batch and ends_there else None)
 
     async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
         """Yield linked runs; see `orderchain.ports.GapSource`.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from orderchain.refusals import connect_refusal, is_too_many_connections, statement_refusal
+from orderchain.roles import GAP_READER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,7 @@ class ReadConnection:
             self._config.database,
             driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
-            role_that="may read the chain",
+            role=GAP_READER,
         )
 
     # -- letting go ----------------------------------------------------------------------------

@@ -75,6 +75,9 @@ class PreferredSources:
     ) -> None:
         if not sources:
             raise SettingError("sources", "none", "at least one, the primary")
+        chains = sorted({source.chain_id for source in sources})
+        if len(chains) > 1:
+            raise SettingError("chains of the sources", chains, "one chain")
         self._sources = list(sources)
         self._judge = self._sources[-1]
         self._config = config or PreferenceConfig()
@@ -107,9 +110,14 @@ class PreferredSources:
         """Close all of them, at once; never raises, never waits beyond their deadlines."""
         await asyncio.gather(*(source.close() for source in self._sources))
 
+    @property
+    def chain_id(self) -> int:
+        """The chain that all of them read."""
+        return self._judge.chain_id
+
     # -- what the primary says -----------------------------------------------------------------
 
-    async def standing(self, at_id: int) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return what the primary says; see `orderchain.ports.GapSource.standing`."""
         known: Standing | None = None
         first_error: Exception | None = None
@@ -117,7 +125,7 @@ class PreferredSources:
             if known is not None and self._is_avoided(source):
                 continue
             try:
-                standing = await source.standing(at_id)
+                standing = await source.standing(at_id, batch_id)
             except _AWAY as error:
                 self._avoid(source, error)
                 first_error = first_error or error

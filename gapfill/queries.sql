@@ -1,6 +1,7 @@
 -- The statements of a fill. The role `gap_reader` may run all of them, and nothing else.
 
--- standing: the head of a chain and what stands at one id, in one snapshot
+-- standing: the head of a chain, what stands at one id, and the newest terms ($4), in one snapshot;
+-- with it the seal of the batch that ends at another one ($3), if one does
 SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
        h.topic, h.topic_partition,
@@ -10,8 +11,19 @@ SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
            SELECT FROM chain_event e WHERE e.chain_id = $1 AND e.id = $2
        )) AS is_there,
        (SELECT max(a.last_id) FROM chain_batch a
-        WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id
+        WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id,
+       (SELECT a.seal FROM chain_batch a
+         WHERE a.chain_id = $1 AND a.last_id = $3) AS asked_seal,
+       terms.epochs AS term_epochs, terms.nonces AS term_nonces, terms.frame_keys AS term_frame_keys
 FROM schema_version v
+CROSS JOIN (
+    SELECT array_agg(epoch) AS epochs, array_agg(nonce) AS nonces,
+           array_agg(frame_key) AS frame_keys
+    FROM (
+        SELECT epoch, nonce, frame_key FROM chain_term
+        WHERE chain_id = $1 ORDER BY epoch DESC LIMIT $4
+    ) newest_terms
+) terms
 LEFT JOIN chain_head h ON h.chain_id = $1
 LEFT JOIN LATERAL (
     SELECT last_id, seal, epoch FROM chain_batch

@@ -21,7 +21,7 @@ from orderchain.errors import (
 from orderchain.event import Event
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.link import first_break, is_linked
-from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
 from orderchain.run import Run
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.seal import genesis_seal
@@ -63,16 +63,23 @@ class GapReader:
         """Close; never raises, never waits beyond `close_seconds`."""
         await self._connection.close()
 
+    @property
+    def chain_id(self) -> int:
+        """The chain that it reads."""
+        return self._config.chain_id
+
     # -- standing ------------------------------------------------------------------------------
 
-    async def standing(self, at_id: int) -> Standing:
-        """Return the chain's head and the mark behind the row `at_id` (0: before the first row).
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+        """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
-        Both are of one snapshot. Raises ChainMissing, SchemaError, ConnectError, RetryError;
-        RowsArchived when the row lies behind the archive's boundary.
+        With `batch_id` the seal after the batch that ends there, too. All are of one snapshot.
+        Raises ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when row or batch
+        lie before the archive's boundary.
         """
         chain_id = self._config.chain_id
-        rows = await self._connection.fetch(_SQL["standing"], chain_id, at_id)
+        values = (chain_id, at_id, batch_id, TERMS_MAX)
+        rows = await self._connection.fetch(_SQL["standing"], *values)
         if not rows:
             raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
         row = rows[0]
@@ -83,7 +90,16 @@ class GapReader:
         mark = _mark_of(row, chain_id, at_id)
         if mark is None and at_id < (row["boundary_id"] or 0):
             raise RowsArchived(chain_id, at_id, row["boundary_id"])
-        return Standing(head=_head_of(row), mark=mark, is_primary=not row["is_standby"])
+        seal = genesis_seal(row["database_id"], chain_id) if batch_id == 0 else row["asked_seal"]
+        if seal is None and batch_id is not None and batch_id < (row["boundary_id"] or 0):
+            raise RowsArchived(chain_id, batch_id, row["boundary_id"])
+        return Standing(
+            head=_head_of(row),
+            mark=mark,
+            is_primary=not row["is_standby"],
+            terms=_terms_of(row),
+            batch_seal=seal,
+        )
 
     # -- places --------------------------------------------------------------------------------
 
@@ -165,15 +181,15 @@ class GapReader:
 
     async def _check_start(self, after: Mark) -> _Opening:
         """Compare `after` with all that is known of the chain. Says what is wrong with it."""
-        standing = await self.standing(after.id)
+        standing = await self.standing(after.id, after.batch_last_id)
         mark, chain_id = standing.mark, self._config.chain_id
-        if mark is not None and _is_same(mark, after):
+        if mark is not None and standing.batch_seal == after.seal:
             return _Opening(mark, _source_of(is_primary=standing.is_primary))
         if not standing.is_primary:
             raise NotYetReadable(after.batch_last_id, after.id)
         if mark is None:
             raise ForkFound(chain_id, after.batch_last_id, after.id, None)
-        raise SealMismatch(chain_id, after.id, after.seal, mark.seal)
+        raise SealMismatch(chain_id, after.batch_last_id, after.seal, standing.batch_seal or b"")
 
     def _read_ahead(self, after_id: int, until_id: int) -> asyncio.Future[Sequence[Any]]:
         """Begin to read the page behind `after_id`; at the end of the range there is none."""
@@ -270,6 +286,11 @@ def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, whic
         topic=row["topic"],
         partition=row["topic_partition"],
     )
+
+
+def _terms_of(row: Any) -> tuple[FrameTerm, ...]:  # noqa: ANN401 - as above
+    terms = _rows_of(row, "term_epochs", "term_nonces", "term_frame_keys")
+    return tuple(FrameTerm(epoch=e, nonce=nonce, frame_key=key) for e, nonce, key in terms)
 
 
 def _mark_of(row: Any, chain_id: int, at_id: int) -> Mark | None:  # noqa: ANN401 - as above

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         StatementFailed,
     )
     from local_stack.folders import default_cache_directory, default_directory
-    from local_stack.kafka import KafkaConfig, KafkaServer, ProxiedListener
+    from local_stack.kafka import KafkaConfig, KafkaServer, ProxiedListener, SecuredListener
     from local_stack.postgres import PostgresConfig, PostgresServer
     from local_stack.progress import Progress, silent
     from local_stack.stack import LocalStack, ServerStatus, StackStatus
@@ -31,6 +31,7 @@ __all__ = [
     "PostgresServer",
     "Progress",
     "ProxiedListener",
+    "SecuredListener",
     "ServerFailed",
     "ServerStatus",
     "SetupNeeded",
@@ -53,6 +54,7 @@ _HOMES: Final = {
     "PostgresServer": "postgres",
     "Progress": "progress",
     "ProxiedListener": "kafka",
+    "SecuredListener": "kafka",
     "ServerFailed": "errors",
     "ServerStatus": "stack",
     "SetupNeeded": "errors",

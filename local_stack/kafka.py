@@ -48,6 +48,20 @@ class ProxiedListener(msgspec.Struct, frozen=True, kw_only=True):
     """Where the proxy listens, and clients are told to go."""
 
 
+class SecuredListener(msgspec.Struct, frozen=True, kw_only=True):
+    """A further listener, for clients that come with TLS, a login or both."""
+
+    name: str
+    """Kafka's own name for it: letters and digits."""
+    port: int
+    protocol: str
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    host: str = LOOPBACK
+    """What the broker calls itself to clients, which compare it with its certificate."""
+    settings: Mapping[str, str] = {}
+    """Settings of this listener alone, such as `ssl.keystore.key`."""
+
+
 class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where one Kafka lives and how it is set."""
 
@@ -56,6 +70,7 @@ class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
     controller_port: int
     heap_mb: int = 512
     proxied: ProxiedListener | None = None
+    secured: tuple[SecuredListener, ...] = ()
     settings: Mapping[str, str] = {}
     """Any further settings of server.properties; they win over ours."""
 
@@ -114,7 +129,8 @@ class KafkaServer(Server):
         """Write the settings, which may have changed, and format the storage once."""
         make_shared_folder(self.directory, self.account)
         require_reachable(self.directory, self.account)
-        write_file(self._settings_path, self._settings(), 0o644)
+        # The keys of listeners are in it.
+        write_file(self._settings_path, self._settings(), 0o600, self.account)
         make_private_folder(self.data_directory, self.account)
         # The storage tool writes this file last, so an interrupted run is done again.
         if not (self.data_directory / "meta.properties").exists():
@@ -188,10 +204,22 @@ class KafkaServer(Server):
             listeners.append(f"PROXIED://{LOOPBACK}:{self.config.proxied.port}")
             advertised.append(f"PROXIED://{LOOPBACK}:{self.config.proxied.advertised_port}")
             protocols.append("PROXIED:PLAINTEXT")
+        for secured in self.config.secured:
+            listeners.append(f"{secured.name}://{LOOPBACK}:{secured.port}")
+            advertised.append(f"{secured.name}://{secured.host}:{secured.port}")
+            protocols.append(f"{secured.name}:{secured.protocol}")
         return {
+            **self._settings_of_secured(),
             "listeners": ",".join(listeners),
             "advertised.listeners": ",".join(advertised),
             "listener.security.protocol.map": ",".join(protocols),
+        }
+
+    def _settings_of_secured(self) -> dict[str, str]:
+        return {
+            f"listener.name.{secured.name.lower()}.{name}": value
+            for secured in self.config.secured
+            for name, value in secured.settings.items()
         }
 
     def _format(self) -> None:
@@ -229,4 +257,4 @@ def _new_cluster_id() -> str:
 
 
 def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\")
+    return value.replace("\\", "\\\\").replace("\n", "\\n")

@@ -65,7 +65,7 @@ class MemoryChain:
         self._random = Random(seed)  # noqa: S311 - faults, not secrets
         self._database = MemoryDatabase(seed)
         self._chain = self._database.create(CHAIN_ID)
-        self._chain.epoch, self._chain.nonce = 1, self._database.draw_nonce()
+        self._frame_key = self._chain.begin_term(self._database.draw_nonce()).frame_key
         self._log = MemoryLog()
         self._server = Server("database")
         self._services = 0
@@ -94,7 +94,9 @@ class MemoryChain:
     def heartbeat(self) -> None:
         """Publish the head: what shows a lost last frame."""
         head, seal = self._chain.last_id, self._chain.last_seal
-        self._log.append([encode_frame(self._header(head, head, head, 0, seal), ())])
+        self._log.append(
+            [encode_frame(self._header(head, head, head, 0, seal), (), self._frame_key)]
+        )
 
     @property
     def is_database_away(self) -> bool:
@@ -184,7 +186,7 @@ class MemoryChain:
             )
             if events[-1].id == batch.last_id:
                 header = _ended(header, batch.seal)
-            frames.append(encode_frame(header, events))
+            frames.append(encode_frame(header, events, self._frame_key))
         return frames
 
     def _header(

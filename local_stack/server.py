@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from local_stack import process as processes
 from local_stack.errors import ServerFailed
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +138,7 @@ class Server(ABC):
                 self.command(), log=log, account=self.account, environment=self.environment()
             )
         except OSError as error:
-            raise self._failure(f"cannot be run: {error}") from error
+            raise self._failure(f"cannot be run: {reason_of(error)}") from error
         finally:
             os.close(log)
         if self.process is not None and self._on_launch is not None:

@@ -10,6 +10,7 @@ import msgspec
 from local_stack.errors import FolderUnusable
 from local_stack.folders import write_file
 from local_stack.process import ProcessIdentity
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,9 @@ def load_state(path: Path) -> StackState | None:
     except OSError as error:
         raise FolderUnusable(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise FolderUnusable(f"{path} is damaged or of another version ({error})") from error
+        raise FolderUnusable(
+            f"{path} is damaged or of another version ({reason_of(error)})"
+        ) from error
     if state.format != FORMAT:
         raise FolderUnusable(f"{path} has format {state.format}, expected {FORMAT}")
     return state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from matcher_receiver.stored import StoredReceiver
@@ -16,6 +18,7 @@ from orderchain.mark import Mark
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
     from uuid import UUID
 
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from orderchain.gap import Gap
 
 _SQL: Final = load_sql("matcher_receiver", "queries.sql")
+
+IN_DOUBT_MAX: Final = 16
+"""Saves of which it is not known whether they took place. Each is a try whose answer was lost with
+its connection; a caller who loses more of them in a row has stopped looking."""
 
 
 class PostgresCheckpointStore:
@@ -36,7 +43,7 @@ class PostgresCheckpointStore:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._kept = StoredReceiver(config)
-        self._in_doubt: Mark | None = None
+        self._in_doubt: deque[Mark] = deque(maxlen=IN_DOUBT_MAX)
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,6 +55,16 @@ class PostgresCheckpointStore:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    @property
+    def chain_id(self) -> int:
+        """The chain in which the place is."""
+        return self._config.chain_id
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        return self._config.receiver
 
     async def load(self) -> Mark | None:
         """Return the stored place, None for a receiver that never was.
@@ -67,29 +84,48 @@ class PostgresCheckpointStore:
         return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
-        """Move the place from `first_pid` to `end`, by compare-and-set; insert it where none is.
+        """Move the place from `first_pid` to `end`; see `orderchain.ports.CheckpointStore.save`.
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
-        stored until that commits. Raises CheckpointLost; RetryError when it is not known whether
-        it was stored, and the same call may be made again.
+        stored until that commits, and what it raises is the caller's own.
         """
-        if connection is not None:
-            await self._save_with(connection, first_pid, end)
-            return
-        if self._in_doubt is not None:
-            first_pid = await self._resolve_doubt(first_pid)
-        self._in_doubt = end
+        if end.id < first_pid:
+            raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
+        if connection is None:
+            await self._save_alone(first_pid, end)
+        else:
+            await self._move(partial(self._fetch_with, connection), first_pid, end)
+
+    async def _save_alone(self, first_pid: int, end: Mark) -> None:
         try:
-            rows = await self._kept.fetch("save", first_pid, *_values_of(end))
-        except RetryError:
-            raise
+            await self._move(self._kept.fetch, first_pid, end)
         except BaseException as error:
-            if isinstance(error, OrderchainError):
-                self._in_doubt = None
+            # Where the answer was lost, or the wait for it cancelled, the statement may yet land.
+            if isinstance(error, RetryError) or not isinstance(error, OrderchainError):
+                self._in_doubt.append(end)
             raise
-        self._in_doubt = None
-        if not rows:
-            raise self._lost(first_pid)
+        self._in_doubt.clear()
+
+    async def _move(
+        self, fetch: Callable[..., Awaitable[Sequence[Any]]], first_pid: int, end: Mark
+    ) -> None:
+        """Move the place, from where an earlier save has put it if that was in doubt.
+
+        Asked for after the compare-and-set has failed, never before: until then a statement that
+        was given up may still land. Nobody else could have moved the place to the same end without
+        having been where we were.
+        """
+        if await fetch("save", first_pid, *_values_of(end)):
+            return
+        found = _mark_of((await fetch("load"))[0])
+        if (
+            found is None
+            or found not in self._in_doubt
+            or not await fetch("save", found.id, *_values_of(end))
+        ):
+            found_id = None if found is None else found.id
+            config = self._config
+            raise CheckpointLost(config.chain_id, config.receiver, first_pid, found_id)
 
     @property
     def database_id(self) -> UUID | None:
@@ -108,33 +144,16 @@ class PostgresCheckpointStore:
         """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
         await self._kept.close()
 
-    async def _save_with(self, connection: Any, first_pid: int, end: Mark) -> None:  # noqa: ANN401
+    async def _fetch_with(self, connection: Any, query: str, *values: object) -> Sequence[Any]:  # noqa: ANN401
         # The caller's connection, the caller's errors: it has to roll back anyway.
-        rows = await connection.fetch(
-            _SQL["save"],
+        rows: Sequence[Any] = await connection.fetch(
+            _SQL[query],
             self._config.chain_id,
             self._config.receiver,
-            first_pid,
-            *_values_of(end),
+            *values,
             timeout=self._config.statement_seconds,
         )
-        if not rows:
-            raise self._lost(first_pid)
-
-    async def _resolve_doubt(self, first_pid: int) -> int:
-        """Return from where to move, the answer to an earlier save having been lost.
-
-        If it was stored, the place is where that save put it: nobody else could have moved it from
-        there to the same end without having been where we were.
-        """
-        stored = _mark_of(await self._kept.row())
-        if stored is not None and stored == self._in_doubt:
-            first_pid = stored.id
-        self._in_doubt = None
-        return first_pid
-
-    def _lost(self, expected_id: int) -> CheckpointLost:
-        return CheckpointLost(self._config.chain_id, self._config.receiver, expected_id)
+        return rows
 
 
 def _values_of(end: Mark) -> tuple[object, ...]:

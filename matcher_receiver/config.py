@@ -36,8 +36,9 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How one receiver of one chain behaves."""
 
     chain_id: ChainId
-    name: Annotated[str, Meta(min_length=1, max_length=200)] = "receiver"
-    """Under which the checkpoint stands. Two receivers of one name stop each other."""
+    name: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    """Under which the checkpoint is stored. Two receivers of one name stop each other. A store that
+    is handed in must be of this name. None: the name of that store."""
     start: Mark | None = None
     """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
     the checkpoint, and where there is neither at `start_at`."""
@@ -59,6 +60,10 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     check_seconds: Seconds = 0.1
     """At most one reading of the head in so long for frames that contradict us or come from an
     unknown publisher: a flood of forged frames must not become a flood of reads."""
+    prove_seconds: Seconds = 10.0
+    """While frames flow, the database is asked at this pace whether it holds what was handed on,
+    without waiting for the answer. A checkpoint holds the last seal that it has shown: a longer
+    time saves a small read, and has a restart compare an older place."""
     retry_seconds_max: Seconds = 2.0
     """The longest pause between two tries to read from a database that is away."""
     standby_wait_seconds: Seconds = 30.0
@@ -97,7 +102,9 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database: Annotated[str, Meta(min_length=1)]
     """A libpq URL; the role `receiver_writer` is enough."""
     chain_id: ChainId
-    receiver: Annotated[str, Meta(min_length=1, max_length=200)] = "receiver"
+    receiver: Annotated[str, Meta(min_length=1, max_length=200)]
+    """The receiver's name. There is no default: two services that shared one would share a place,
+    and the second would skip what the first has worked off."""
     connect_seconds: Seconds = 5.0
     """Deadline of a connect."""
     statement_seconds: Seconds = 10.0

@@ -10,6 +10,7 @@ import asyncpg
 
 from orderchain.errors import ChainMissing
 from orderchain.refusals import connect_refusal, sqlstate_of, statement_refusal
+from orderchain.roles import RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,5 +81,5 @@ class WriteConnection:
             self._config.database,
             driver_errors=_DRIVER_ERRORS,
             deadline_seconds=self._config.statement_seconds,
-            role_that="may keep a receiver's place and records",
+            role=RECEIVER_WRITER,
         )

@@ -1,18 +1,23 @@
 """The receive state machine: from values to decisions, with no I/O, no clock and no randomness.
 
-The order of its questions is the protocol. A frame is first asked for its chain, then for its
-publisher (the nonce), and only then for its ids: ids of a publisher that the database does not
-vouch for mean nothing. See `docs/protocol.md` for every cell.
+The order of its questions is the protocol. A frame is first asked for its chain, then for its term
+(the nonce), then for the MAC under that term's key, and only then for its ids: ids of a sender that
+the database does not vouch for mean nothing. See `docs/protocol.md` for every cell.
 
 Seals of frames are provisional. A receiver does not compute a seal, it compares: the seal before a
 batch must be the one after the batch before. When the database later contradicts the seal alone,
 the rows themselves are compared; only rows that differ halt. For that the core keeps the records of
-the last batch that it delivered from frames, within `UNPROVEN_BYTES_MAX`.
+the last batch that it delivered from frames, or the end of it, within `UNPROVEN_BYTES_MAX`.
+
+So there are two places: `head`, with what a frame said of its seal, by which the next frame is
+judged; and the last seal that the database itself has shown, which alone leaves this core, as the
+end of a run. A seal that only a frame has told of would halt the next start for good.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -25,11 +30,14 @@ from matcher_receiver.decisions import (
     DELIVER,
     DELIVER_NEW_PART,
     DROP_CHAIN,
+    DROP_MAC,
     DROP_OLD,
     DROP_PHANTOM,
     IN_STEP,
     WAIT,
     Check,
+    ConfirmNonce,
+    Drop,
     Fill,
     FrameDecision,
     GapDecision,
@@ -45,9 +53,10 @@ from orderchain.errors import (
     HaltError,
     PrimaryBehind,
     SealMismatch,
+    SettingError,
 )
-from orderchain.frame import NONCE_BYTES, decode_body, decode_linked_body
-from orderchain.mark import Mark
+from orderchain.frame import decode_body, decode_linked_body, is_signed
+from orderchain.mark import TERMS_MAX, Mark
 from orderchain.run import Run
 
 if TYPE_CHECKING:
@@ -57,15 +66,14 @@ if TYPE_CHECKING:
     from orderchain.event import Event
     from orderchain.frame import FrameHeader
     from orderchain.gap import Cause
-    from orderchain.mark import ChainHead, Standing
+    from orderchain.mark import ChainHead, FrameTerm, Standing
 
-NONCES_MAX: Final = 16
-"""Publishers remembered. One a take-over; frames of older ones are long gone from the topic's end,
-and a forgotten one costs a read."""
+NONCES_MAX: Final = TERMS_MAX
+"""Terms known at once, the newest. Frames of older ones are dropped, at the cost of a read."""
 
 UNPROVEN_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of records kept to compare the last batch. A larger batch is not kept, and a contradiction
-of its seal halts without a comparison: memory must stay bounded."""
+"""Bytes of records kept to compare the last batch, the last record at least. Of a larger batch the
+last rows are compared: memory must stay bounded."""
 
 _id_of = attrgetter("id")
 
@@ -79,7 +87,8 @@ class ReceiveCore:
     def __init__(self, chain_id: int, start: Mark, database_id: UUID | None = None) -> None:
         self.chain_id = chain_id
         self.head = start
-        """Behind the last row that was delivered. Its id never falls."""
+        """Behind the last row that was delivered, with the seal as the last frame told it. Its id
+        never falls."""
         self.state = State.CATCHING_UP
         self.fill_until = start.id
         """Last id of the open fill; <= `head.id` when none is open."""
@@ -87,21 +96,28 @@ class ReceiveCore:
         self.halted_by: HaltError | None = None
         # The one in which the place was stored; else the first one read.
         self._database_id = database_id
-        self._nonces: dict[bytes, None] = {}  # in the order in which they became known
-        # Where the database last agreed with us or the last batch began, and the records that were
-        # delivered behind it; None when they can't be compared.
-        self._proven = start
-        self._unproven: list[tuple[FrameHeader, bytes]] | None = []
-        self._unproven_bytes = 0
+        # By nonce the keys of the terms that the primary vouched for when it last agreed with us.
+        self._frame_keys: dict[bytes, bytes] = {}
+        self._proven = start  # the last whole batch, and its seal, as the database has shown it
+        # The records that were delivered after the row `_kept_after`, to be compared: those of the
+        # last batch, or its end. None are kept of what the database itself has brought.
+        self._kept: deque[tuple[FrameHeader, bytes]] = deque()
+        self._kept_bytes = 0
+        self._kept_after = start.id
 
     # -- frames --------------------------------------------------------------------------------
 
-    def judge(self, header: FrameHeader) -> FrameDecision:
-        """Decide about a frame from its header alone."""
+    def admit(self, header: FrameHeader, record: bytes) -> Drop | ConfirmNonce | None:
+        """Decide whether a frame is a leader's; None when it is, and is to be judged."""
         if header.chain_id != self.chain_id:
             return DROP_CHAIN
-        if header.publisher_nonce not in self._nonces:
+        frame_key = self._frame_keys.get(header.publisher_nonce)
+        if frame_key is None:
             return CONFIRM_NONCE
+        return None if is_signed(record, frame_key) else DROP_MAC
+
+    def judge(self, header: FrameHeader) -> FrameDecision:
+        """Decide about a frame that was admitted, from its header alone."""
         if header.count == 0:
             return self._judge_heartbeat(header)
         head = self.head
@@ -168,31 +184,52 @@ class ReceiveCore:
                 epoch=head.epoch,
             )
         self.head = end
-        return Run(chain_id=self.chain_id, events=events, end=end)
+        return Run(chain_id=self.chain_id, events=events, end=self._proven_at(end.id))
+
+    def _proven_at(self, row_id: int) -> Mark:
+        """Return the place after a row, with the last seal that the database has shown."""
+        proven = self._proven
+        return Mark(
+            id=row_id, batch_last_id=proven.batch_last_id, seal=proven.seal, epoch=proven.epoch
+        )
 
     def _remember(self, header: FrameHeader, record: bytes) -> None:
         """Keep `record` until the batch after it, or the database, agrees with its seal."""
         if self.head.is_batch_end:
-            self._prove(self.head)
-        self._unproven_bytes += len(record)
-        if self._unproven is None or self._unproven_bytes > UNPROVEN_BYTES_MAX:
-            self._unproven = None
-        else:
-            self._unproven.append((header, record))
+            self._forget_records(self.head.id)
+        self._kept_bytes += len(record)
+        self._kept.append((header, record))
+        while self._kept_bytes > UNPROVEN_BYTES_MAX and len(self._kept) > 1:
+            self._forget_records_up_to(self._kept[0][0].last_id)
+
+    def _forget_records(self, after_id: int) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._kept_after = after_id
+
+    def _forget_records_up_to(self, row_id: int) -> None:
+        while self._kept and self._kept[0][0].last_id <= row_id:
+            _, record = self._kept.popleft()
+            self._kept_bytes -= len(record)
+        self._kept_after = max(self._kept_after, row_id)
 
     def _prove(self, mark: Mark) -> None:
         self._proven = mark
-        self._unproven = []
-        self._unproven_bytes = 0
+        self._forget_records(mark.id)
 
     # -- the database --------------------------------------------------------------------------
 
     def judge_standing(self, standing: Standing, cause: Cause) -> StandingDecision:
-        """Decide about what the database says of our own head (`standing` was read at its id).
+        """Decide about what the database says of our own head.
 
-        This is where nonces become known: in one snapshot the primary names its leader, and holds
-        the row and the seal that we hold.
+        `standing` was read at its id, and at the batch whose seal we hold. Of a place that was
+        stored that may be an older batch than the last one at or before the row: its seal, and that
+        the row is there, is then what can be compared. The seal of the last one is taken over.
+
+        This is where terms become known: in one snapshot the primary tells of them, and holds the
+        row and the seal that we hold. Those that it does not tell of are known no more.
         """
+        self._refuse_other_chain(standing.head.chain_id)
         head, mark = standing.head, standing.mark
         if not standing.is_primary:
             return self._judge_standby(standing, cause)
@@ -201,17 +238,16 @@ class ReceiveCore:
             error = ForkFound(self.chain_id, self.head.batch_last_id, self.head.id, None)
         if error is not None:
             return Halt(error)
-        if mark is None or not _is_same(mark, self.head):
-            return self._judge_seal(mark)
+        if mark is None or not _holds(standing, self.head):
+            return self._judge_seal(standing)
         self.head = mark
         self._prove(mark)
-        self._know(head.nonce)
+        self._know(standing.terms)
         return self._in_step_or_fill(head, cause)
 
     def _judge_standby(self, standing: Standing, cause: Cause) -> StandingDecision:
         """What a standby lacks it may yet get; what it has, the fill will compare."""
-        mark = standing.mark
-        if self._is_foreign(standing.head) or mark is None or not _is_same(mark, self.head):
+        if self._is_foreign(standing.head) or not _holds(standing, self.head):
             return WAIT
         return self._in_step_or_fill(standing.head, cause)
 
@@ -222,11 +258,33 @@ class ReceiveCore:
             self.go_live()
         return IN_STEP
 
-    def _judge_seal(self, mark: Mark | None) -> StandingDecision:
-        if mark is None or not self._unproven:
-            found = b"" if mark is None else mark.seal
+    def _judge_seal(self, standing: Standing) -> StandingDecision:
+        if not self._kept:
+            # What we hold is the database's own word of earlier on.
+            found = standing.batch_seal or (standing.mark.seal if standing.mark else b"")
             return Halt(SealMismatch(self.chain_id, self.head.id, self.head.seal, found))
         return COMPARE
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the database has shown the seal that we hold."""
+        return self._proven.batch_last_id == self.head.batch_last_id
+
+    def accept_proof(self, asked: Mark, standing: Standing) -> bool:
+        """Take what the database says of a place where we stood, and have gone on from since.
+
+        Returns whether it holds what we held there; if not, our own standing is to be read.
+        """
+        self._refuse_other_chain(standing.head.chain_id)
+        if not standing.is_primary:
+            return True  # its word proves nothing
+        mark = standing.mark
+        if mark is None or self._is_foreign(standing.head) or not _holds(standing, asked):
+            return False
+        if mark.batch_last_id > self._proven.batch_last_id:
+            self._proven = mark
+            self._forget_records_up_to(mark.batch_last_id)
+        return True
 
     def judge_gap(self, standing: Standing, fill: Fill) -> GapDecision:
         """Decide whether rows that a frame tells of are there (`standing` was read at its pid).
@@ -234,6 +292,7 @@ class ReceiveCore:
         A commit comes before its publication. So what the primary lacks when it is read after the
         frame has arrived was never committed, and the frame is a phantom.
         """
+        self._refuse_other_chain(standing.head.chain_id)
         if not standing.is_primary:
             return WAIT if standing.mark is None or self._is_foreign(standing.head) else fill
         error = self._contradiction(standing.head)
@@ -249,20 +308,31 @@ class ReceiveCore:
             return PrimaryBehind(self.chain_id, head.last_id, self.head.id)
         return None
 
+    def _refuse_other_chain(self, chain_id: int) -> None:
+        """Raise SettingError for a word of another chain: whatever it says is not about ours."""
+        if chain_id != self.chain_id:
+            raise SettingError("gap source's chain", chain_id, f"chain {self.chain_id}")
+
     def _is_foreign(self, head: ChainHead) -> bool:
         if self._database_id is None:
             self._database_id = head.database_id
         return head.database_id != self._database_id
 
-    def _know(self, nonce: bytes) -> None:
-        # Empty until the chain's first take-over: then there is nobody to be known.
-        if len(nonce) != NONCE_BYTES or nonce in self._nonces:
-            return
-        if len(self._nonces) >= NONCES_MAX:
-            self._nonces.pop(next(iter(self._nonces)))
-        self._nonces[nonce] = None
+    def _know(self, terms: Sequence[FrameTerm]) -> None:
+        """Believe frames of `terms`, the newest of which come first, and of no others."""
+        self._frame_keys = {term.nonce: term.frame_key for term in terms[:NONCES_MAX]}
 
     # -- fills ---------------------------------------------------------------------------------
+
+    def see_gap(self) -> None:
+        """A frame tells of rows that are missing, and the database has not been asked yet."""
+        if self.state is State.LIVE:
+            self.state = State.FILLING
+
+    def deny_gap(self) -> None:
+        """What a frame told of is not there, or could not be read: the frame is dropped."""
+        if self.state is State.FILLING:
+            self.go_live()
 
     def open_fill(self, fill: Fill) -> None:
         """Set out to read the rows up to `fill.until_id`."""
@@ -276,7 +346,11 @@ class ReceiveCore:
         return self.fill_until > self.head.id
 
     def accept_filled(self, run: Run) -> Run | Halt:
-        """Move the head over a run of the database, whose end is the database's word."""
+        """Move the head over a run of the database, whose end is the database's word.
+
+        Raises SettingError for a run of another chain.
+        """
+        self._refuse_other_chain(run.chain_id)
         if run.first_pid != self.head.id:
             first = run.events[0]
             return Halt(ForkFound(self.chain_id, first.pid, self.head.id, first.id))
@@ -299,22 +373,26 @@ class ReceiveCore:
     # -- a seal that contradicts ---------------------------------------------------------------
 
     @property
-    def proven(self) -> Mark:
-        """From where the rows must be read again when the database contradicts our seal."""
-        return self._proven
+    def compared_from(self) -> Mark:
+        """From where rows are read again when the database contradicts our seal.
+
+        With a seal that the database has shown: should it contradict that one, it contradicts
+        itself, and no frame is to blame.
+        """
+        return self._proven_at(self._kept_after)
 
     def compare(self, rows: Sequence[Event], end: Mark) -> InStep | Halt:
-        """Decide, the rows behind `proven` up to our head having been read again.
+        """Decide, the rows after `compared_from` up to our head having been read again.
 
         Equal rows under another seal: what was delivered is what was committed, the publisher was
         wrong about the seal alone, and the database's word is taken. Else the chain halts.
         """
         delivered: dict[int, Event] = {}
-        for header, record in self._unproven or ():
+        for header, record in self._kept:
             for event in decode_body(record, header):
                 # A frame that was partly old repeats rows: the first one was handed on.
                 delivered.setdefault(event.id, event)
-        unique = [event for event in delivered.values() if event.id > self._proven.id]
+        unique = [event for event in delivered.values() if event.id > self._kept_after]
         if not unique or list(rows) != unique or end.id != self.head.id:
             return Halt(SealMismatch(self.chain_id, self.head.id, self.head.seal, end.seal))
         self.head = end
@@ -332,10 +410,14 @@ def _linked_rows(record: bytes, header: FrameHeader) -> list[Event] | None:
         return None
 
 
-def _is_same(left: Mark, right: Mark) -> bool:
-    """Whether two marks tell of the same rows. The seal covers the epoch."""
-    return (
-        left.id == right.id
-        and left.batch_last_id == right.batch_last_id
-        and left.seal == right.seal
-    )
+def _holds(standing: Standing, held: Mark) -> bool:
+    """Whether the source has the row of `held`, and the seal of its batch. That covers the epoch.
+
+    `standing` was read at both.
+    """
+    mark = standing.mark
+    if mark is None or mark.id != held.id:
+        return False
+    if mark.batch_last_id == held.batch_last_id:
+        return mark.seal == held.seal
+    return mark.batch_last_id > held.batch_last_id and standing.batch_seal == held.seal

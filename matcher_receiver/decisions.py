@@ -45,7 +45,7 @@ class Check(Struct, frozen=True):
 
 
 class ConfirmNonce(Struct, frozen=True):
-    """The publisher is not known: ask the database about its leader, then judge again."""
+    """The term is not known: ask the database for its terms, then judge again."""
 
 
 class Fill(Struct, frozen=True):
@@ -85,9 +85,11 @@ IN_STEP: Final = InStep()
 WAIT: Final = Wait()
 COMPARE: Final = Compare()
 DROP_CHAIN: Final = Drop("chain")
+DROP_MAC: Final = Drop("mac")
 DROP_OLD: Final = Drop("old")
 DROP_NONCE: Final = Drop("nonce")
 DROP_PHANTOM: Final = Drop("phantom")
+DROP_SUSPECT: Final = Drop("suspect")
 CHECK_SEAL: Final = Check("seal")
 CHECK_EPOCH: Final = Check("epoch")
 CHECK_LINK: Final = Check("link")

@@ -1,4 +1,4 @@
-"""The filling of a gap: rows of the database, page by page, until nothing is missing."""
+"""A gap, from the moment it is seen, and its filling: rows of the database, page by page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.kit import Kit
     from matcher_receiver.watch import HeadWatch
-    from orderchain.gap import Outcome
+    from orderchain.gap import Cause, Outcome
     from orderchain.run import Run
 
 
@@ -29,6 +29,8 @@ class Filling:
         self._watch = watch
         self._patience = Patience(kit.config.standby_wait_seconds, kit.clock)
         self._runs: AsyncIterator[Run] | None = None
+        self._seen: Fill | None = None
+        self._has_failed = False
         self._after_id = 0
         self._found_at_ns = 0
         self._began_ns = 0
@@ -37,8 +39,10 @@ class Filling:
 
     @property
     def range(self) -> tuple[int, int] | None:
-        """The rows still to be read, from behind one id up to another; None when none are."""
+        """The rows that are missing, from after one id up to another; None when none are."""
         core = self._kit.core
+        if self._seen is not None:
+            return (core.head.id, self._seen.until_id)
         return (core.head.id, core.fill_until) if core.is_filling else None
 
     @property
@@ -46,13 +50,40 @@ class Filling:
         """Whether rows are still to be read."""
         return self._kit.core.is_filling
 
+    def see(self, fill: Fill) -> None:
+        """Note that a frame tells of missing rows; the database has not been asked for them yet.
+
+        Until it has, which may last as long as it is away, nothing can be handed on: that is not
+        to look like a receiver that is in step.
+        """
+        if self._seen is None:
+            self._begin()
+            self._seen = fill
+            self._kit.core.see_gap()
+            self._watch.lag.suspect(fill.until_id)
+
+    def deny(self) -> None:
+        """Forget what a frame told of: the database denies it, or nobody could be asked."""
+        self._seen = None
+        self._kit.core.deny_gap()
+        self._watch.lag.dismiss()
+
     def open(self, fill: Fill) -> None:
-        """Set out to read up to `fill.until_id`."""
-        kit = self._kit
-        kit.core.open_fill(fill)
-        self._after_id = kit.core.head.id
-        self._found_at_ns, self._began_ns = kit.clock.wall_ns(), kit.clock.monotonic_ns()
-        self._rows, self._source = 0, ""
+        """Set out to read up to `fill.until_id`. The time since the gap was seen is its own."""
+        if self._seen is None:
+            self._begin()
+        self._seen = None
+        self._kit.core.open_fill(fill)
+        if fill.cause != "start":
+            # Written behind the delivery, and replaced when the gap is filled: one that lasts is
+            # in the ledger also when this process does not live to see its end.
+            self._note(self._after_id, fill.until_id, 0, "open")
+
+    def _begin(self) -> None:
+        clock = self._kit.clock
+        self._after_id = self._kit.core.head.id
+        self._found_at_ns, self._began_ns = clock.wall_ns(), clock.monotonic_ns()
+        self._rows, self._source, self._has_failed = 0, "", False
 
     def open_if_behind(self, decision: StandingDecision | None) -> bool:
         """Open a fill if the database has more than was delivered, and say so."""
@@ -97,7 +128,7 @@ class Filling:
             self._runs = kit.gap_source.runs(core.head, core.fill_until)
         began_ns = kit.clock.monotonic_ns()
         try:
-            return await kit.waits.until_done(next_run(self._runs))
+            return await next_run(self._runs)
         finally:
             kit.counters.fill_ns += kit.clock.monotonic_ns() - began_ns
 
@@ -108,6 +139,8 @@ class Filling:
             await self.drop()
             await self._kit.waits.pause(NotYetReadable(core.head.id, core.fill_until))
             return None
+        if run.last_id >= core.fill_until:
+            await self.drop()  # before the head moves: from there on nothing is awaited
         accepted = core.accept_filled(run)
         if isinstance(accepted, Halt):
             raise accepted.error
@@ -116,7 +149,7 @@ class Filling:
         self._source = run.source
         self._count(len(run.events))
         if not core.is_filling:
-            await self._end()
+            self._end()
         return accepted
 
     def _count(self, rows: int) -> None:
@@ -126,8 +159,7 @@ class Filling:
         else:
             self._kit.counters.rows_filled += rows
 
-    async def _end(self) -> None:
-        await self.drop()
+    def _end(self) -> None:
         self._watch.note_look()
         core = self._kit.core
         if core.fill_cause != "start":
@@ -135,8 +167,20 @@ class Filling:
 
     def _note_failure(self, until_id: int, outcome: Outcome) -> None:
         """Note where the receiver stands, and what it stands before."""
+        self._has_failed = True
         after_id = self._kit.core.head.id
         self._note(after_id, max(until_id, self._kit.core.fill_until), 0, outcome)
+
+    def _note_interruption(self) -> None:
+        """Note a gap that is neither filled nor given up at the end of this receiver."""
+        until_id = self.range[1] if self.range else 0
+        has_its_entry = self._has_failed and self._rows == 0
+        if until_id and self._cause != "start" and not has_its_entry:
+            self._note(self._after_id, until_id, self._rows, "interrupted")
+
+    @property
+    def _cause(self) -> Cause:
+        return self._kit.core.fill_cause if self._seen is None else self._seen.cause
 
     def _note(self, after_id: int, until_id: int, rows: int, outcome: Outcome) -> None:
         kit = self._kit
@@ -145,7 +189,7 @@ class Filling:
                 chain_id=kit.core.chain_id,
                 after_id=after_id,
                 until_id=until_id,
-                cause=kit.core.fill_cause,
+                cause=self._cause,
                 source=self._source or self._watch.source_name,
                 rows=rows,
                 found_at_ns=self._found_at_ns,
@@ -153,6 +197,11 @@ class Filling:
                 outcome=outcome,
             )
         )
+
+    async def close(self) -> None:
+        """End; a gap that is still open stays in the ledger as one that was interrupted."""
+        self._note_interruption()
+        await self.drop()
 
     async def drop(self) -> None:
         """Let go of what the source holds; the next page is asked for anew."""

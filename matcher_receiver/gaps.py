@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from orderchain.gap import Gap
@@ -18,22 +17,25 @@ if TYPE_CHECKING:
 class GapLedger:
     """The last gaps, oldest first; bounded, the oldest are forgotten.
 
-    A gap that could not be filled stands in it too, once, however often that was tried.
+    A gap that could not be filled stands in it too, once, however often that was tried, and so does
+    one that is being filled, or was when the receiver ended.
     """
 
     def __init__(self, kept: int, record: Callable[[Gap], None] | None = None) -> None:
-        self._gaps: deque[Gap] = deque(maxlen=kept)
+        self._kept = kept
+        self._gaps: dict[int, Gap] = {}  # by the place, of which the last word counts
         self._record = record
         self.count = 0
         """Gaps ever filled, those that were forgotten among them."""
 
     def add(self, gap: Gap) -> None:
-        """Append `gap`, or let it take the place of the last one, if that is of the same place."""
+        """Append `gap`, in the stead of an earlier word about the same place."""
         if gap.outcome == "filled":
             self.count += 1
-        if self._gaps and self._gaps[-1].after_id == gap.after_id:
-            self._gaps.pop()
-        self._gaps.append(gap)
+        self._gaps.pop(gap.after_id, None)
+        self._gaps[gap.after_id] = gap
+        if len(self._gaps) > self._kept:
+            del self._gaps[next(iter(self._gaps))]
         if self._record is not None:
             self._record(gap)
 
@@ -41,7 +43,7 @@ class GapLedger:
         return len(self._gaps)
 
     def __iter__(self) -> Iterator[Gap]:
-        return iter(tuple(self._gaps))
+        return iter(tuple(self._gaps.values()))
 
 
 def archived_gap(error: RowsArchived, after_id: int, cause: Cause, clock: Clock) -> Gap:

@@ -59,6 +59,16 @@ class PostgresHeadReports:
             raise self._taken()
 
     @property
+    def chain_id(self) -> int:
+        """The chain of the receiver that is reported of."""
+        return self._config.chain_id
+
+    @property
+    def receiver(self) -> str:
+        """The name of that receiver."""
+        return self._config.receiver
+
+    @property
     def database_id(self) -> UUID | None:
         """The database that is reported to; None before `begin`."""
         return self._kept.database_id

@@ -7,7 +7,6 @@ database.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from matcher_receiver.decisions import (
     CONFIRM_NONCE,
     DROP_NONCE,
+    DROP_SUSPECT,
     Check,
     ConfirmNonce,
     Deliver,
@@ -50,6 +50,7 @@ class Inbox:
         self._filling = filling
         self._records: deque[bytes | None] = deque()
         self._aside: tuple[FrameHeader, bytes] | None = None
+        self._question: FrameDecision | None = None
         self._patience = Patience(kit.config.standby_wait_seconds, kit.clock)
 
     @property
@@ -57,11 +58,16 @@ class Inbox:
         """Whether there is nothing to look at: `receive` first."""
         return self._aside is None and not self._records
 
+    @property
+    def has_question(self) -> bool:
+        """Whether the database is to be asked about the frame aside: `settle` first."""
+        return self._question is not None
+
     async def receive(self, patience_seconds: float) -> None:
         """Wait for records; look at the database when none came."""
         began_ns = self._kit.clock.monotonic_ns()
         try:
-            records = await self._kit.waits.until_done(self._kit.frames.records(patience_seconds))
+            records = await self._kit.frames.records(patience_seconds)
         except RetryError as error:
             self._kit.counters.broker_failures += 1
             _log.warning("chain %d: the broker is away: %s", self._kit.core.chain_id, error)
@@ -87,17 +93,13 @@ class Inbox:
 
     # -- one frame -----------------------------------------------------------------------------
 
-    async def next(self) -> Run | None:
+    def next(self) -> Run | None:
         """Look at the next frame; return its rows if they are the next ones. Raises HaltError."""
-        # Nothing here waits while frames are at hand, and a caller that works in memory never does.
-        # So give way once a frame: the next fetch is asked for and read while these are worked on
-        # (a fifth to two fifths more rows a second), and no chain holds up the others of a process.
-        await asyncio.sleep(0)
         if self._aside is not None:
-            return await self._judge(*self._aside)
-        return await self._look_at(self._records.popleft())
+            return self._judge(*self._aside)
+        return self._look_at(self._records.popleft())
 
-    async def _look_at(self, record: bytes | None) -> Run | None:
+    def _look_at(self, record: bytes | None) -> Run | None:
         counters = self._kit.counters
         counters.records += 1
         try:
@@ -107,17 +109,28 @@ class Inbox:
             return None
         if header.count == 0:
             counters.heartbeats += 1
-        return await self._judge(header, record or b"")
+        return self._judge(header, record or b"")
 
-    async def _judge(self, header: FrameHeader, record: bytes) -> Run | None:
-        decision = self._kit.core.judge(header)
-        if isinstance(decision, Deliver | DeliverNewPart):
-            self._aside = None
-            return self._deliver(decision, header, record)
-        # Kept aside until the reading is done: a cancellation in it loses no frame.
-        self._aside = (header, record)
-        if await self._settle(decision):
-            self._aside = None
+    def _judge(self, header: FrameHeader, record: bytes) -> Run | None:
+        core = self._kit.core
+        decision = core.admit(header, record) or core.judge(header)
+        self._aside = None
+        match decision:
+            case Deliver() | DeliverNewPart():
+                return self._deliver(decision, header, record)
+            case Drop(reason):
+                self._kit.counters.drop(reason)
+            case InStep():
+                self._watch.note_use()
+            case Fill() if self._watch.is_wary:
+                # A phantom has just been found. The next ones are not looked into for a while,
+                # whoever sent them: a leader gone mad must not become a flood of reads, and what is
+                # dropped wrongly shows again, at the latest by a poll.
+                self._kit.counters.drop(DROP_SUSPECT.reason)
+            case _:
+                self._aside, self._question = (header, record), decision
+                if isinstance(decision, Fill):
+                    self._filling.see(decision)
         return None
 
     def _deliver(self, decision: FrameDecision, header: FrameHeader, record: bytes) -> Run | None:
@@ -139,30 +152,29 @@ class Inbox:
 
     # -- a frame that needs a reading ----------------------------------------------------------
 
-    async def _settle(self, decision: FrameDecision) -> bool:
-        """Do what `decision` asks for; say whether the frame is done with."""
-        match decision:
-            case Drop(reason):
-                self._kit.counters.drop(reason)
-            case InStep():
-                self._watch.note_use()
+    async def settle(self) -> None:
+        """Ask the database what the frame aside makes us ask. Raises HaltError, RowsArchived."""
+        is_done = True
+        match self._question:
             case Check(reason):
-                self._kit.counters.drop(reason)
                 self._filling.open_if_behind(await self._watch.check())
+                self._kit.counters.drop(reason)
             case ConfirmNonce():
-                return not await self._confirm_nonce()
-            case Fill():
-                return await self._confirm_gap(decision)
-        return True
+                is_done = not await self._confirm_nonce()
+            case Fill() as fill:
+                is_done = await self._confirm_gap(fill)
+        self._question = None
+        if is_done:
+            self._aside = None
 
     async def _confirm_nonce(self) -> bool:
-        """Ask the database who leads; say whether the frame aside is to be judged again.
+        """Ask the database who led; say whether the frame aside is to be judged again.
 
         If the database is ahead of us, that is most often by this very frame: no fill is opened.
         """
         await self._watch.check()
         aside = self._aside
-        if aside is None or self._kit.core.judge(aside[0]) is CONFIRM_NONCE:
+        if aside is None or self._kit.core.admit(*aside) is CONFIRM_NONCE:
             self._kit.counters.drop(DROP_NONCE.reason)
             return False
         return True
@@ -186,7 +198,9 @@ class Inbox:
         self._patience.reset()
         self._kit.waits.succeeded()
         if isinstance(decision, Drop):
+            self._filling.deny()
             self._kit.counters.drop(decision.reason)
+            self._watch.note_phantom()
             return True
         self._watch.note_use()
         self._filling.open(decision)
@@ -196,6 +210,7 @@ class Inbox:
         """Wait for a standby to get a row; after the deadline let go of the frame."""
         error = NotYetReadable(self._kit.core.head.id, until_id)
         if self._patience.is_over():
+            self._filling.deny()
             self._kit.counters.drop("unreadable")
             return True
         await self._kit.waits.pause(error)

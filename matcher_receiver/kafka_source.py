@@ -17,6 +17,7 @@ from aiokafka.errors import (
 
 from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
 from orderchain.kafka_client import close_client, start_client
+from orderchain.reasons import reason_of
 from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class KafkaFrameSource:
     ) -> None:
         await self.close()
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition that it reads."""
+        return self._at.topic, self._at.partition
+
     async def start(self) -> None:
         """Check the topic and stand at the live end. Raises ConnectError, TopicError."""
         try:
@@ -86,7 +92,7 @@ class KafkaFrameSource:
                 max_records=self._config.records_max,
             )
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            _log.warning("%s: back to the live end: %s", self._config.topic, error)
+            _log.warning("%s: back to the live end: %s", self._config.topic, reason_of(error))
             await self._seek_to_live_end(consumer)
             return []
         except KafkaError as error:

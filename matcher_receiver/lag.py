@@ -21,8 +21,13 @@ class Lag:
         self._clock = clock
         self._delivered_id = delivered_id
         self._sights: deque[tuple[int, int]] = deque()  # id, first known at; both rise
-        self.head_seen = delivered_id
-        """The highest id known to be committed. Never falls."""
+        self._known_head = delivered_id  # never falls
+        self._told: tuple[int, int] | None = None  # by a frame alone: id, since when
+
+    @property
+    def head_seen(self) -> int:
+        """The highest id known to be committed, or told of by a frame that is not refuted yet."""
+        return self._known_head if self._told is None else max(self._known_head, self._told[0])
 
     @property
     def ids(self) -> int:
@@ -32,15 +37,22 @@ class Lag:
     @property
     def seconds(self) -> float:
         """For how long rows have been known that are not delivered yet; 0 when all are."""
-        if not self._sights:
-            return 0.0
-        return (self._clock.monotonic_ns() - self._sights[0][1]) / SECOND_NS
+        since = [sight[1] for sight in (*list(self._sights)[:1], self._told) if sight is not None]
+        return (self._clock.monotonic_ns() - min(since)) / SECOND_NS if since else 0.0
+
+    def suspect(self, head_id: int) -> None:
+        """Note that a frame tells of `head_id`, which the database has not been asked for."""
+        self._told = (head_id, self._clock.monotonic_ns())
+
+    def dismiss(self) -> None:
+        """Forget what a frame told of: it is not so."""
+        self._told = None
 
     def see(self, head_id: int) -> None:
         """Note that the chain goes up to `head_id` at least."""
-        if head_id <= self.head_seen:
+        if head_id <= self._known_head:
             return
-        self.head_seen = head_id
+        self._known_head = head_id
         if len(self._sights) >= SIGHTS_MAX:
             # Every second one goes: what lies between two sights counts as seen at the first.
             kept = list(self._sights)[1::2]
@@ -51,6 +63,8 @@ class Lag:
     def deliver(self, delivered_id: int) -> None:
         """Note that everything up to `delivered_id` was handed on."""
         self._delivered_id = delivered_id
-        self.head_seen = max(self.head_seen, delivered_id)
+        self._known_head = max(self._known_head, delivered_id)
+        if self._told is not None and self._told[0] <= delivered_id:
+            self._told = None
         while self._sights and self._sights[0][0] <= delivered_id:
             self._sights.popleft()

@@ -30,6 +30,11 @@ class OptionalFrames:
         self._start_seconds = start_seconds
         self._starting: asyncio.Task[None] | None = None
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Topic and partition; see `orderchain.ports.FrameSource.place`."""
+        return self._frames.place
+
     async def start(self) -> None:
         """Stand at the live end if the broker answers soon. Raises TopicError."""
         self._starting = asyncio.create_task(self._start(), name="orderchain broker start")

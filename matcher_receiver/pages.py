@@ -35,9 +35,9 @@ async def compare(kit: Kit) -> None:
     core = kit.core
     rows: list[Event] = []
     end = core.head
-    runs = kit.gap_source.runs(core.proven, core.head.id)
+    runs = kit.gap_source.runs(core.compared_from, core.head.id)
     try:
-        while (run := await kit.waits.until_done(next_run(runs))) is not None:
+        while (run := await next_run(runs)) is not None:
             rows += run.events
             end = run.end
     except AWAY as error:

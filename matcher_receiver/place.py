@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orderchain.errors import SettingError
+from orderchain.errors import RowsMissing, SettingError
 
 if TYPE_CHECKING:
     from orderchain.mark import Mark
@@ -25,6 +25,7 @@ class Place:
         self._store = store
         self._reports = reports
         self._report(start)
+        self._start_id = start.id
         self.delivered = start
         """Behind the last row that was handed on. Its id never falls."""
         # Where a snapshot or the caller's own place is another one, the checkpoint stays where it
@@ -33,12 +34,21 @@ class Place:
         self._saved_from = self._saved.id
         self._is_saved_by_caller = False
 
+    def deliver(self, run: Run) -> None:
+        """Note that `run` is handed on now.
+
+        Raises RowsMissing for one that does not link to the one before: that never happens, and if
+        it did, the checkpoint must not pass what was not handed on.
+        """
+        if run.first_pid != self.delivered.id:
+            raise RowsMissing(run.chain_id, self.delivered.id, run.first_pid)
+        self.delivered = run.end
+
     async def save(self, run: Run, connection: object | None) -> None:
         """Store that everything up to the end of `run` was worked on; see `Receiver.checkpoint`."""
         if not self._is_kept:
             raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
-        if run.last_id > self.delivered.id:
-            raise SettingError("run", run.last_id, f"a run up to {self.delivered.id}")
+        self._refuse_foreign(run)
         # Whether the caller's transaction was committed is not ours to see: the same run again
         # means that it was not, and stands where it stood.
         is_repeat = run.last_id == self._saved.id and self._is_saved_by_caller
@@ -53,6 +63,13 @@ class Place:
             self._report(self._saved)  # the caller has come past it, so that one was committed
         self._saved, self._saved_from = run.end, first_pid
         self._is_saved_by_caller = connection is not None
+
+    def _refuse_foreign(self, run: Run) -> None:
+        """Refuse a run that was not handed on here. Raises SettingError."""
+        if run.last_id > self.delivered.id:
+            raise SettingError("run", run.last_id, f"a run up to {self.delivered.id}")
+        if run.last_id > self._saved.id and run.first_pid < self._start_id:
+            raise SettingError("run", run.first_pid, f"a run after {self._start_id}")
 
     @property
     def _is_kept(self) -> bool:

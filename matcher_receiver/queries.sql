@@ -12,10 +12,14 @@ FROM schema_version v
 LEFT JOIN receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
 LEFT JOIN receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 
--- save: compare-and-set of a receiver's place; inserts it where none is
+-- save: compare-and-set of a receiver's place, which never moves back
+-- Where none is stored it is inserted at a start ($3 = $4) or from the beginning of the chain, and
+-- never from anywhere else: then a place was lost, with the database that had it.
 INSERT INTO receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
-VALUES ($1, $2, $4, $5, $6, $7, (SELECT database_id FROM schema_version))
+SELECT $1, $2, $4, $5, $6, $7, (SELECT database_id FROM schema_version)
+WHERE $3::bigint IN (0, $4::bigint)
+   OR EXISTS (SELECT FROM receiver_checkpoint WHERE chain_id = $1 AND receiver = $2)
 ON CONFLICT (chain_id, receiver) DO UPDATE
 SET head_delivered = excluded.head_delivered,
     batch_last_id = excluded.batch_last_id,
@@ -23,7 +27,8 @@ SET head_delivered = excluded.head_delivered,
     epoch = excluded.epoch,
     database_id = excluded.database_id,
     updated_at = now()
-WHERE stored.head_delivered = $3 AND NOT stored.is_report
+WHERE stored.head_delivered = $3 AND excluded.head_delivered >= stored.head_delivered
+  AND NOT stored.is_report
 RETURNING head_delivered;
 
 -- report: where a receiver stands that keeps its place elsewhere, up or down; never over a checkpoint
@@ -61,6 +66,10 @@ SET until_id = excluded.until_id,
     row_count = excluded.row_count,
     found_at = excluded.found_at,
     duration = excluded.duration;
+
+-- end_gaps: gaps that were being filled when a process of this receiver ended without a word
+UPDATE receiver_gap SET outcome = 'interrupted'
+WHERE chain_id = $1 AND receiver = $2 AND outcome = 'open';
 
 -- trim_gaps: keep the last gaps of a receiver
 SELECT receiver_gap_trim($1, $2, $3);

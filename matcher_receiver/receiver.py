@@ -13,13 +13,14 @@ from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.gaps import GapLedger, archived_gap
 from matcher_receiver.halting import records_of, store_halt
+from matcher_receiver.identity import check_chain, check_parts
 from matcher_receiver.kit import AWAY, Kit
 from matcher_receiver.optional_frames import OptionalFrames
 from matcher_receiver.place import Place
 from matcher_receiver.reception import Reception
 from matcher_receiver.starting import find_start
 from matcher_receiver.stats import Counters, ReceiverStats, stats_of
-from matcher_receiver.waits import StopAsked, Waits
+from matcher_receiver.waits import StopAsked, Waits, to_the_end
 from orderchain.clock import SystemClock
 from orderchain.errors import HaltError, RowsArchived, SettingError
 from orderchain.limits import ID_MAX
@@ -52,11 +53,13 @@ class Receiver:
     linked, committed runs; `await receiver.checkpoint(run)` stores how far the caller has come.
 
     The iteration ends at `until_id`, when idle, or after `stop`; it can be resumed after a
-    cancellation, since nothing is lost by one. `stop` takes effect at once, whatever is awaited;
-    leaving the `async with` takes as long as the slowest of the closes (their deadlines are
-    2 to 6 s by default). It raises HaltError when the primary contradicts
-    what was delivered (and again at every further call), RowsMissing or RowsArchived when rows
-    cannot be read. A broker or a database that is away is waited for.
+    cancellation, since nothing is lost by one: what is being read goes on, and is handed on at the
+    next call. `stop` takes effect at once, whatever is awaited; leaving the `async with` takes as
+    long as the slowest of the closes (their deadlines are 2 to 6 s by default), and is finished
+    also when it is cancelled. The parts must be of the chain and, where they have one, of the name
+    that `config` names: SettingError at the start where one is not. It raises HaltError when the
+    primary contradicts what was delivered (and again at every further call), RowsMissing or
+    RowsArchived when rows cannot be read. A broker or a database that is away is waited for.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Receiver:
         self._told_state: State | None = None
         self._is_halt_stored = self._records is None
         self._unhandled: Run | None = None
+        self._unsaved: Run | None = None
         record = None if self._records is None else self._records.record_gap
         self.gaps = GapLedger(config.gaps_kept, record)
         """The last gaps, those that could not be filled among them."""
@@ -108,7 +112,7 @@ class Receiver:
         try:
             await self._start()
         except BaseException:
-            await self._close()
+            await to_the_end(self._close())
             raise
         return self
 
@@ -118,9 +122,12 @@ class Receiver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._close()
+        await to_the_end(self._close())
 
     async def _start(self) -> None:
+        check_parts(
+            self._config, self._gap_source, self._checkpoints, self._reports, self._snapshots
+        )
         # First the live end, then the database: what is committed in between comes by Kafka too.
         # The other way round it would be in neither.
         await self._frames.start()
@@ -133,6 +140,7 @@ class Receiver:
         except RowsArchived as error:
             self.gaps.add(archived_gap(error, error.after_id, "start", self._clock))
             raise
+        check_chain(self._config, standing.head, self._frames)
         await self._begin(start, standing, stored)
         if stored is None and self._checkpoints is not None:
             await self._checkpoints.save(start.id, start)
@@ -216,7 +224,8 @@ class Receiver:
     async def checkpoint(self, run: Run, connection: object | None = None) -> None:
         """Store that everything up to the end of `run` has been worked on.
 
-        One call may cover all runs since the last one. With `connection`, the caller's own inside
+        One call may cover all runs since the last one; a run that this receiver has not handed on
+        is refused with SettingError. With `connection`, the caller's own inside
         its transaction, effect and checkpoint stand or fall together; after a rollback the call is
         made again with the same run. A run that an earlier call has covered is left alone.
         `reports` are told of the place, too; without a store that is all that is done.
@@ -226,7 +235,7 @@ class Receiver:
         await self._running(self._place).save(run, connection)
 
     async def run(self, handler: Callable[[Run], Awaitable[None]]) -> None:
-        """Hand each run to `handler`, and store the checkpoint behind it, until the iteration ends.
+        """Hand each run to `handler`, and store the checkpoint after it, until the iteration ends.
 
         The callback form of the iteration. A handler that calls `checkpoint` with its own
         connection has stored it already. Where it has not, effect and checkpoint are two steps: a
@@ -235,13 +244,18 @@ class Receiver:
         Raises what the iteration and `checkpoint` raise; a database that is away is waited for.
         """
         while not self._waits.is_stopping:
+            if self._unsaved is not None:
+                await self._save_handled(self._unsaved)
+                self._unsaved = None
             run = self._unhandled or await anext(self, None)
             if run is None:
                 return
             self._unhandled = run
             await handler(run)
-            await self._save_handled(run)
-            self._unhandled = None
+            self._unhandled, self._unsaved = None, run
+        if self._unsaved is not None:
+            await self._save_handled(self._unsaved)
+            self._unsaved = None
 
     async def _save_handled(self, run: Run) -> None:
         place = self._running(self._place)
@@ -266,7 +280,7 @@ class Receiver:
                 run = await reception.step()
                 self._tell_state(core.state)
                 if run is not None:
-                    self._running(self._place).delivered = run.end
+                    self._running(self._place).deliver(run)
                     return run
         except StopAsked:
             pass

@@ -20,9 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
+from orderchain.printable import printable
+from orderchain.private_file import private_opener
+from orderchain.reasons import reason_of
 from orderchain.seal import SEAL_BYTES
 from orderchain.snapshot import Snapshot
 
@@ -74,6 +78,11 @@ class FileSnapshotStore:
         self.broken: list[Path] = []
         """Files that the last `newest` could not use, the newest first."""
 
+    @property
+    def chain_id(self) -> int:
+        """The chain of which it keeps snapshots."""
+        return self._chain_id
+
     async def newest(self) -> Snapshot | None:
         """Return the newest whole snapshot, None where there is none.
 
@@ -102,7 +111,7 @@ class FileSnapshotStore:
                 return self._read(path)
             except ValueError as error:
                 self.broken.append(path)
-                _log.error("snapshot %s is broken: %s", path, error)
+                _log.error("snapshot %s is broken: %s", printable(path), reason_of(error))
         if self.broken:
             expected = f"a whole snapshot of chain {self._chain_id} ({len(self.broken)} are broken)"
             raise SettingError("snapshots", str(self._folder), expected)
@@ -136,7 +145,7 @@ class FileSnapshotStore:
         path = self._folder / self._name_of(self._chain_id, mark.id)
         writing = path.with_name(f"{path.name}.{os.getpid()}{_WRITING}")
         try:
-            with writing.open("wb") as file:
+            with open(writing, "wb", opener=private_opener) as file:
                 file.write(body)
                 file.write(sha256(body).digest())
                 file.flush()
@@ -172,7 +181,7 @@ def _content_of(path: Path) -> _Content:
     """Return what a file holds. Raises ValueError unless every byte of it is as it was written."""
     size = path.stat().st_size
     if size > STATE_BYTES_MAX + 1024:
-        raise ValueError(f"it has {size} bytes")
+        raise ValueError(f"it has {counted(size, 'byte')}")
     data = path.read_bytes()
     body = memoryview(data)[:-_DIGEST_BYTES]
     if not data.startswith(MAGIC):

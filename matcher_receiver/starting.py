@@ -27,7 +27,7 @@ async def find_start(source: GapSource, own: Mark | None, start_at: StartAt | No
     places.
     """
     if own is not None:
-        return Start(own, await source.standing(own.id))
+        return Start(own, await source.standing(own.id, own.batch_last_id))
     standing = await source.standing(await _row_of(source, start_at))
     if standing.mark is None:
         raise NotYetReadable(0, standing.head.last_id)

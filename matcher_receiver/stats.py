@@ -40,8 +40,9 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     duplicates_dropped: int
     """Frames that held only rows delivered before."""
     dropped: dict[str, int]
-    """Frames dropped for another reason: `chain`, `nonce`, `phantom`, `seal`, `epoch`, `link`,
-    `unreadable`, or a FrameError's reason."""
+    """Frames dropped for another reason: `chain`, `nonce`, `mac` (not signed by the leader that it
+    names), `phantom`, `suspect` (not looked into, right behind a phantom), `seal`, `epoch`,
+    `link`, `unreadable`, or a FrameError's reason."""
     rows_live: int
     """Rows handed on from frames."""
     rows_filled: int

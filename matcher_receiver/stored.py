@@ -53,6 +53,7 @@ class StoredReceiver:
             where = row["halted_at_id"], row["halted_at"]
             detail = f"{row['reason']}: {row['detail']}"
             raise StillHalted(config.chain_id, config.receiver, *where, detail)
+        await self.fetch("end_gaps")
         return row
 
     async def row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped

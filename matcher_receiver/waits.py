@@ -1,13 +1,14 @@
-"""Waits that `stop` may end, and pauses between tries."""
+"""Waits that `stop` may end and a cancelled caller does not, and pauses between tries."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from matcher_receiver.backoff import Backoff
@@ -30,42 +31,64 @@ class Waits:
         self._chain_id = chain_id
         self._backoff = backoff
         self._counters = counters
-        self._inner: asyncio.Future[Any] | None = None
-        self.is_stopping = False
+        self._stop = asyncio.Event()
+        self._work: asyncio.Task[Any] | None = None
+
+    @property
+    def is_stopping(self) -> bool:
         """Whether `stop` was called; never taken back."""
+        return self._stop.is_set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work is under way, or done and not yet fetched."""
+        return self._work is not None
 
     def stop(self) -> None:
-        """End the wait that is under way, and every later one."""
-        self.is_stopping = True
-        if self._inner is not None:
-            self._inner.cancel()
+        """End the work that is under way, and every later wait."""
+        self._stop.set()
+        if self._work is not None:
+            self._work.cancel()
 
-    async def until_done(self, awaitable: Awaitable[_T]) -> _T:
-        """Await `awaitable`. Raises StopAsked when `stop` is called meanwhile, or was before."""
-        if self.is_stopping:
-            _discard(awaitable)
-            raise StopAsked
-        task = asyncio.current_task()
-        cancels = 0 if task is None else task.cancelling()
-        self._inner = inner = asyncio.ensure_future(awaitable)
-        try:
-            result = await inner
-        except asyncio.CancelledError:
-            # Ours to swallow only when nobody cancelled the task that iterates.
-            if self.is_stopping and (task is None or not task.cancelling()):
-                raise StopAsked from None
-            raise
-        finally:
-            self._inner = None
-        if task is not None and task.cancelling() > cancels:
-            # What was awaited was done at the same instant, and has swallowed the cancellation (as
-            # asyncio.wait_for does up to Python 3.11). What it brought is read again.
-            raise asyncio.CancelledError
+    async def outcome(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return what `work` brings; it is begun only where none is under way.
+
+        It runs in a task of its own, so that a caller who is cancelled ends its own wait and
+        nothing else: no read is broken off, no page is thrown away, and no code that has moved the
+        head is left halfway. What the work brings is kept for the next call. Only `stop` and
+        `close` end it. Raises StopAsked then, else what the work raises.
+        """
+        if self._work is None:
+            if self.is_stopping:
+                raise StopAsked
+            self._work = asyncio.create_task(work(), name=f"orderchain chain {self._chain_id}")
+        work_done = self._work
+        await _until_done(work_done)
+        # Nothing is awaited from here on: what was brought is either still kept, or returned.
+        self._work = None
+        if work_done.cancelled():
+            raise StopAsked if self.is_stopping else asyncio.CancelledError
+        result: _T = work_done.result()
         return result
 
+    async def close(self) -> None:
+        """End the work that is under way, and wait for its end."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        work.cancel()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # looked at, so that asyncio does not complain of it
+
     async def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`."""
-        await self.until_done(asyncio.sleep(seconds))
+        """Wait for `seconds`. Raises StopAsked when `stop` is called meanwhile, or was before."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
+        raise StopAsked
 
     async def pause(self, error: Exception) -> None:
         """Wait a little before the next try, longer after each failure in a row."""
@@ -77,6 +100,41 @@ class Waits:
     def succeeded(self) -> None:
         """A try has succeeded: the next failure is the first in a row."""
         self._backoff.reset()
+
+
+async def _until_done(task: asyncio.Task[Any]) -> None:
+    """Wait for `task` to end, without ending it when the wait is cancelled."""
+    if task.done():
+        return
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    wake = partial(_wake, waiter)
+    task.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        task.remove_done_callback(wake)
+
+
+def _wake(waiter: asyncio.Future[None], _: object) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` to its end, which must be bounded, however often the caller is cancelled.
+
+    The last cancellation is raised after it: what is being closed is closed all the same.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await _until_done(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
 
 
 class Patience:
@@ -100,9 +158,3 @@ class Patience:
     def reset(self) -> None:
         """It has come."""
         self._since_ns = None
-
-
-def _discard(awaitable: Awaitable[Any]) -> None:
-    close: Callable[[], None] | None = getattr(awaitable, "close", None)
-    if close is not None:
-        close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,13 @@ from matcher_receiver.kit import AWAY
 from matcher_receiver.lag import Lag
 from matcher_receiver.pages import compare
 from matcher_receiver.waits import SECOND_NS
-from orderchain.errors import RowsArchived
+from orderchain.errors import OrderchainError, RowsArchived
 
 if TYPE_CHECKING:
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.kit import Kit
     from orderchain.gap import Cause
-    from orderchain.mark import Standing
+    from orderchain.mark import Mark, Standing
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ class HeadWatch:
         self._kit = kit
         self._last_use_ns = kit.clock.monotonic_ns()
         self._last_check_ns: int | None = None
+        self._last_phantom_ns: int | None = None
+        self._prove_at_ns = self._last_use_ns + int(kit.config.prove_seconds * SECOND_NS)
+        self._proving: asyncio.Task[None] | None = None
+        self.is_contradicted = False
+        """Whether the database has denied a place that we have passed: `ask` is called for."""
         self.patience = kit.config.poll_after_seconds
         """How long to wait for records before a look at the head."""
         self.lag = Lag(kit.clock, kit.core.head.id)
@@ -44,10 +50,27 @@ class HeadWatch:
         idle_ns = self._kit.clock.monotonic_ns() - self._last_use_ns
         return idle_ns > self._kit.config.poll_after_seconds * SECOND_NS
 
+    @property
+    def is_wary(self) -> bool:
+        """Whether a frame has just told of a row that the database does not have."""
+        return self._is_recent(self._last_phantom_ns)
+
+    def _is_recent(self, at_ns: int | None) -> bool:
+        """Whether `at_ns` lies less than `check_seconds` back."""
+        if at_ns is None:
+            return False
+        return self._kit.clock.monotonic_ns() - at_ns < self._kit.config.check_seconds * SECOND_NS
+
+    def note_phantom(self) -> None:
+        """A frame of a leader told of a row that the primary does not have."""
+        self._last_phantom_ns = self._kit.clock.monotonic_ns()
+
     def note_use(self) -> None:
         """A frame was of use: Kafka brings what it should."""
-        self.note_look()
+        self._last_use_ns = now = self._kit.clock.monotonic_ns()
         self.patience = self._kit.config.poll_after_seconds
+        if now >= self._prove_at_ns:
+            self._begin_proof(now)
 
     def note_look(self) -> None:
         """Something has just been read, by whatever way."""
@@ -70,11 +93,9 @@ class HeadWatch:
 
     async def check(self) -> StandingDecision | None:
         """Look at the head for a frame's sake; None too when it was looked at just now."""
-        now = self._kit.clock.monotonic_ns()
-        last = self._last_check_ns
-        if last is not None and now - last < self._kit.config.check_seconds * SECOND_NS:
+        if self._is_recent(self._last_check_ns):
             return None
-        self._last_check_ns = now
+        self._last_check_ns = self._kit.clock.monotonic_ns()
         return await self.ask("frame")
 
     async def ask(self, cause: Cause) -> StandingDecision | None:
@@ -85,11 +106,12 @@ class HeadWatch:
         """
         core, counters = self._kit.core, self._kit.counters
         try:
-            standing = await self.read(core.head.id)
+            standing = await self.read(core.head.id, core.head.batch_last_id)
         except AWAY as error:
             counters.database_retries += 1
             _log.warning("chain %d: the database is away: %s", core.chain_id, error)
             return None
+        self.is_contradicted = False
         decision = core.judge_standing(standing, cause)
         if isinstance(decision, Halt):
             raise decision.error
@@ -97,12 +119,12 @@ class HeadWatch:
             await compare(self._kit)
         return decision
 
-    async def read(self, at_id: int) -> Standing:
+    async def read(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Read the standing at a row. Raises as `orderchain.ports.GapSource.standing`."""
         kit = self._kit
         kit.counters.reads += 1
         try:
-            standing = await kit.waits.until_done(kit.gap_source.standing(at_id))
+            standing = await kit.gap_source.standing(at_id, batch_id)
         except RowsArchived as error:
             kit.ledger.add(archived_gap(error, kit.core.head.id, "poll", kit.clock))
             raise
@@ -113,3 +135,34 @@ class HeadWatch:
         """Remember what a reading tells."""
         self.source_name = "primary" if standing.is_primary else "standby"
         self.lag.see(standing.head.last_id)
+
+    # -- proving -------------------------------------------------------------------------------
+
+    def _begin_proof(self, now: int) -> None:
+        """Have the database confirm where we stand, while live frames go on.
+
+        Frames alone would never move the seal that a checkpoint holds, and a restart would compare
+        a place of days ago. Nobody waits for the answer, so a database that hangs holds up nothing.
+        """
+        kit = self._kit
+        self._prove_at_ns = now + int(kit.config.prove_seconds * SECOND_NS)
+        if not kit.core.is_proven and (self._proving is None or self._proving.done()):
+            kit.counters.reads += 1
+            self._proving = asyncio.create_task(self._prove(kit.core.head), name="orderchain proof")
+
+    async def _prove(self, asked: Mark) -> None:
+        core = self._kit.core
+        try:
+            standing = await self._kit.gap_source.standing(asked.id, asked.batch_last_id)
+            self.is_contradicted = not core.accept_proof(asked, standing)
+        except AWAY as error:
+            self._kit.counters.database_retries += 1
+            _log.info("chain %d: nothing proven at %d: %s", core.chain_id, asked.id, error)
+        except OrderchainError:
+            self.is_contradicted = True  # what is wrong is said where somebody listens
+
+    async def close(self) -> None:
+        """End a proof that is under way."""
+        if self._proving is not None:
+            self._proving.cancel()
+            await asyncio.wait([self._proving])

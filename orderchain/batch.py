@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
@@ -55,6 +56,10 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     """Rows of the file, or the next offset of the partition."""
     digest: bytes
     """Running digest of what was read up to `position`; empty where the source needs none."""
+    previous: int | None = None
+    """The position that is stored until then; None where the source was never read. It is stored
+    only where that is so: then no intake of a source passes by, or repeats, what another one took,
+    and none passes by orders of its own that were not taken. None in a mark that is read."""
     rejects: tuple[IntakeReject, ...] = ()
     """What was refused on the way here, to be stored with the mark; none in a mark that is read."""
 
@@ -71,6 +76,11 @@ class LeaseSight(Struct, frozen=True, kw_only=True):
     owner: str
 
 
+TERM_SPREAD_IDS: Final = 2**29
+"""A term's spread lies below it. As many ids as a take-over leaves out for a second, see
+`sequencer.id_strategy`."""
+
+
 class Term(Struct, frozen=True, kw_only=True):
     """What a leader holds after its take-over: its epoch, and where the chain stood.
 
@@ -81,6 +91,8 @@ class Term(Struct, frozen=True, kw_only=True):
     database_id: UUID
     epoch: int
     nonce: bytes
+    frame_key: bytes
+    """Signs the frames of this term; drawn at its take-over, never published, never shown."""
     last_id: int
     last_seal: bytes
     last_committed_at_us: int
@@ -91,3 +103,13 @@ class Term(Struct, frozen=True, kw_only=True):
     """Seeds the hashes of this chain's keys; 64 bits, not negative."""
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""
+    spread: int = 0
+    """Drawn at the take-over, below TERM_SPREAD_IDS: it parts the ids of this term from those of
+    another life of the chain that began at the same place."""
+    seen_id: int = 0
+    """The highest id that the topic's last frames told of, where it lies above `last_id`: given by
+    a life of the chain that was lost, or made up. 0 for none."""
+
+    def __repr__(self) -> str:
+        """Show whose term it is, without the key of its frames and the salt of its keys."""
+        return f"Term(chain_id={self.chain_id}, epoch={self.epoch}, last_id={self.last_id})"

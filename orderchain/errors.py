@@ -12,7 +12,8 @@ OrderchainError
 │   ├── SchemaError           the schema is missing, or of another version
 │   ├── ChainMissing          the chain was never created
 │   ├── TopicError            the topic is missing, or not as the protocol needs it
-│   └── DurabilityError       the database may lose what it has acknowledged
+│   ├── DurabilityError       the database may lose what it has acknowledged
+│   └── ClockError            the clock of this machine is years ahead, or no time at all
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
 │   ├── BrokerAway            the broker has been away for longer than the policy allows
@@ -21,7 +22,8 @@ OrderchainError
 │   └── SourceBroken          a source broke off, or changed, while it was being verified
 ├── StoppedError          this object works no more; open a new one
 │   ├── Fenced                another process leads the chain now
-│   └── CheckpointLost        another receiver moved this receiver's checkpoint
+│   ├── IntakeMoved           an intake's place is not where this intake left it
+│   └── CheckpointLost        this receiver's checkpoint is not where it was left
 ├── UnknownOutcome        the commit may or may not have happened, and could not be read back
 ├── GapError              rows could not be read, and were not skipped
 │   ├── RowsMissing           the primary lacks them
@@ -38,14 +40,26 @@ OrderchainError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from orderchain.printable import printable
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+MESSAGE_CHARACTERS_MAX: Final = 2_000
+"""Of an error's message: a line that somebody reads. What it says stands at its beginning."""
+
 
 class OrderchainError(Exception):
-    """Something the engine refuses to do, or could not do."""
+    """Something the engine refuses to do, or could not do.
+
+    Its text is one printable line whatever stands in it, and never empty: a message holds names and
+    answers that others wrote, and goes to logs and terminals.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__() or type(self).__name__, MESSAGE_CHARACTERS_MAX)
 
 
 class RefusedError(OrderchainError):
@@ -133,6 +147,10 @@ class DurabilityError(RefusedError):
     """The database is set to lose acknowledged rows on a crash."""
 
 
+class ClockError(RefusedError):
+    """The clock of this machine would mark the chain's times for good: set it right."""
+
+
 class RetryError(OrderchainError):
     """The same call may succeed later; nothing was changed."""
 
@@ -197,17 +215,39 @@ class Fenced(StoppedError):
         self.current_epoch = current_epoch
 
 
-class CheckpointLost(StoppedError):
-    """The checkpoint is not where this receiver left it: another one works under its name."""
+class IntakeMoved(StoppedError):
+    """An intake's place is not where this intake left it: another one reads the source, or orders
+    before these were not taken. Nothing was stored; begin again from the stored place.
+    """
 
-    def __init__(self, chain_id: int, receiver: str, expected_id: int) -> None:
+    def __init__(self, source: str, previous: int | None) -> None:
+        place = "its beginning" if previous is None else f"position {previous}"
         super().__init__(
-            f"chain {chain_id}: the checkpoint of receiver {receiver!r} is no longer at "
-            f"{expected_id}: another receiver works under this name"
+            f"{source}: these orders follow {place}, and the chain has not taken it up to just "
+            "there: another intake reads it, or orders before these were not taken"
+        )
+        self.source = source
+        self.previous = previous
+
+
+class CheckpointLost(StoppedError):
+    """The checkpoint is not where this receiver left it: another one works under its name, or the
+    database was restored from a backup. `found_id` is where it is now, None where none is stored.
+    """
+
+    def __init__(
+        self, chain_id: int, receiver: str, expected_id: int, found_id: int | None
+    ) -> None:
+        found = "is gone" if found_id is None else f"was at {found_id}"
+        super().__init__(
+            f"chain {chain_id}: the checkpoint of receiver {receiver!r} {found}, expected "
+            f"{expected_id}: another receiver works under this name, or the database was restored "
+            "from a backup"
         )
         self.chain_id = chain_id
         self.receiver = receiver
         self.expected_id = expected_id
+        self.found_id = found_id
 
 
 class UnknownOutcome(OrderchainError):

@@ -9,8 +9,10 @@ from msgspec import Struct
 Cause = Literal["start", "frame", "heartbeat", "poll"]
 """What showed that rows are missing."""
 
-Outcome = Literal["filled", "missing", "archived", "not yet readable"]
-"""What became of a gap. Only the first ends it: at the others a receiver stands before it."""
+Outcome = Literal["filled", "missing", "archived", "not yet readable", "interrupted", "open"]
+"""What became of a gap. Only the first ends it. At the next three a receiver stands before it. At
+`interrupted` the receiver ended first: the next one reads on from its checkpoint. `open` is being
+filled."""
 
 
 class Gap(Struct, frozen=True, kw_only=True):
@@ -30,6 +32,6 @@ class Gap(Struct, frozen=True, kw_only=True):
     found_at_ns: int
     """Wall clock, nanoseconds since 1970 UTC. Orders nothing."""
     duration_ns: int
-    """From finding it to having read its last row, or having given up; the caller's own time
-    between is in it."""
+    """From seeing it to having read its last row, or having given up; the caller's own time
+    between is in it, and so is that of a database that was away. Of an open one: so far."""
     outcome: Outcome = "filled"

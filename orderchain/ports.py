@@ -29,7 +29,7 @@ class ChainStore(Protocol):
     async def look(self) -> LeaseSight:
         """Return who leads, and how often that leader has said that it lives.
 
-        Raises ChainMissing, SchemaError, DurabilityError, ConnectError, RetryError.
+        Raises ChainMissing, SchemaError, DurabilityError, ClockError, ConnectError, RetryError.
         """
         ...
 
@@ -61,9 +61,10 @@ class ChainStore(Protocol):
         `meanwhile` is called once while the server is at work on the rows, but need not be for a
         row alone.
 
-        Raises Fenced when the head row is not as this leader left it, UnknownOutcome when the
-        answer was lost, RetryError when surely nothing was committed. After the last two the
-        connection is gone: the next call must be `take_over_again`.
+        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or says
+        that a standby was not waited for to the end; RetryError when surely nothing was committed.
+        After the last two the connection is gone: the next call must be `take_over_again`.
         """
         ...
 
@@ -86,7 +87,8 @@ class ChainStore(Protocol):
         ...
 
     async def has_committed(self, batch: Batch) -> bool:
-        """Say whether `batch` stands in the chain, by parent, epoch and seal.
+        """Say whether `batch` stands in the chain, by parent, epoch and seal, and as safely as an
+        acknowledged one: with the synchronous standbys, where there are some.
 
         Final only once a newer epoch has been committed, by whomever: until then the commit that
         was sent may still land.
@@ -160,7 +162,9 @@ class Lease(Protocol):
     """How the leader says that it lives, over a connection that no commit holds up."""
 
     async def renew(self, term: Term) -> None:
-        """Raise the counter. Raises Fenced when `term` leads no more, else RetryError."""
+        """Raise the counter. Raises Fenced when `term` leads no more, DurabilityError when the
+        database may from now on lose what it acknowledges, else RetryError.
+        """
         ...
 
     async def release(self, term: Term) -> None:
@@ -238,6 +242,13 @@ class FrameSink(Protocol):
         """Connect and check the topic. Raises ConnectError, TopicError."""
         ...
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return the values of the last records, the oldest first; fewer where there are fewer.
+
+        Needs no `start`. Raises RetryError when the broker does not answer in time.
+        """
+        ...
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
 
@@ -258,6 +269,11 @@ class FrameSink(Protocol):
 class FrameSource(Protocol):
     """Where frames are received: one partition. It may lose, repeat and reorder at will."""
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Topic and partition that it reads; None where there are none, as in memory."""
+        ...
+
     async def start(self) -> None:
         """Connect and stand at the live end. Raises ConnectError, TopicError."""
         ...
@@ -277,19 +293,28 @@ class FrameSource(Protocol):
 class GapSource(Protocol):
     """Where missing rows are read, for one chain: the database, with a read-only role."""
 
-    async def standing(self, at_id: int) -> Standing:
-        """Return the chain's head and the mark behind the row `at_id` (0: before the first row).
+    @property
+    def chain_id(self) -> int:
+        """The chain that it reads."""
+        ...
 
-        Raises ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row lies
-        behind the archive's boundary.
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+        """Return the chain's head and the mark after the row `at_id` (0: before the first row).
+
+        With `batch_id` the seal after the batch that ends there, too, in the same snapshot: a place
+        that was stored may hold an older seal than that of the last batch. Raises ChainMissing,
+        SchemaError, ConnectError, RetryError; RowsArchived when row or batch lie before the
+        archive's boundary.
         """
         ...
 
     def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
         """Yield linked runs from behind `after` up to and including the row `until_id`.
 
-        Raises RowsMissing, RowsArchived, NotYetReadable, RetryError; ForkFound and SealMismatch
-        when the primary contradicts `after` or itself. What was yielded before that is linked and
+        `after` is compared first: the row is there, and the batch that ends at its `batch_last_id`,
+        the last one before the row or an older one, has its seal. Raises RowsMissing, RowsArchived,
+        NotYetReadable, RetryError; ForkFound and SealMismatch when the primary contradicts `after`
+        or itself. What was yielded before that is linked and
         committed.
         """
         ...
@@ -305,6 +330,11 @@ class ArchivedSource(Protocol):
     `boundary` is the database's standing at the last row that it let go: what is handed out was
     proven to lead to the seal there.
     """
+
+    @property
+    def chain_id(self) -> int:
+        """The chain of which it holds rows."""
+        ...
 
     async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
         """Return the mark behind the row `at_id`; None when there is no such row.
@@ -333,16 +363,29 @@ class ArchivedSource(Protocol):
 class CheckpointStore(Protocol):
     """Where a receiver keeps its place, for one chain and one receiver name."""
 
+    @property
+    def chain_id(self) -> int:
+        """The chain in which the place is."""
+        ...
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        ...
+
     async def load(self) -> Mark | None:
         """Return the stored place, None for a receiver that never was."""
         ...
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
-        """Move the place from `first_pid` to `end`, by compare-and-set; insert it where none is.
+        """Move the place from `first_pid` to `end`, by compare-and-set; it never moves back.
 
-        `connection` is the caller's own, inside its transaction: then nothing is stored until that
-        commits. Raises CheckpointLost; RetryError when it is not known whether it was stored, and
-        the same call may be made again.
+        Where no place is stored it is inserted by a start (`first_pid` is `end.id`), or from the
+        beginning of the chain (`first_pid` is 0); else it was lost, and that is said. `connection`
+        is the caller's own, inside its transaction: then nothing is stored until that commits.
+        Raises CheckpointLost where the place is not at `first_pid`; SettingError for an `end`
+        before `first_pid`; RetryError when it is not known whether it was stored, and the same call
+        may be made again, or one for a later end. The same holds after a cancellation.
         """
         ...
 
@@ -395,6 +438,16 @@ class ReceiverRecords(Protocol):
 class HeadReports(ReceiverRecords, Protocol):
     """What a receiver tells the chain's database whose place is kept elsewhere."""
 
+    @property
+    def chain_id(self) -> int:
+        """The chain of the receiver."""
+        ...
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        ...
+
     async def begin(self) -> None:
         """Look whether this receiver may start, before anything is reported.
 
@@ -414,6 +467,11 @@ class HeadReports(ReceiverRecords, Protocol):
 
 class SnapshotStore(Protocol):
     """Where a service keeps snapshots of its state, for one chain."""
+
+    @property
+    def chain_id(self) -> int:
+        """The chain of which they are."""
+        ...
 
     async def newest(self) -> Snapshot | None:
         """Return the newest whole snapshot, None where there is none.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from ssl import SSLError
 from typing import Final
 
-from orderchain.dsn import hosts_of, mask_dsn
+from orderchain.dsn import hosts_of, login_of, mask_dsn
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError, SettingError
+from orderchain.reasons import reason_of
 
 _EXPECTED_BY_SQLSTATE: Final = {
     "28P01": "a login that the server accepts (wrong user or password)",
@@ -21,6 +22,7 @@ _SCHEMA_SQLSTATES: Final = frozenset({"42P01", "3F000", "42883", "42703"})
 _SERVER_AWAY_SQLSTATES: Final = frozenset({"57P01", "57P02", "57P03"})
 _TOO_MANY_SQLSTATE: Final = "53300"
 _NOT_ALLOWED_SQLSTATE: Final = "42501"
+_READ_ONLY_SQLSTATE: Final = "25006"
 _DEFAULT_PORT: Final = 5432
 
 
@@ -40,15 +42,17 @@ def connect_refusal(error: BaseException, dsn: str) -> OrderchainError:
     RetryError where the server starts, stops or is full; SettingError where the DSN cannot be
     read; else ConnectError.
     """
-    state = sqlstate_of(error)
+    state, reason = sqlstate_of(error), reason_of(error)
     if state in _SERVER_AWAY_SQLSTATES or state == _TOO_MANY_SQLSTATE:
-        return RetryError(f"the database is not ready: {error}")
+        return RetryError(f"the database is not ready: {reason}")
+    if state == _NOT_ALLOWED_SQLSTATE:
+        return _not_allowed(dsn, "may connect to this database", reason)
     if state in _EXPECTED_BY_SQLSTATE:
         return ConnectError("database", mask_dsn(dsn), _EXPECTED_BY_SQLSTATE[state])
     if isinstance(error, TimeoutError):
         return ConnectError("database", mask_dsn(dsn), "a server that answers (it is silent)")
     if isinstance(error, SSLError):
-        return ConnectError("database", mask_dsn(dsn), f"TLS that both sides accept ({error})")
+        return ConnectError("database", mask_dsn(dsn), f"TLS that both sides accept ({reason})")
     if isinstance(error, OSError):
         return ConnectError("database", mask_dsn(dsn), _listening(dsn))
     if isinstance(error, ValueError) and not state:
@@ -62,23 +66,21 @@ def statement_refusal(
     *,
     driver_errors: tuple[type[Exception], ...],
     deadline_seconds: float,
-    role_that: str,
+    role: str,
 ) -> Exception:
     """Return what to raise when a statement on an open connection to `dsn` raised `error`.
 
-    `driver_errors` are the base classes of what the driver raises, `role_that` ends the sentence "a
-    role that ...". SchemaError where our tables are not there, ConnectError where the role may not
-    do this, RetryError where the connection broke or the deadline passed; `error` itself where it
-    is none of the database's.
+    `driver_errors` are the base classes of what the driver raises, `role` is the one whose members
+    may do this. SchemaError where our tables are not there, ConnectError where the login may not do
+    this, RetryError where the connection broke or the deadline passed; `error` itself where it is
+    none of the database's.
     """
-    if refusal := schema_refusal(error):
+    if refusal := schema_refusal(error) or privilege_refusal(error, dsn, role):
         return refusal
-    if sqlstate_of(error) == _NOT_ALLOWED_SQLSTATE:
-        return ConnectError("database", mask_dsn(dsn), f"a role that {role_that}")
     if isinstance(error, TimeoutError):
         return RetryError(f"no answer within {deadline_seconds} s")
     if isinstance(error, (OSError, *driver_errors)):
-        return RetryError(f"the statement failed: {error}")
+        return RetryError(f"the statement failed: {reason_of(error)}")
     return error
 
 
@@ -87,6 +89,34 @@ def schema_refusal(error: BaseException) -> SchemaError | None:
     if sqlstate_of(error) in _SCHEMA_SQLSTATES:
         return SchemaError("schema", "none", "the engine's tables (chainctl schema apply)")
     return None
+
+
+def privilege_refusal(error: BaseException, dsn: str, role: str) -> ConnectError | None:
+    """Return a ConnectError when the login of `dsn` may not do what was asked, else None.
+
+    It names the login, the `role` whose members may, and what the server said, which names the
+    table or the function.
+    """
+    if sqlstate_of(error) != _NOT_ALLOWED_SQLSTATE:
+        return None
+    return _not_allowed(dsn, f"is a member of {role}", reason_of(error))
+
+
+def read_only_refusal(error: BaseException, dsn: str, role: str) -> ConnectError | None:
+    """Return a ConnectError when a standby or a read-only session was to write, else None.
+
+    For those who write once and end. Whoever goes on retries: a primary may be taking over.
+    """
+    if sqlstate_of(error) != _READ_ONLY_SQLSTATE:
+        return None
+    expected = f"may write (on the primary) and is a member of {role}"
+    return _not_allowed(dsn, expected, reason_of(error))
+
+
+def _not_allowed(dsn: str, login_that: str, reason: str) -> ConnectError:
+    login = login_of(dsn)
+    told = f"login {login}: {reason}" if login else reason
+    return ConnectError("database", mask_dsn(dsn), f"a login that {login_that} ({told})")
 
 
 def _listening(dsn: str) -> str:

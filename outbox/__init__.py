@@ -1,19 +1,26 @@
 """Messages that must all arrive and be applied once, in any order."""
 
 from outbox.adding import add, add_many
+from outbox.business import BusinessTransaction
 from outbox.confirm_record import Confirm, Progress
 from outbox.consumer import Consumer
 from outbox.consumer_config import ConsumerConfig
 from outbox.consumer_kit import ConsumerStats, Refused
 from outbox.delivery import Delivery
 from outbox.destination import Destination
-from outbox.errors import BadRecord, DestinationMissing, MessageError, TransitionRefused
+from outbox.errors import (
+    BadRecord,
+    DestinationMissing,
+    MessageError,
+    PartEnded,
+    TransitionRefused,
+)
 from outbox.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
 from outbox.firing import FireAfterCommit
 from outbox.inbox_log import InboxLog
 from outbox.message import Message, draw_message_ids
 from outbox.record_source import move_start
-from outbox.relay import BusinessTransaction, Relay
+from outbox.relay import Relay
 from outbox.relay_config import RelayConfig
 from outbox.retries import RetryLevels
 from outbox.starts import StartAt, StartFrom
@@ -37,6 +44,7 @@ __all__ = [
     "Message",
     "MessageError",
     "NoFilter",
+    "PartEnded",
     "Progress",
     "RedisFilter",
     "RedisFilterConfig",

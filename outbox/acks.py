@@ -12,6 +12,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from orderchain.errors import OrderchainError
+from orderchain.reasons import reason_of
+from outbox.errors import LASTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,8 +83,10 @@ class AckWriter:
                 await asyncio.sleep(self._config.ack_linger_seconds)
             try:
                 await self.write(spares_young=lingers)
+            except LASTING:
+                raise
             except OrderchainError as error:
-                _log.warning("acknowledgements wait for the database: %s", error)
+                _log.warning("acknowledgements wait for the database: %s", reason_of(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def write(self, *, spares_young: bool = False) -> None:

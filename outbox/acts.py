@@ -107,10 +107,7 @@ async def act(
     Raises SettingError for an actor or a reason that says nothing.
     """
     actor, reason = checked_text("actor", actor), checked_text("reason", reason)
-    async with connection.transaction():
-        rows = await connection.fetch(_SQL[what], *chosen.values(), actor, reason)
-        if rows and what != "abandon":
-            await connection.fetch(_SQL["wake"])
+    rows = await connection.fetch(_SQL["act"], *chosen.values(), what, actor, reason)
     return [_changed(row) for row in rows]
 
 

@@ -6,12 +6,16 @@ import asyncio
 import logging
 import urllib.request
 from collections import deque
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from orderchain.counted import counted
 from orderchain.errors import SettingError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +32,9 @@ HOOK_SECONDS: Final = 10.0
 WAITING_MAX: Final = 1_000
 """Alerts that wait for a slow hook. Beyond it the oldest are dropped; their log lines stand."""
 
+_KILL_SECONDS: Final = 1.0
+"""A command that was killed ends at once, unless the machine itself hangs."""
+
 LINES_MAX: Final = 20
 """Deliveries told one by one in the log, of one alert; and the most that one hook call tells is
 `HOOK_DELIVERIES_MAX`."""
@@ -40,7 +47,7 @@ class Alerts:
 
     def __init__(self, config: RelayConfig, stats: RelayStats) -> None:
         if config.alert_webhook and urlsplit(config.alert_webhook).scheme not in {"http", "https"}:
-            raise SettingError("alert_webhook", config.alert_webhook[:100], "an http or https URL")
+            raise SettingError("alert_webhook", "a secret", "an http or https URL")
         self._config = config
         self._stats = stats
         self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)
@@ -52,11 +59,13 @@ class Alerts:
         """Tell of deliveries; never waits and never raises."""
         for each in abnormal[:LINES_MAX]:
             _log.error(
-                "message %s for %s (consumer %r) is abnormal after %d tries: %s",
-                each.message_id, each.destination, each.consumer, each.send_count, each.reason,
+                "message %s for %s (consumer %r) is abnormal after %s: %s",
+                each.message_id, printable(each.destination), each.consumer,
+                counted(each.send_count, "try", "tries"), printable(each.reason),
             )  # fmt: skip
         if len(abnormal) > LINES_MAX:
-            _log.error("%d more deliveries are abnormal", len(abnormal) - LINES_MAX)
+            more = counted(len(abnormal) - LINES_MAX, "delivery", "deliveries")
+            _log.error("abnormal beyond these: %s", more)
         if self._config.alert_webhook or self._config.alert_command:
             told = {
                 "event": "abnormal",
@@ -90,9 +99,9 @@ class Alerts:
         try:
             async with asyncio.timeout(HOOK_SECONDS):
                 await call  # type: ignore[misc] # a coroutine of either kind
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, HTTPException) as error:
             self._stats.alerts_failed += 1
-            _log.error("alert %s failed: %s", hook, error or type(error).__name__)
+            _log.error("alert %s failed: %s", hook, reason_of(error))
 
     async def _post(self, body: bytes) -> None:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
@@ -114,5 +123,7 @@ class Alerts:
         finally:
             if process.returncode is None:
                 process.kill()
+                async with asyncio.timeout(_KILL_SECONDS):
+                    await process.wait()  # else it stays behind as a zombie
         if process.returncode:
             raise OSError(f"it ended with {process.returncode}")

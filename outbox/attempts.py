@@ -12,10 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orderchain.errors import ConnectError, RetryError
+from orderchain.printable import printable
 from orderchain.refusals import sqlstate_of
 from outbox.connections import DRIVER_ERRORS, is_interruption
 from outbox.consumer_kit import Refused
 from outbox.inbox import REFUSED, TRIES_USED_UP, shown
+from outbox.parts import uninterrupted
 from outbox.retries import GiveUp, after_failure
 
 if TYPE_CHECKING:
@@ -81,41 +83,57 @@ class FreshAttempt:
         if self.connection is not None:
             try:
                 await asyncio.wait_for(self._transaction.commit(), kit.config.statement_seconds)
+                kit.connections.check_commit(self.connection)
             except AWAY as error:
-                await self._end_unless_committed(error)
+                await uninterrupted(self._end_unless_committed(error))
                 return
+            except BaseException:  # cancelled: as where the answer is lost
+                await uninterrupted(self._leave())
+                raise
             kit.connections.give_back(self.connection)
         kit.worked()
         kit.stats.applied += len(self.deliveries)
-        await kit.filter.done([delivery.message_id for delivery in self.deliveries])
+        # Nothing is awaited between the commit and this: cut off there, they would be applied and
+        # yet unfinished for good.
         kit.applied(self.deliveries)
         kit.release(self.deliveries)
+        await kit.filter.done([delivery.message_id for delivery in self.deliveries])
 
     async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`."""
-        kit = self._kit
+        """See `Attempt.fail`. Cancelled in it, it comes to its end all the same."""
+        await uninterrupted(self._fail(error))
+
+    async def _fail(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            await self._leave()
+            return
         is_broken_off = is_interruption(error, self.connection)
         await self._roll_back()
-        await kit.filter.clear([delivery.message_id for delivery in self.deliveries])
-        if isinstance(error, asyncio.CancelledError):
-            kit.put_back(self.deliveries)
-        elif is_broken_off:
-            kit.interrupted(error)
-            kit.put_back(self.deliveries)
+        await self._clear()
+        if is_broken_off:
+            self._kit.interrupted(error)
+            self._kit.put_back(self.deliveries)
         elif len(self.deliveries) > 1:
             self._part()
         else:
-            await give_up_or_park(kit, self.deliveries[0], error)
+            await give_up_or_park(self._kit, self.deliveries[0], error)
 
     async def _end_unless_committed(self, error: BaseException) -> None:
         if sqlstate_of(error).startswith(_CONSTRAINT_CLASS):
-            await self.fail(error)
+            await self._fail(error)
             return
-        # It may have committed: each message is claimed again, and is in the inbox if it has.
-        await self._roll_back()
-        await self._kit.filter.clear([delivery.message_id for delivery in self.deliveries])
         self._kit.interrupted(error)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Take the messages back. Where they were committed the next claim finds them applied."""
+        if self.connection is not None:
+            self._kit.connections.drop(self.connection)
+        await self._clear()
         self._kit.put_back(self.deliveries)
+
+    async def _clear(self) -> None:
+        await self._kit.filter.clear([delivery.message_id for delivery in self.deliveries])
 
     def _part(self) -> None:
         for delivery in self.deliveries:
@@ -159,23 +177,30 @@ class ParkedAttempt:
                 await self._inner.commit()
                 await kit.inbox.unpark(self._locking, delivery, kit.clock.wall_ns())
                 await self._outer.commit()
+            kit.connections.check_commit(self._locking)
         except AWAY as error:
             if sqlstate_of(error).startswith(_CONSTRAINT_CLASS):
                 await self.fail(error)
             else:
                 self._break_off(error)
             return
+        except BaseException:  # cancelled: it is parked still, or applied
+            kit.connections.drop(self._locking)
+            raise
         kit.connections.give_back(self._locking)
         kit.worked()
         kit.stats.applied += 1
-        await kit.filter.done([delivery.message_id])
         kit.applied([delivery])
+        await kit.filter.done([delivery.message_id])
 
     async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`."""
+        """See `Attempt.fail`. Cancelled in it, it comes to its end all the same."""
+        await uninterrupted(self._fail(error))
+
+    async def _fail(self, error: BaseException) -> None:
         kit, (delivery,) = self._kit, self.deliveries
         if isinstance(error, asyncio.CancelledError):
-            self._locking.terminate()
+            kit.connections.drop(self._locking)
             return
         if is_interruption(error, self._locking):
             self._break_off(error)
@@ -185,6 +210,7 @@ class ParkedAttempt:
                 await self._inner.rollback()
                 until_ns = await settle_failure(kit, self._locking, delivery, error)
                 await self._outer.commit()
+            kit.connections.check_commit(self._locking)
         except AWAY as broken:
             self._break_off(broken)
             return
@@ -197,7 +223,7 @@ class ParkedAttempt:
 
     def _break_off(self, error: BaseException) -> None:
         """Leave all as it was: the row is free again, and nothing is counted."""
-        self._locking.terminate()
+        self._kit.connections.drop(self._locking)
         self._kit.interrupted(error)
 
 
@@ -251,6 +277,9 @@ async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseExcep
         kit.interrupted(broken)
         kit.put_back([delivery])
         return
+    except BaseException:
+        kit.put_back([delivery])
+        raise
     kit.worked()
     kit.stats.failures += 1
     if is_dead:
@@ -259,7 +288,9 @@ async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseExcep
         kit.finished(delivery)
     else:
         kit.stats.parked += 1
-        _log.warning("message %s has failed, and is parked: %s", delivery.message_id, told)
+        _log.warning(
+            "message %s has failed, and is parked: %s", delivery.message_id, printable(told)
+        )
         kit.parked(delivery, now_ns if until_ns is None else until_ns)
     kit.release([delivery])
 
@@ -271,4 +302,4 @@ def error_text(error: BaseException) -> str:
 
 def tell_dead(delivery: Delivery, reason: str, told: str) -> None:
     """Log that a person must look at a message."""
-    _log.error("message %s is a dead letter, %s: %s", delivery.message_id, reason, told)
+    _log.error("message %s is a dead letter, %s: %s", delivery.message_id, reason, printable(told))

@@ -13,7 +13,10 @@ from msgspec import Meta, Struct
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.check_back import Answer, CheckRules, after_check
+from outbox.errors import LASTING
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
 from outbox.session import Session
 from outbox.statuses import Change
@@ -70,8 +73,10 @@ class CheckBack:
             try:
                 if await self.check_once() >= self._config.rows_max:
                     continue
+            except LASTING:
+                raise
             except OrderchainError as error:
-                _log.warning("check-back: %s", error)
+                _log.warning("check-back: %s", reason_of(error))
             await asyncio.sleep(self._config.round_seconds)
 
     async def check_once(self) -> int:
@@ -105,8 +110,9 @@ class CheckBack:
             async with asyncio.timeout(self._config.ask_seconds):
                 return await self._ask(sender, [check.message_id for check in checks]), _SILENT
         except (OrderchainError, OSError) as error:
-            _log.warning("check-back: %s gave no answer: %s", sender, error)
-            return {}, str(error) or type(error).__name__
+            told = reason_of(error)
+            _log.warning("check-back: %s gave no answer: %s", printable(sender), told)
+            return {}, told
 
     async def _write(
         self,
@@ -147,5 +153,6 @@ class CheckBack:
 def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:
     for each in abnormal:
         _log.error(
-            "message %s for %s is abnormal: %s", each.message_id, each.destination, each.reason
-        )
+            "message %s for %s is abnormal: %s",
+            each.message_id, printable(each.destination), printable(each.reason),
+        )  # fmt: skip

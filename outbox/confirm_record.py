@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.reasons import reason_of
 from outbox.errors import BadRecord
 from outbox.limits import (
     CONFIRM_RECORD_BYTES_MAX,
@@ -86,7 +87,7 @@ def decode_confirms(value: bytes | None) -> ConfirmRecord:
     try:
         record = _decoder.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise BadRecord("content", str(error) or type(error).__name__) from None
+        raise BadRecord("content", reason_of(error)) from None
     if record.version != VERSION:
         raise BadRecord("version", f"{record.version}, expected {VERSION}: upgrade the relay")
     if not record.consumer.isprintable() or not record.consumer.isascii():

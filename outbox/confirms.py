@@ -17,8 +17,10 @@ from asyncpg.pgproto import pgproto
 
 from orderchain.errors import OrderchainError
 from orderchain.kafka_client import close_client, start_client
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, decode_confirms
-from outbox.errors import BadRecord
+from outbox.errors import LASTING, BadRecord
 from outbox.store import progress_of
 
 if TYPE_CHECKING:
@@ -94,8 +96,10 @@ class ConfirmIntake:
                 continue
             try:
                 await self._follow(topics)
+            except LASTING:
+                raise
             except (KafkaError, OSError, TimeoutError, OrderchainError) as error:
-                _log.warning("confirms can't be taken in: %s", error or type(error).__name__)
+                _log.warning("confirms can't be taken in: %s", reason_of(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _follow(self, topics: list[str]) -> None:
@@ -155,7 +159,9 @@ class ConfirmIntake:
                 told = decode_confirms(record.value)
             except BadRecord as error:
                 self._stats.bad_confirms[error.reason] += 1
-                _log.warning("a record of %s was dropped: %s", record.topic, error)
+                _log.warning(
+                    "a record of %s was dropped: %s", printable(record.topic), reason_of(error)
+                )
                 continue
             consumer = told.consumer
             for confirm in told.confirms:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from orderchain.refusals import connect_refusal, sqlstate_of
+from outbox.durability import BARRIER, PIN, check_durability, listen_for_cut_waits
+from outbox.errors import CutWait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,26 +46,62 @@ class Connections:
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
         self._free: list[Connection] = []
+        self._cut: set[Connection] = set()
+        """Those whose last wait for a synchronous standby was cut off."""
 
     async def take(self) -> Connection:
-        """Return a connection. Raises ConnectError, RetryError."""
+        """Return a connection. Raises ConnectError, RetryError, DurabilityError."""
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed():
                 return connection
         try:
-            return await asyncpg.connect(
+            connection = await asyncpg.connect(
                 self._config.database, timeout=self._config.connect_seconds
             )
         except (OSError, ValueError, *DRIVER_ERRORS) as error:
             raise connect_refusal(error, self._config.database) from error
+        try:
+            await self.check_durability(connection)
+            listen_for_cut_waits(connection, lambda: self._cut.add(connection))
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def check_durability(self, connection: Connection) -> None:
+        """Raise DurabilityError where the server may lose what this connection has committed."""
+        settings = await connection.fetchrow(PIN, timeout=self._config.statement_seconds)
+        check_durability(settings, unsafe=self._config.unsafe_durability)
+
+    def check_commit(self, connection: Connection) -> None:
+        """Raise CutWait when the commit just made may not outlive a failover."""
+        if connection in self._cut:
+            self._cut.discard(connection)
+            raise CutWait
+
+    async def barrier(self) -> None:
+        """Return once what can be read here outlives a failover. Raises what a database raises."""
+        connection = await self.take()
+        try:
+            await connection.execute(BARRIER, timeout=self._config.statement_seconds)
+            self.check_commit(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        self.give_back(connection)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next one. What still has a transaction open is ended."""
-        if connection.is_closed() or connection.is_in_transaction():
-            connection.terminate()
+        if connection.is_closed() or connection.is_in_transaction() or connection in self._cut:
+            self.drop(connection)
         else:
             self._free.append(connection)
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection at once. What a failed statement leaves on the wire is not read."""
+        self._cut.discard(connection)
+        connection.terminate()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -77,9 +115,9 @@ class Connections:
             yield connection
             async with asyncio.timeout(seconds):
                 await transaction.commit()
+            self.check_commit(connection)
         except BaseException:
-            # A cancelled or failed statement leaves on the wire what is not worth knowing.
-            connection.terminate()
+            self.drop(connection)
             raise
         self.give_back(connection)
 

@@ -12,11 +12,13 @@ together. Messages come in no particular order; those of one key come one after 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
-from orderchain.refusals import schema_refusal
+from orderchain.refusals import privilege_refusal, schema_refusal
+from orderchain.roles import OUTBOX_CONSUMER
 from outbox.attempts import AWAY
 from outbox.confirm_sender import ConfirmSender
 from outbox.connections import Connections
@@ -27,12 +29,13 @@ from outbox.inbox import Inbox
 from outbox.inbox_retention import InboxRetention
 from outbox.lanes import Lanes
 from outbox.opening import open_fresh, open_parked
+from outbox.parts import Parts, uninterrupted
 from outbox.receiving import Receiving
 from outbox.record_source import RecordSource
 from outbox.settling import Settling
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
 
     from outbox.attempts import Attempt
@@ -52,6 +55,10 @@ class Consumer:
     """One process of a consumer. Use it in one of three forms, and no two of them at once:
 
     `async for delivery in consumer`, `await consumer.run(handler)`, `await consumer.run_many(...)`.
+
+    Each of them may be cancelled at any time, and called again: nothing is lost by it, and nothing
+    takes effect twice. When a part of the consumer ends that must live, each of them raises its
+    error, and goes on raising it.
     """
 
     def __init__(
@@ -69,10 +76,13 @@ class Consumer:
         self._source = RecordSource(config, self._drop)
         self._confirms = ConfirmSender(config)
         self._started: ConsumerKit | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._parts = Parts("consumer", self._wake)
         self._settling: Settling | None = None
-        self._settling_task: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
+        self._settled: asyncio.Task[None] | None = None
+        # The delivery that a loop waits for. A wait that is cancelled leaves it to the next one:
+        # cut off each time, one that takes longer than the caller's patience would never come.
+        self._opening: asyncio.Task[Delivery | None] | None = None
+        self._waiting = asyncio.Lock()
         self._is_stopping = False
         self._handed: set[Handling[Any]] = set()
         self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
@@ -92,7 +102,10 @@ class Consumer:
         await self.close()
 
     async def start(self) -> None:
-        """Connect, and join the group. Raises ConnectError, SchemaError, RetryError."""
+        """Connect, and join the group.
+
+        Raises ConnectError, SchemaError, DurabilityError, RetryError.
+        """
         try:
             inbox = await self._open_inbox()
             self._started = kit = ConsumerKit(
@@ -108,31 +121,33 @@ class Consumer:
         except BaseException:
             await self.close()
             raise
-        self._tasks = [self._begin(receiving.run()), self._begin(retention.run())]
-        self._settling_task = self._begin(self._settling.run())
+        self._parts = Parts("consumer", self._wake)
+        self._parts.begin("receiving", receiving.run())
+        self._parts.begin("retention", retention.run())
+        self._settled = self._parts.begin("settling", self._settling.run())
 
     def stop(self) -> None:
         """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""
         self._is_stopping = True
-        if self._started is not None:
-            self._started.changed.set()
+        self._wake()
 
     async def close(self) -> None:
-        """Stop, confirm and commit what is finished, and close; never raises.
+        """Stop, confirm and commit what is finished, and close; also when cancelled. Never raises.
 
         What was handed out and is not finished is rolled back, and comes again at the next start.
         """
         self.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for handling in list(self._handed):
-            await handling.abandon(asyncio.CancelledError())
-        await self._end_settling()
-        await self._source.close()
-        await self._confirms.close()
-        await self._filter.close()
-        await self._connections.close()
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        async with AsyncExitStack() as closing:
+            for close in (
+                self._connections.close, self._filter.close, self._confirms.close,
+                self._source.close, self._end_settling, self._abandon_handed,
+            ):  # fmt: skip
+                closing.push_async_callback(close)
+            self._parts.expect_end("settling")
+            self._parts.cancel(self._parts.names - {"settling"})
 
     # -- three forms -----------------------------------------------------------------------------
 
@@ -164,10 +179,23 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Delivery:
+        """Return the next delivery. Cancelled, it loses none: the next call returns it."""
+        async with self._waiting:
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._hand_out(), name="orderchain next")
+            # Not awaited itself: whether it was cancelled or we were must not be mixed up.
+            await asyncio.wait([self._opening])
+            opening, self._opening = self._opening, None
+        delivery = opening.result()
+        if delivery is None:
+            raise StopAsyncIteration
+        return delivery
+
+    async def _hand_out(self) -> Delivery | None:
         await self._await_turn()
         attempt = await self._next(1)
         if attempt is None:
-            raise StopAsyncIteration
+            return None
         (delivery,) = attempt.deliveries
         handling: Handling[Any] = Handling(attempt, self._ended)
         self._handed.add(handling)
@@ -177,9 +205,16 @@ class Consumer:
     # -- work ------------------------------------------------------------------------------------
 
     async def _run(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(self._config.at_once):
-                workers.create_task(self._work(most, call))
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._config.at_once):
+                    workers.create_task(self._work(most, call))
+        except BaseExceptionGroup as group:
+            # Handlers' errors are dealt with: these are all one, or the first of them counts.
+            error = group.exceptions[0]
+        else:
+            return
+        raise error
 
     async def _work(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
         while (attempt := await self._next(most)) is not None:
@@ -197,8 +232,7 @@ class Consumer:
         """Return the next attempt, once there is one; None at the end."""
         kit, loop = self._kit(), asyncio.get_running_loop()
         while not self._is_stopping:
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
             pause = kit.paused_until - loop.time()
             if pause > 0:
                 await kit.change(pause)
@@ -207,7 +241,7 @@ class Consumer:
             if attempt is not None:
                 return attempt
             # Asked again, since all of it may have changed while the database was asked.
-            if not (self._lanes.has_ready or self._is_stopping or self._failure):
+            if not (self._lanes.has_ready or self._is_stopping or self._parts.failure):
                 await kit.change(self._look_at - loop.time())
         return None
 
@@ -247,6 +281,7 @@ class Consumer:
                     await handling.abandon(asyncio.CancelledError())
                     raise refusal
         while len(self._handed) >= self._config.at_once and not self._is_stopping:
+            self._raise_failure()
             await self._kit().change(TURN_SECONDS)
 
     def _ended(self, handling: Handling[Any]) -> None:
@@ -268,31 +303,41 @@ class Consumer:
             await inbox.know_topics(connection, config.topics)
         except AWAY as error:
             connection.terminate()
-            if refusal := schema_refusal(error):
+            if refusal := schema_refusal(error) or privilege_refusal(
+                error, self._config.database, OUTBOX_CONSUMER
+            ):
                 raise refusal from error
             raise
         self._connections.give_back(connection)
         return inbox
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._background_ended)
-        return task
+    async def _abandon_handed(self) -> None:
+        """Roll back what was handed out, or is about to be, and is not finished."""
+        if (opening := self._opening) is not None:
+            await asyncio.wait([opening], timeout=self._config.close_seconds)
+            opening.cancel()
+            await asyncio.wait([opening])
+            self._opening = None
+        for handling in list(self._handed):
+            await handling.abandon(asyncio.CancelledError())
 
     async def _end_settling(self) -> None:
-        if self._settling is None or self._settling_task is None:
+        if self._settling is None or self._settled is None:
             return
         self._settling.end()
-        await asyncio.wait([self._settling_task], timeout=self._config.close_seconds)
-        self._settling_task.cancel()
-        await asyncio.gather(self._settling_task, return_exceptions=True)
+        await asyncio.wait([self._settled], timeout=self._config.close_seconds)
+        await self._parts.end()
         await self._settling.confirm()
         await self._settling.commit()
 
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = error
-            self._kit().changed.set()
+    def _raise_failure(self) -> None:
+        """Raise what a part has raised, when one has ended that must live."""
+        if (failure := self._parts.failure) is not None:
+            raise failure.__cause__ or failure
+
+    def _wake(self) -> None:
+        if self._started is not None:
+            self._started.changed.set()
 
     def _kit(self) -> ConsumerKit:
         if self._started is None:

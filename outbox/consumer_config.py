@@ -58,6 +58,9 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unfinished, and for ever where a sender does not tell."""
     retention_seconds: Seconds = 600.0
     """How often the inbox is given its new partitions, and old ones are dropped."""
+    unsafe_durability: bool = False
+    """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
+    `synchronous_commit`. A message whose effect is lost so was confirmed, and never comes again."""
     connect_seconds: Seconds = 10.0
     """Deadline of a connect, to the database and to the broker."""
     statement_seconds: Seconds = 10.0

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, RETRYING, Confirm
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ class ConsumerKit:
 
     def interrupted(self, error: BaseException) -> None:
         """Begin nothing for a while: the database is away, or in trouble. Longer each time."""
-        _log.warning("work was broken off, and is done again: %s: %s", type(error).__name__, error)
+        kind, reason = type(error).__name__, reason_of(error)
+        _log.warning("work was broken off, and is done again: %s: %s", kind, reason)
         self.stats.interruptions += 1
         step = min(
             PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2.0 ** min(self.interruptions_in_a_row, 20)

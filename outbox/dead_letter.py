@@ -127,28 +127,11 @@ class DeadLetters:
         One that is older than the inbox is worked on then, whatever was applied so long ago: that
         is what the actor answers for. False when it is no dead letter any more.
         """
-        _check_act(actor, reason)
-        async with self._connection.transaction(isolation="read_committed"):
-            consumer_id, row = await self._lock(letter)
-            if row is None:
-                return False
-            if row["key"] is not None:
-                await self._fetch("lock_key", consumer_id, row["key"])
-            await self._fetch("revive", consumer_id, letter.message_id, self._now())
-            await self._fetch("remove", consumer_id, letter.message_id)
-            await self._fetch("act", consumer_id, letter.message_id, "retry", actor, reason)
-        return True
+        return await self._act("retry", letter, actor, reason)
 
     async def abandon(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
         """End a dead letter for good: it is never worked on. False when it is none any more."""
-        _check_act(actor, reason)
-        async with self._connection.transaction(isolation="read_committed"):
-            consumer_id, row = await self._lock(letter)
-            if row is None:
-                return False
-            await self._fetch("abandon", consumer_id, letter.message_id, self._now())
-            await self._fetch("act", consumer_id, letter.message_id, "abandon", actor, reason)
-        return True
+        return await self._act("abandon", letter, actor, reason)
 
     async def retry_many(
         self, chosen: DeadLetterFilter, *, actor: str, reason: str
@@ -175,13 +158,15 @@ class DeadLetters:
             and await self.abandon(letter, actor=actor, reason=reason)
         ]
 
-    async def _lock(self, letter: DeadLetter) -> tuple[int, Record | None]:
+    async def _act(self, act: str, letter: DeadLetter, actor: str, reason: str) -> bool:
+        """Do it in one statement, with its row in inbox_act; False where there is nothing to do."""
+        _check_act(actor, reason)
         found = await self._fetch("number_of", letter.consumer)
         if not found:
             raise SettingError("consumer", letter.consumer, "one that this database knows")
-        consumer_id: int = found[0]["consumer_id"]
-        rows = await self._fetch("dead_of", consumer_id, letter.message_id)
-        return consumer_id, rows[0] if rows else None
+        consumer_id = found[0]["consumer_id"]
+        rows = await self._fetch(act, consumer_id, letter.message_id, self._now(), actor, reason)
+        return bool(rows[0][0])
 
     async def _fetch(self, name: str, *values: object) -> Sequence[Record]:
         rows: Sequence[Record] = await self._connection.fetch(

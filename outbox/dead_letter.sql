@@ -33,32 +33,11 @@ SELECT c.name AS consumer, a.act, a.actor, a.reason, a.acted_at
  WHERE a.message_id = $1 AND ($2::text IS NULL OR c.name = $2)
  ORDER BY a.act_id;
 
--- dead_of: lock one dead letter that nobody has ended
-SELECT d.*, d.headers AS packed_headers FROM inbox_dead d
- WHERE d.consumer_id = $1 AND d.message_id = $2 AND d.abandoned_at IS NULL
-   FOR UPDATE;
+-- retry: park a dead letter anew, due at $3 or in its turn within its key; false: it is none any more
+SELECT inbox_retry_dead($1, $2, $3, $4, $5);
 
--- lock_key: let one transaction at a time change which message of a key is tried
-SELECT pg_advisory_xact_lock(hashtextextended('orderchain inbox ' || $1::integer || ' ' || encode($2, 'hex'), 0));
-
--- revive: park a dead letter anew, due at once or behind the first one of its key
-INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
-    record_offset, received_at, key, confirm_topic, headers, payload, failures, due_at, last_error)
-SELECT d.consumer_id, d.message_id, d.destination, d.topic, d.topic_partition, d.record_offset,
-       d.received_at, d.key, d.confirm_topic, d.headers, d.payload, 0,
-       CASE WHEN EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = d.key)
-            THEN NULL ELSE $3::timestamptz END,
-       d.last_error
-  FROM inbox_dead d WHERE d.consumer_id = $1 AND d.message_id = $2;
-
--- remove: take a dead letter away, it being parked anew
-DELETE FROM inbox_dead WHERE consumer_id = $1 AND message_id = $2;
-
--- abandon: end a dead letter; the row stays, so that a late record of it is known
-UPDATE inbox_dead SET abandoned_at = $3 WHERE consumer_id = $1 AND message_id = $2;
-
--- act: write down who did what, and why
-INSERT INTO inbox_act (consumer_id, message_id, act, actor, reason) VALUES ($1, $2, $3, $4, $5);
+-- abandon: end a dead letter; false: it is none any more
+SELECT inbox_abandon_dead($1, $2, $3, $4, $5);
 
 -- number_of: the number of a consumer
 SELECT consumer_id FROM inbox_consumer WHERE name = $1;

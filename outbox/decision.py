@@ -7,12 +7,13 @@ commits later.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 
 from orderchain.errors import RefusedError, SettingError
 from outbox.check_back import Answer
+from outbox.durability import is_cut_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,13 +67,24 @@ async def check_decision(
     """Answer one check, for the endpoint that is asked.
 
     `NOT_DONE` is committed when this returns, so `connection` must not be in a transaction: what is
-    said and then rolled back would be no fence. Raises SettingError there.
+    said and then rolled back would be no fence. Raises SettingError there. `UNKNOWN` where it is
+    not known whether a synchronous standby has what would be said.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: the answer must be committed before it is given"
         raise SettingError("connection", "in a transaction", expected)
-    found = await connection.fetchval(_CHECK, message_id, int(wait_seconds * 1_000))
-    return Answer(found)
+    cut: list[bool] = []
+
+    def heard(_: object, message: Any) -> None:  # noqa: ANN401 - of the driver's, untyped
+        if is_cut_wait(message):
+            cut.append(True)
+
+    connection.add_log_listener(heard)
+    try:
+        found = await connection.fetchval(_CHECK, message_id, int(wait_seconds * 1_000))
+    finally:
+        connection.remove_log_listener(heard)
+    return Answer.UNKNOWN if cut else Answer(found)
 
 
 async def check_decisions(

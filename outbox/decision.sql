@@ -71,6 +71,11 @@ AS $$
 DECLARE
     found text;
 BEGIN
+    -- On this word a message is sent, or cancelled for good: it must be durable, whatever the session
+    -- has set. What is set here ends with the transaction.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     IF decided_id < (SELECT floor_id FROM public.outbox_decision_floor) THEN
         found := 'forgotten';
     ELSE
@@ -98,6 +103,11 @@ AS $$
 DECLARE
     found boolean;
 BEGIN
+    -- On this word a message is sent, or cancelled for good: it must be durable, whatever the session
+    -- has set. What is set here ends with the transaction.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     IF checked_id < (SELECT floor_id FROM public.outbox_decision_floor) THEN
         RETURN 'unknown';
     END IF;
@@ -109,6 +119,11 @@ BEGIN
         RETURN 'unknown';
     END;
     SELECT is_done INTO found FROM public.outbox_decision WHERE message_id = checked_id;
+    IF current_setting('synchronous_standby_names') <> '' THEN
+        -- What was found may be here and not on the standby, where the wait of its commit was cut
+        -- off. So this one writes something, and waits for the standby itself.
+        PERFORM pg_logical_emit_message(true, 'orderchain', '');
+    END IF;
     RETURN CASE WHEN found THEN 'done' WHEN NOT found THEN 'not_done' ELSE 'unknown' END;
 END
 $$;

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from orderchain.printable import printable
 from outbox.message import Message
 from outbox.store import Ack
 
@@ -85,11 +86,15 @@ class Dispatch:
         if not self.has_room or any(
             message.destination not in self.destinations for message in parcel.messages
         ):
-            self._release([(message.message_id, parcel.token) for message in parcel.messages])
+            self._release_all([parcel])
             return
         self._waiting_rows += len(parcel.messages)
         self._parcels.append(parcel)
         self._some.set()
+
+    def give_back(self, parcel: Parcel) -> None:
+        """Release messages that are stored and must not be sent by this claim."""
+        self._release_all([parcel])
 
     async def run(self) -> None:
         """Send what comes, until cancelled."""
@@ -219,4 +224,4 @@ class Dispatch:
 
 def _reason(error: Exception | None) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return " ".join(text.split())[:ERROR_CHARACTERS_MAX]
+    return printable(" ".join(text.split()), ERROR_CHARACTERS_MAX)

@@ -5,12 +5,27 @@ OrderchainError
 │   ├── MessageError              a message: its payload, key, headers or id
 │   ├── DestinationMissing        no destination of that name was set up
 │   └── TransitionRefused         the delivery is not where this change could be made
+├── StoppedError              this object works no more; open a new one
+│   └── PartEnded                 a part has ended that must live
+├── RetryError                the same call may succeed later
+│   └── CutWait                   committed here, and perhaps not on the standby
 └── BadRecord                 one record is unusable: drop it, count it
 """
 
 from __future__ import annotations
 
-from orderchain.errors import OrderchainError, RefusedError
+from typing import Final
+
+from orderchain.errors import (
+    DurabilityError,
+    OrderchainError,
+    RefusedError,
+    RetryError,
+    StoppedError,
+)
+
+LASTING: Final = (StoppedError, DurabilityError)
+"""What does not pass by itself: whoever works on and on ends with it."""
 
 
 class MessageError(RefusedError):
@@ -32,6 +47,30 @@ class TransitionRefused(RefusedError):
         super().__init__("status", status, f"one that can be {change}: {expected}")
         self.status = status
         self.change = change
+
+
+class PartEnded(StoppedError):
+    """A part of the service has ended, and the service with it: nothing more is accepted.
+
+    Its cause is what the part raised; it has none where the part was cancelled or returned.
+    """
+
+    def __init__(self, service: str, part: str) -> None:
+        super().__init__(f"{service}: {part} has ended, so nothing more is accepted")
+        self.service = service
+        self.part = part
+
+
+class CutWait(RetryError):
+    """The wait for a synchronous standby was cancelled: whether it has the commit is not known.
+
+    The server itself answers with success, and a warning.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the wait for a synchronous standby was cut off: the commit may not outlive a failover"
+        )
 
 
 class BadRecord(OrderchainError):

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from outbox.errors import DestinationMissing
+from orderchain.counted import counted
+from orderchain.reasons import reason_of
+from outbox.business import watched_transaction
+from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids
 from outbox.message_sender import MessageSender
+from outbox.parts import Parts, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -70,24 +74,29 @@ class FireAfterCommit:
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._task: asyncio.Task[None] | None = None
+        self._parts = Parts("fire after commit")
         self.sent = 0
         self.lost = 0
         """Known to be lost: refused by the broker, or too many at once."""
 
     async def __aenter__(self) -> FireAfterCommit:
-        self._task = asyncio.create_task(self._run(), name="orderchain outbox fire")
+        self._parts = Parts("fire after commit")
+        self._parts.begin("send", self._run())
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Send what waits, within the deadline of one send, and stop."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(10.0):
-                await self.finish()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._sender.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Send what waits, within the deadline of one send, and stop; also when cancelled."""
+        await uninterrupted(self._stop())
+        if kind is None:
+            self._parts.check()
+
+    async def _stop(self) -> None:
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._sender.close)
+            closing.push_async_callback(self._parts.end)
+            with suppress(TimeoutError, PartEnded):
+                async with asyncio.timeout(10.0):
+                    await self.finish()
 
     @asynccontextmanager
     async def transaction(
@@ -95,22 +104,34 @@ class FireAfterCommit:
     ) -> AsyncIterator[Firing]:
         """Hold a transaction on the caller's `connection`; what it fires is sent after its commit.
 
-        A send error never comes back here.
+        A send error never comes back here. Raises PartEnded where nothing is sent any more,
+        SettingError inside of a transaction.
         """
         firing = Firing(self._destinations)
-        async with connection.transaction():
+        self._parts.check()
+        async with watched_transaction(connection) as commit:
             yield firing
-        self._fire(firing.messages)
+            commit.matters = bool(firing.messages)
+        if commit.was_cut:
+            self._lose(len(firing.messages), "the commit may not outlive a failover")
+        else:
+            self._fire(firing.messages)
 
     async def finish(self) -> None:
-        """Return once nothing waits to be sent."""
+        """Return once nothing waits to be sent. Raises PartEnded where nothing is sent any more."""
+        await self._parts.during(self._drained)
+
+    async def _drained(self) -> None:
         await self._idle.wait()
+
+    def _lose(self, count: int, why: str) -> None:
+        self.lost += count
+        _log.warning("lost %s: %s", counted(count, "message"), why)
 
     def _fire(self, messages: list[Message]) -> None:
         room = max(WAITING_MAX - len(self._waiting), 0)
         if len(messages) > room:
-            self.lost += len(messages) - room
-            _log.warning("%d messages are lost: too many wait", len(messages) - room)
+            self._lose(len(messages) - room, "too many wait")
         if messages[:room]:
             self._waiting += messages[:room]
             self._idle.clear()
@@ -126,7 +147,11 @@ class FireAfterCommit:
                     self.sent += len(result.messages)
                 else:
                     self.lost += len(result.messages)
-                    _log.warning("%d messages are lost: %s", len(result.messages), result.error)
+                    _log.warning(
+                        "lost %s: %s",
+                        counted(len(result.messages), "message"),
+                        reason_of(result.error),
+                    )
             if any(result.error is not None for result in results):
                 await self._sender.renew()
             if not self._waiting:

@@ -18,6 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from orderchain.errors import RefusedError, RetryError, SettingError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """Of an answer's body. Answers list ids; more than this is something else."""
@@ -38,7 +40,7 @@ class CallRefused(RefusedError):
     """The other side has refused the call with a 4xx status; the same call is refused again."""
 
     def __init__(self, url: str, answered: Answered) -> None:
-        told = answered.body[:200].decode("utf-8", "replace")
+        told = printable(answered.body[:200].decode("utf-8", "replace"))
         super().__init__("call", url, f"an answer other than {answered.status}: {told}")
         self.status = answered.status
         self.body = answered.body
@@ -55,8 +57,9 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
     try:
         async with asyncio.timeout(seconds):
             answered = await _exchange(parts, _request(method, parts, token, body), body)
-    except (OSError, h11.ProtocolError) as error:
-        told = str(error) or f"no answer within {seconds} s"
+    except (OSError, UnicodeError, h11.ProtocolError) as error:  # a host's name may not be one
+        silent = isinstance(error, TimeoutError)
+        told = f"no answer within {seconds} s" if silent else reason_of(error)
         raise RetryError(f"{shown_url(url)}: {told}") from error
     if 200 <= answered.status < 300:
         return answered
@@ -119,7 +122,8 @@ async def _exchange(parts: SplitResult, request: h11.Request, body: bytes) -> An
         return await _read(protocol, reader)
     finally:
         writer.close()
-        with suppress(OSError, asyncio.CancelledError):
+        # Not a cancellation: swallowed here, whoever calls could not be ended.
+        with suppress(OSError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await writer.wait_closed()
 

@@ -117,7 +117,7 @@ class Inbox:
 
         Needs a transaction: no other may settle this key meanwhile.
         """
-        await self._lock_key(connection, delivery.key_bytes)
+        await self._lock_keys(connection, [delivery])
         await self._fetch(
             connection, "park", *_row_of(delivery), failures, _time_of(due_ns), shown(error)
         )
@@ -129,9 +129,7 @@ class Inbox:
 
         Needs a transaction, as `park`.
         """
-        keys = {delivery.key_bytes for delivery in deliveries}
-        for key in sorted(key for key in keys if key is not None):
-            await self._lock_key(connection, key)
+        await self._lock_keys(connection, deliveries)
         columns = zip(*map(_row_of, deliveries), strict=True)
         await self._fetch(connection, "park_behind", *map(list, columns), _time_of(now_ns), _BEHIND)
 
@@ -184,7 +182,7 @@ class Inbox:
 
     async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
         """Take a parked message away; the next one of its key is due at once."""
-        await self._lock_key(connection, delivery.key_bytes)
+        await self._lock_keys(connection, [delivery])
         await self._fetch(connection, "unpark", delivery.message_id)
         if delivery.key_bytes is not None:
             await self._fetch(connection, "next_of_key", delivery.key_bytes, _time_of(now_ns))
@@ -232,9 +230,10 @@ class Inbox:
 
     # -- shared ----------------------------------------------------------------------------------
 
-    async def _lock_key(self, connection: Connection, key: bytes | None) -> None:
-        if key is not None:
-            await self._fetch(connection, "lock_key", key)
+    async def _lock_keys(self, connection: Connection, deliveries: Sequence[Delivery]) -> None:
+        keys = {delivery.key_bytes for delivery in deliveries} - {None}
+        if keys:
+            await self._fetch(connection, "lock_keys", list(keys))
 
     async def _fetch(self, connection: Connection, name: str, *values: object) -> Sequence[Record]:
         rows: Sequence[Record] = await connection.fetch(

@@ -139,6 +139,81 @@ CREATE TABLE inbox_act (
     acted_at    timestamptz NOT NULL DEFAULT now()
 );
 
+-- Rows to lock, and nothing else: which message of a key is tried is changed by one transaction at a
+-- time. The owner alone can lock them, through inbox_lock_keys: anybody can take an advisory lock, and
+-- keep a key from going on. Keys share them, which makes some wait for others that need not.
+CREATE TABLE inbox_key_lock (
+    slot integer PRIMARY KEY
+);
+
+INSERT INTO inbox_key_lock SELECT generate_series(0, 1023);
+
+-- Locks keys of a consumer until the transaction ends. All at once, and in one order: two batches that
+-- each hold what the other wants would wait for ever.
+CREATE FUNCTION inbox_lock_keys(of_consumer integer, keys bytea[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM public.inbox_key_lock
+     WHERE slot IN (SELECT (hashtextextended(of_consumer || ' ' || encode(key, 'hex'), 0) & 1023)::integer
+                      FROM unnest(keys) AS key)
+     ORDER BY slot FOR UPDATE;
+END
+$$;
+
+-- ------------------------------------------------------------------------------------------- acts
+-- What people do by hand. The functions alone can: so no act is without its row in inbox_act.
+
+-- Parks a dead letter anew, due at `due_from` or behind the first one of its key. False: it is none.
+CREATE FUNCTION inbox_retry_dead(
+    of_consumer integer, dead_id uuid, due_from timestamptz, by_actor text, for_reason text
+) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    dead public.inbox_dead;
+BEGIN
+    SELECT * INTO dead FROM public.inbox_dead
+     WHERE consumer_id = of_consumer AND message_id = dead_id AND abandoned_at IS NULL
+       FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM public.inbox_lock_keys(of_consumer, ARRAY[dead.key]);
+    INSERT INTO public.inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+        record_offset, received_at, key, confirm_topic, headers, payload, failures, due_at, last_error)
+    VALUES (dead.consumer_id, dead.message_id, dead.destination, dead.topic, dead.topic_partition,
+        dead.record_offset, dead.received_at, dead.key, dead.confirm_topic, dead.headers, dead.payload,
+        0,
+        CASE WHEN EXISTS (SELECT FROM public.inbox_parked
+                           WHERE consumer_id = of_consumer AND key = dead.key)
+             THEN NULL ELSE due_from END,
+        dead.last_error);
+    DELETE FROM public.inbox_dead WHERE consumer_id = of_consumer AND message_id = dead_id;
+    INSERT INTO public.inbox_act (consumer_id, message_id, act, actor, reason)
+    VALUES (of_consumer, dead_id, 'retry', by_actor, for_reason);
+    RETURN true;
+END
+$$;
+
+-- Ends a dead letter; its row stays, so that a late record of it is known. False: it is none.
+CREATE FUNCTION inbox_abandon_dead(
+    of_consumer integer, dead_id uuid, ended_at timestamptz, by_actor text, for_reason text
+) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    UPDATE public.inbox_dead SET abandoned_at = ended_at
+     WHERE consumer_id = of_consumer AND message_id = dead_id AND abandoned_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO public.inbox_act (consumer_id, message_id, act, actor, reason)
+    VALUES (of_consumer, dead_id, 'abandon', by_actor, for_reason);
+    RETURN true;
+END
+$$;
+
 -- ------------------------------------------------------------------------------------- retention
 
 -- The smallest id that a message of this time can have (UUIDv7: 48 bits of milliseconds come first).
@@ -159,7 +234,8 @@ DECLARE
     begins    timestamptz;
     day_table text;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain inbox partitions', 0));
+    -- One at a time, by a row that the owner alone can lock: anybody can take an advisory lock.
+    PERFORM FROM public.inbox_version FOR UPDATE;
     IF abs(first_day - (now() AT TIME ZONE 'UTC')::date) > 3660 THEN
         RAISE EXCEPTION 'a partition for % is out of range', first_day;
     END IF;
@@ -223,6 +299,9 @@ $$;
 -- ----------------------------------------------------------------------------------------- grants
 -- Every object, column and privilege is listed in docs/permissions.md.
 
+REVOKE ALL ON FUNCTION inbox_lock_keys(integer, bytea[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_abandon_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_id_at(timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_extend(timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_retire(integer, uuid) FROM PUBLIC;
@@ -237,12 +316,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_parked TO outbox_consumer;
 -- Not UPDATE, not DELETE: a dead letter is a person's.
 GRANT SELECT, INSERT ON inbox_dead TO outbox_consumer;
 GRANT EXECUTE ON FUNCTION inbox_id_at(timestamptz), inbox_extend(timestamptz),
-    inbox_retire(integer, uuid) TO outbox_consumer;
+    inbox_retire(integer, uuid), inbox_lock_keys(integer, bytea[]) TO outbox_consumer;
 
 GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox, inbox_parked, inbox_dead,
     inbox_act TO outbox_operator;
-GRANT INSERT ON inbox_parked TO outbox_operator;
-GRANT INSERT (consumer_id, message_id, act, actor, reason) ON inbox_act TO outbox_operator;
-GRANT UPDATE (abandoned_at), DELETE ON inbox_dead TO outbox_operator;
+GRANT EXECUTE ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text),
+    inbox_abandon_dead(integer, uuid, timestamptz, text, text) TO outbox_operator;
 
 RESET ROLE;

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.roles import OUTBOX_OPERATOR
 from orderchain.sql import load_sql
 from outbox.connections import DRIVER_ERRORS
 
@@ -53,7 +54,7 @@ class InboxLog:
                         self._database,
                         driver_errors=DRIVER_ERRORS,
                         deadline_seconds=self._seconds,
-                        role_that="may read a consumer's inbox",
+                        role=OUTBOX_OPERATOR,
                     ) from error
                 raise
         return {row[0] for row in rows}

@@ -50,8 +50,8 @@ SELECT g.message_id,
   LEFT JOIN inbox_parked p ON p.message_id = g.message_id AND p.consumer_id = $1
   LEFT JOIN inbox_dead d ON d.message_id = g.message_id AND d.consumer_id = $1;
 
--- lock_key: let one transaction at a time change which message of a key is tried
-SELECT pg_advisory_xact_lock(hashtextextended('orderchain inbox ' || $1::integer || ' ' || encode($2, 'hex'), 0));
+-- lock_keys: let one transaction at a time change which message of these keys is tried
+SELECT inbox_lock_keys($1, $2);
 
 -- applied: which messages a consumer, by its name, has applied
 SELECT i.message_id

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from orderchain.reasons import reason_of
 from outbox.attempts import AWAY
 
 if TYPE_CHECKING:
@@ -33,13 +34,17 @@ class InboxRetention:
         try:
             await self.keep()
         except AWAY as error:
-            _log.warning("the inbox's retention has to wait: %s", error)
+            _log.warning("the inbox's retention has to wait: %s", reason_of(error))
 
     async def keep(self) -> None:
-        """Do one round now. Raises what a database raises that is away."""
+        """Do one round now. Raises what a database raises that is away.
+
+        DurabilityError where it was set to lose what it has committed.
+        """
         kit = self._kit
         now_ns = kit.clock.wall_ns()
         async with kit.connections.transaction() as connection:
+            await kit.connections.check_durability(connection)
             await kit.inbox.extend(connection, now_ns)
         oldest = self._receiving.take_oldest()
         keep_ns = round(kit.config.inbox_keep_seconds * 1e9)

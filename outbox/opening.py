@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.attempts import AWAY, FreshAttempt, ParkedAttempt, tell_dead
 from outbox.delivery import Delivery
 from outbox.inbox import TOO_OLD
 from outbox.inbox_decision import Stored, Verdict, by_database, by_filter
+from outbox.parts import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,25 +23,28 @@ if TYPE_CHECKING:
 async def open_fresh(kit: ConsumerKit, taken: Sequence[Delivery]) -> Attempt | None:
     """Claim what is new of messages that were taken from the lanes; None when nothing is.
 
-    All others are dealt with, or back in their lanes.
+    All others are dealt with, or back in their lanes; so are all of them where this is cancelled.
     """
     first, copies = _apart(taken)
     if copies:
         kit.put_back(copies)
-    asked = await _ask_filter(kit, first)
+    try:
+        asked = await _ask_filter(kit, first)
+    except BaseException:
+        kit.put_back(first)
+        raise
     if not asked:
         return None
-    try:
-        return await _ask_database(kit, asked)
-    except TimeoutError:
-        # Most likely another worker has one of them, and is taking its time.
-        await kit.filter.clear([delivery.message_id for delivery in asked])
-        _leave_alone(kit, asked)
-    except AWAY as error:
-        await kit.filter.clear([delivery.message_id for delivery in asked])
-        kit.interrupted(error)
-        kit.put_back(asked)
-    return None
+    opened = await _opened(kit, asked)
+    if opened is None:
+        return None
+    if opened.others:
+        try:
+            await uninterrupted(_settle_others(kit, opened.others, opened.stored))
+        except BaseException:
+            await _put_back(kit, opened.claimed, opened.connection)
+            raise
+    return opened.attempt(kit)
 
 
 async def open_parked(kit: ConsumerKit) -> Attempt | None:
@@ -54,7 +58,7 @@ async def open_parked(kit: ConsumerKit) -> Attempt | None:
         async with asyncio.timeout(kit.config.statement_seconds):
             return await _open_parked(kit, connection)
     except BaseException as error:
-        connection.terminate()
+        kit.connections.drop(connection)
         if not isinstance(error, AWAY):
             raise
         kit.interrupted(error)
@@ -97,7 +101,59 @@ async def _ask_filter(kit: ConsumerKit, deliveries: Sequence[Delivery]) -> list[
     return asked
 
 
-async def _ask_database(kit: ConsumerKit, asked: list[Delivery]) -> Attempt | None:
+class _Opened(NamedTuple):
+    """What the database said of messages."""
+
+    claimed: list[Delivery]
+    others: list[Delivery]
+    stored: Mapping[UUID, Stored]
+    connection: Connection | None
+    """In the transaction of the claim; None where there is none, or nothing was claimed."""
+    transaction: Any
+    """Of asyncpg, which is untyped."""
+
+    def attempt(self, kit: ConsumerKit) -> Attempt | None:
+        if not self.claimed:
+            return None
+        return FreshAttempt(kit, self.claimed, self.connection, self.transaction)
+
+
+async def _opened(kit: ConsumerKit, asked: list[Delivery]) -> _Opened | None:
+    """Ask the database; None where it is away, and the messages are back in their lanes."""
+    try:
+        return await _ask_database(kit, asked)
+    except TimeoutError:
+        # Most likely another worker has one of them, and is taking its time.
+        await _put_back(kit, asked, None, leaves_alone=True)
+    except AWAY as error:
+        kit.interrupted(error)
+        await _put_back(kit, asked, None)
+    except BaseException:
+        await _put_back(kit, asked, None)
+        raise
+    return None
+
+
+async def _put_back(
+    kit: ConsumerKit,
+    deliveries: list[Delivery],
+    connection: Connection | None,
+    *,
+    leaves_alone: bool = False,
+) -> None:
+    """Give messages back that were not worked on, and the transaction that claimed them."""
+    if connection is not None:
+        kit.connections.drop(connection)
+    try:
+        await kit.filter.clear([delivery.message_id for delivery in deliveries])
+    finally:
+        if leaves_alone:
+            _leave_alone(kit, deliveries)
+        else:
+            kit.put_back(deliveries)
+
+
+async def _ask_database(kit: ConsumerKit, asked: list[Delivery]) -> _Opened:
     connection = await kit.connections.take()
     transaction = None
     claimed, others = asked, list[Delivery]()
@@ -118,15 +174,29 @@ async def _ask_database(kit: ConsumerKit, asked: list[Delivery]) -> Attempt | No
                 await transaction.rollback()
     except BaseException:
         # What a cancelled or failed statement leaves on the wire is not worth knowing.
-        connection.terminate()
+        kit.connections.drop(connection)
         raise
-    if others:
-        await _settle_others(kit, others, stored)
     if transaction is None or not claimed:
         kit.connections.give_back(connection)
-    if not claimed:
-        return None
-    return FreshAttempt(kit, claimed, None if transaction is None else connection, transaction)
+        opened = _Opened(claimed, others, stored, None, None)
+    else:
+        opened = _Opened(claimed, others, stored, connection, transaction)
+    if others:
+        await _outlive(kit, opened)
+    return opened
+
+
+async def _outlive(kit: ConsumerKit, opened: _Opened) -> None:
+    """Return once what was found outlives a failover: finished is nothing else.
+
+    Whoever wrote it may have been cut off as it waited for the standby.
+    """
+    try:
+        await kit.connections.barrier()
+    except BaseException:
+        if opened.connection is not None:
+            kit.connections.drop(opened.connection)
+        raise
 
 
 async def _settle_others(
@@ -165,6 +235,9 @@ async def _held(
         kit.interrupted(error)
         kit.put_back(deliveries)
         return
+    except BaseException:
+        kit.put_back(deliveries)
+        raise
     kit.release(deliveries)
 
 
@@ -212,6 +285,7 @@ async def _open_parked(kit: ConsumerKit, connection: Connection) -> Attempt | No
         await inner.rollback()
         await kit.inbox.unpark(connection, delivery, kit.clock.wall_ns())
         await outer.commit()
+        kit.connections.check_commit(connection)
         kit.connections.give_back(connection)
         kit.applied([delivery])
         return None

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import RetryError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.delivery import read_delivery
 from outbox.errors import BadRecord
 
@@ -50,7 +52,7 @@ class Receiving:
             try:
                 records = await kit.source.records(FETCH_SECONDS, min(room, RECORDS_MAX))
             except RetryError as error:
-                _log.warning("%s", error)
+                _log.warning("%s", reason_of(error))
                 await asyncio.sleep(BROKER_PAUSE_SECONDS)
                 continue
             if records:
@@ -83,7 +85,10 @@ class Receiving:
 
     def _pass_over(self, record: ConsumerRecord, error: BadRecord) -> None:
         self._kit.stats.bad_records += 1
-        _log.error("%s/%d at %d: %s", record.topic, record.partition, record.offset, error)
+        _log.error(
+            "%s/%d at %d: %s",
+            printable(record.topic), record.partition, record.offset, reason_of(error),
+        )  # fmt: skip
         held = self._kit.source.progress.of((record.topic, record.partition))
         if held is not None:
             held.finish(record.offset)

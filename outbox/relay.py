@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from outbox.acks import AckWriter
-from outbox.adding import store_messages
 from outbox.alerts import Alerts
+from outbox.business import BusinessTransaction, watched_transaction
 from outbox.confirms import ConfirmIntake
 from outbox.dispatch import Dispatch, Parcel
-from outbox.message import Message, draw_message_ids
 from outbox.message_sender import MessageSender
+from outbox.parts import Parts, endless, uninterrupted
 from outbox.relay_stats import RelayStats
 from outbox.retention import Retention
 from outbox.store import RelayStore
 from outbox.sweeping import Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     import asyncpg
 
@@ -31,40 +30,11 @@ if TYPE_CHECKING:
     from outbox.relay_config import RelayConfig
     from outbox.sweeping import ConsumerLog
 
-_log = logging.getLogger(__name__)
-
 _TAKING = frozenset({"sweep", "retention", "confirms"})
-"""The tasks that take work in: at a stop they end first, and what they took is finished."""
+"""The parts that take work in: at a stop they end first, and what they took is finished."""
 
 _OLDEST_SECONDS: Final = 0.2
 """How often the oldest unfinished message is looked for while sweeps follow each other."""
-
-
-class BusinessTransaction:
-    """A transaction of the caller's, whose messages are sent at once after its commit."""
-
-    def __init__(self, connection: asyncpg.Connection[asyncpg.Record], claim: UUID | None) -> None:
-        self._connection = connection
-        self._claim = claim
-        self.messages: list[Message] = []
-
-    async def add(
-        self,
-        destination: str,
-        payload: bytes,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> UUID:
-        """Store one message, and return its id; as `outbox.add`."""
-        (message_id,) = draw_message_ids(1)
-        await self.add_many([Message(message_id, destination, payload, key, headers)])
-        return message_id
-
-    async def add_many(self, messages: Sequence[Message]) -> None:
-        """Store all of `messages` or none, in one statement; as `outbox.add_many`."""
-        await store_messages(self._connection, messages, claim=self._claim)
-        self.messages += messages
 
 
 class Relay:
@@ -73,6 +43,9 @@ class Relay:
     It may run inside the business's own process: then `transaction` hands what it stores over in
     memory, and neither the claim nor the message is read back from the database. What others store
     wakes it through the database. What it loses with its process is found by the sweep.
+
+    Each of its parts must live. When one ends, whatever the reason, all of them do: `run` and the
+    end of `async with` raise its error, and `transaction` refuses from then on, with PartEnded.
     """
 
     def __init__(
@@ -97,7 +70,7 @@ class Relay:
         )
         self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.stats)
         self._retention = Retention(config, self._store, clock or SystemClock(), self.stats)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._parts = Parts("relay")
 
     @property
     def waiting(self) -> int:
@@ -107,10 +80,15 @@ class Relay:
     async def start(self) -> None:
         """Connect to the database, and begin. The broker need not be there.
 
-        Raises ConnectError, SchemaError, RetryError.
+        Raises ConnectError, SchemaError, DurabilityError, RetryError.
         """
-        self._dispatch.destinations = await self._store.destinations()
-        self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
+        try:
+            self._dispatch.destinations = await self._store.destinations()
+            self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
+        except BaseException:
+            await self._store.close()
+            raise
+        self._parts = Parts("relay")
         works: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
             ("alerts", self._alerts.run),
             ("acks", self._acks.run),
@@ -121,40 +99,41 @@ class Relay:
             ("retention", self._keep_tidy),
         )
         for name, work in works:
-            task = asyncio.create_task(_endless(name, work), name=f"orderchain outbox {name}")
-            task.add_done_callback(_tell_end)
-            self._tasks.append(task)
+            self._parts.begin(name, endless(name, work))
 
     async def stop(self) -> None:
-        """Send and write what was handed over, within `stop_seconds`; the rest is swept later."""
-        first = [task for task in self._tasks if task.get_name().rpartition(" ")[2] in _TAKING]
-        for task in first:
-            task.cancel()
+        """Send and write what was handed over, within `stop_seconds`; the rest is swept later.
+
+        Cancelled meanwhile, it comes to its end all the same. Never raises else.
+        """
+        await uninterrupted(self._stop())
+
+    async def _stop(self) -> None:
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._store.close)
+            closing.push_async_callback(self._sender.close)
+            if self._parts.are_begun:
+                self._parts.cancel(_TAKING)
+            if self._parts.failure is None:
+                await self._last(self.settle)
+            await self._parts.end(2 * self._config.stop_seconds)
+            self._dispatch.drop_waiting()
+            await self._last(self._acks.write)
+
+    async def _last(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something before the end, where that can be done in time."""
         with suppress(TimeoutError, OrderchainError):
             async with asyncio.timeout(self._config.stop_seconds):
-                await self._dispatch.finish()
-                await self._acks.write()
-                await self._alerts.finish()
-        # Those that were cancelled are not cancelled again: it would cut off how they end.
-        for task in self._tasks:
-            if task not in first:
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2 * self._config.stop_seconds)
-        self._tasks.clear()
-        self._dispatch.drop_waiting()
-        with suppress(TimeoutError, OrderchainError):
-            async with asyncio.timeout(self._config.stop_seconds):
-                await self._acks.write()
-        await self._sender.close()
-        await self._store.close()
+                await work()
 
     async def __aenter__(self) -> Relay:
         await self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.stop()
+        if kind is None:
+            self._parts.check()
 
     @asynccontextmanager
     async def transaction(
@@ -162,17 +141,27 @@ class Relay:
     ) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
-        A send error never comes back here. Where the outcome of the commit is unknown (the
-        connection broke), nothing is handed over, and the sweep finds what was stored.
+        A send error never comes back here. Where it is not certain that the commit will last (the
+        connection broke, the session has `synchronous_commit` off, a wait for a standby was cut
+        off), nothing is sent from here, and the sweep finds what was stored.
+
+        Raises PartEnded when a part of the relay has ended; SettingError inside of a transaction;
+        what the database raises, also where the block has caught an error that broke it.
         """
+        self._parts.check()
         # Claimed where it is stored, for us: one write less. Where we can't send, it is due at once
         # for whoever can.
-        claim = uuid4() if self._tasks and self._dispatch.has_room else None
-        business = BusinessTransaction(connection, claim)
-        async with connection.transaction():
+        has_room = self._parts.are_begun and self._dispatch.has_room
+        business = BusinessTransaction(connection, uuid4() if has_room else None, self._parts.check)
+        async with watched_transaction(connection) as commit:
             yield business
-        if business.messages and claim is not None:
-            self._dispatch.hand_over(Parcel(claim, business.messages))
+            commit.matters = business.was_used
+        if business.messages and business.claim is not None:
+            parcel = Parcel(business.claim, business.messages)
+            if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
+                self._dispatch.hand_over(parcel)
+            else:
+                self._dispatch.give_back(parcel)
 
     async def sweep(self, *, everything: bool = True) -> int:
         """Sweep now, and return how many deliveries were looked at. Raises RetryError."""
@@ -185,17 +174,20 @@ class Relay:
         await self._retention.keep()
 
     async def settle(self) -> None:
-        """Return once all that was handed over is sent and written. Raises RetryError."""
+        """Return once all that was handed over is sent and written.
+
+        Raises RetryError, and PartEnded when a part of the relay has ended.
+        """
+        await self._parts.during(self._settled)
+
+    async def _settled(self) -> None:
         await self._dispatch.finish()
         await self._acks.write()
         await self._alerts.finish()
 
     async def run(self) -> None:
-        """Return when a part of the relay has ended, which it never does by itself."""
-        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()
+        """Raise what a part of the relay has raised, when one has ended; return at a stop."""
+        await self._parts.wait()
 
     async def _keep_sweeping(self) -> None:
         loop = asyncio.get_running_loop()
@@ -215,18 +207,3 @@ class Relay:
         while True:
             await self.keep()
             await asyncio.sleep(self._config.keep_seconds)
-
-
-def _tell_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("%s has ended: %r", task.get_name(), error)
-
-
-async def _endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, and again after an error that may pass."""
-    while True:
-        try:
-            await work()
-        except OrderchainError as error:  # a server that restarts refuses connections, too
-            _log.warning("%s: %s", name, error)
-        await asyncio.sleep(1.0)

@@ -62,6 +62,9 @@ class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     keep_seconds: Seconds = 60.0
     """How often partitions are made and dropped, and the destinations read again."""
 
+    unsafe_durability: bool = False
+    """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
+    `synchronous_commit`."""
     connect_seconds: Seconds = 10.0
     statement_seconds: Seconds = 30.0
     stop_seconds: Seconds = 10.0

@@ -51,7 +51,11 @@ class Retention:
         self._stats = stats
 
     async def keep(self) -> None:
-        """Do one round. Raises RetryError where a lock was not to be had: try again later."""
+        """Do one round. Raises RetryError where a lock was not to be had: try again later.
+
+        DurabilityError where the database was set to lose what it has committed.
+        """
+        await self._store.check_durability()
         now = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
         keep = timedelta(hours=self._config.retention_hours)
         await self._store.extend(now, self._config.partition_hours)

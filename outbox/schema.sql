@@ -65,15 +65,31 @@ CREATE TABLE outbox_destination (
 
 -- --------------------------------------------------------------------------------------- messages
 
+-- Whether headers can be sent as they are: what could not be read back would be in the way of others.
+CREATE FUNCTION outbox_headers_fit(headers jsonb) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path = pg_catalog, public, pg_temp
+AS $$
+    SELECT CASE WHEN jsonb_typeof(headers) = 'object' THEN (
+        SELECT count(*) <= 64
+           AND coalesce(sum(octet_length(header.key) + octet_length(header.value #>> '{}')), 0) <= 16384
+           AND coalesce(bool_and(jsonb_typeof(header.value) = 'string'
+                                 AND header.key ~ '^[\x20-\x7e]{1,100}$'
+                                 AND header.key NOT ILIKE 'orderchain-%'), true)
+          FROM jsonb_each(headers) AS header
+    ) ELSE false END
+$$;
+
 -- Insert-only. Partitioned by message_id, a UUIDv7, and so by time; with a default partition, since
 -- a strange clock must not abort the business transaction.
 CREATE TABLE outbox_message (
     message_id  uuid        NOT NULL,
     destination text        NOT NULL,
-    key         text,
-    headers     jsonb,
+    key         text        CHECK (octet_length(key) BETWEEN 1 AND 512),
+    headers     jsonb       CHECK (headers IS NULL OR outbox_headers_fit(headers)),
     payload     bytea       NOT NULL,
-    sender      text, -- who gave it to a message service; NULL where the business stored it itself
+    -- Who gave it to a message service; NULL where the business stored it itself.
+    sender      text        CHECK (sender ~ '^[\x20-\x7e]{1,100}$'),
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (message_id)
 ) PARTITION BY RANGE (message_id);
@@ -194,6 +210,10 @@ CREATE FUNCTION outbox_add_many(
 AS $$
 #variable_conflict use_column
 BEGIN
+    -- A message service speaks for its clients, and nobody else does.
+    IF sender IS NOT NULL AND NOT pg_has_role(session_user, 'outbox_relay', 'MEMBER') THEN
+        RAISE EXCEPTION 'a sender is named by a message service alone' USING ERRCODE = '42501';
+    END IF;
     RETURN QUERY
     SELECT given."position", given.destination, known.payload_bytes_max
       FROM unnest(destinations, payloads) WITH ORDINALITY AS given (destination, payload, "position")
@@ -302,7 +322,8 @@ BEGIN
     IF span_hours NOT BETWEEN 1 AND 24 * 366 OR ahead NOT BETWEEN 0 AND 100 THEN
         RAISE EXCEPTION 'a span of % hours, and % ahead, are out of range', span_hours, ahead;
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain outbox partitions', 0));
+    -- One at a time, by a row that the owner alone can lock: anybody can take an advisory lock.
+    PERFORM FROM public.outbox_version FOR UPDATE;
     FOR step IN 0..ahead LOOP
         lower_at := to_timestamp((floor(extract(epoch FROM from_time) / span) + step) * span);
         new_lower := public.outbox_id_at(lower_at);
@@ -342,7 +363,8 @@ DECLARE
     dropped   public.outbox_partition;
     survivors bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('orderchain outbox partitions', 0));
+    -- One at a time, by a row that the owner alone can lock: anybody can take an advisory lock.
+    PERFORM FROM public.outbox_version FOR UPDATE;
     DELETE FROM public.outbox_partition WHERE lower_id = dropped_id RETURNING * INTO dropped;
     IF NOT FOUND THEN
         RETURN NULL;
@@ -406,6 +428,74 @@ BEGIN
 END
 $$;
 
+-- Does by hand what people may do to deliveries, each with its row in delivery_act: `retry`, `abandon` or
+-- `resend`. Chosen are those that fit all that is given; what is NULL chooses all. The function alone
+-- can: so no act is without its row. Returns what was changed, with its status after that.
+CREATE FUNCTION outbox_act(
+    what text, message_ids uuid[], to_destination text, for_consumer text, in_statuses smallint[],
+    below uuid, rows_max integer, by_actor text, for_reason text
+) RETURNS TABLE (message_id uuid, consumer text, status smallint)
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    ids       uuid[];
+    consumers text[];
+BEGIN
+    IF what IS NULL OR what NOT IN ('retry', 'abandon', 'resend') THEN
+        RAISE EXCEPTION 'act was %, expected retry, abandon or resend', what
+            USING ERRCODE = '22023', COLUMN = 'what';
+    END IF;
+    SELECT array_agg(message_id), array_agg(consumer) INTO ids, consumers FROM (
+        SELECT message_id, consumer FROM public.outbox_pending
+         WHERE (message_ids IS NULL OR message_id = ANY(message_ids))
+           AND (to_destination IS NULL OR destination = to_destination)
+           AND (for_consumer IS NULL OR consumer = for_consumer)
+           AND (in_statuses IS NULL OR status = ANY(in_statuses))
+           AND (below IS NULL OR message_id < below)
+           -- What is on its way may be sent now; what is abnormal may be tried anew, or ended.
+           AND status = ANY(CASE what WHEN 'resend' THEN '{0,1}'::smallint[] ELSE '{3}' END)
+         ORDER BY message_id, consumer LIMIT rows_max FOR UPDATE
+    ) AS chosen;
+    IF ids IS NULL THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH told AS (
+        INSERT INTO public.delivery_act
+               (message_id, consumer, act, actor, reason, from_status, to_status)
+        SELECT pending.message_id, pending.consumer, what, by_actor, for_reason, pending.status,
+               CASE what WHEN 'resend' THEN pending.status WHEN 'abandon' THEN 6
+                         ELSE CASE WHEN pending.is_decided THEN 0 ELSE 4 END END
+          FROM unnest(ids, consumers) AS chosen (message_id, consumer)
+          JOIN public.outbox_pending AS pending USING (message_id, consumer)
+        RETURNING message_id, consumer, to_status
+    )
+    SELECT message_id, consumer, to_status FROM told ORDER BY message_id, consumer;
+    IF what = 'abandon' THEN
+        WITH gone AS (
+            DELETE FROM public.outbox_pending AS pending
+             USING unnest(ids, consumers) AS chosen (message_id, consumer)
+             WHERE pending.message_id = chosen.message_id AND pending.consumer = chosen.consumer
+            RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count
+        )
+        INSERT INTO public.outbox_done (message_id, consumer, destination, status, send_count)
+        SELECT message_id, consumer, destination, 6, send_count FROM gone;
+        RETURN;
+    END IF;
+    UPDATE public.outbox_pending AS pending
+       -- Without an offset it is due by time alone, wherever its consumer stands.
+       SET send_count = 0, next_send_at = now(), claim_token = NULL, "offset" = NULL,
+           status = CASE what WHEN 'resend' THEN pending.status
+                              ELSE CASE WHEN pending.is_decided THEN 0 ELSE 4 END END,
+           check_count = CASE what WHEN 'resend' THEN pending.check_count ELSE 0 END,
+           last_error = CASE what WHEN 'resend' THEN pending.last_error END
+      FROM unnest(ids, consumers) AS chosen (message_id, consumer)
+     WHERE pending.message_id = chosen.message_id AND pending.consumer = chosen.consumer;
+    PERFORM pg_notify('outbox_ready', '');
+END
+$$;
+
 -- The first partitions, so that messages can be stored before any relay has run.
 SELECT outbox_extend(now(), 6, 2);
 
@@ -419,6 +509,9 @@ REVOKE ALL ON FUNCTION outbox_add(text, bytea, text, jsonb, uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_extend(timestamptz, integer, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_drop(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_trim(timestamptz, integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_headers_fit(jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION
+    outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) FROM PUBLIC;
 
 -- A business service may store messages, and look up where they may go; nothing else.
 GRANT SELECT ON outbox_version, outbox_destination TO outbox_writer;
@@ -439,14 +532,11 @@ GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox
 GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay;
 
--- People. Every act of theirs leaves a row in delivery_act, which they can't change.
+-- People. Their acts are functions alone, and each leaves a row in delivery_act.
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
     outbox_progress, outbox_partition, delivery_act TO outbox_operator;
 GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
-GRANT UPDATE (status, is_decided, send_count, check_count, next_send_at, claim_token, "offset",
-    last_error), DELETE ON outbox_pending TO outbox_operator;
-GRANT INSERT ON outbox_done TO outbox_operator;
-GRANT INSERT (message_id, consumer, act, actor, reason, from_status, to_status) ON delivery_act
-    TO outbox_operator;
+GRANT EXECUTE ON FUNCTION
+    outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) TO outbox_operator;
 
 RESET ROLE;

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orderchain.errors import RetryError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from outbox.consumer_kit import ConsumerKit
@@ -51,4 +52,4 @@ class Settling:
         try:
             await self._kit.source.commit()
         except RetryError as error:
-            _log.warning("%s", error)
+            _log.warning("%s", reason_of(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -9,6 +10,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from orderchain.errors import SettingError
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.destination import Destination
 from outbox.message import Message
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from outbox.relay_config import RelayConfig
 
 SQL: Final = load_sql("outbox", "store.sql")
+
+_log = logging.getLogger(__name__)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
@@ -199,6 +204,14 @@ class RelayStore:
         ((trimmed,),) = await self._write.fetch(SQL["trim"], before)
         return int(trimmed)
 
+    async def check_durability(self) -> None:
+        """Look at the server's settings once more. Raises DurabilityError, RetryError."""
+        await self._write.check_durability()
+
+    async def barrier(self) -> None:
+        """Return once what can be read here outlives a failover. Raises RetryError."""
+        await self._confirm.barrier()
+
     async def close(self) -> None:
         """Close the connections; never raises."""
         for session in (self._sweep, self._write, self._confirm):
@@ -287,8 +300,14 @@ def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
 
 
 def _destinations(rows: Iterable[asyncpg.Record]) -> dict[str, Destination]:
-    found = [msgspec.convert(dict(row), Destination) for row in rows]
-    return {destination.name: destination for destination in found}
+    found: dict[str, Destination] = {}
+    for row in rows:
+        try:
+            found[row["name"]] = msgspec.convert(dict(row), Destination)
+        except (msgspec.ValidationError, SettingError) as error:
+            # Set up past us, in SQL. Messages to it wait; those to others must not.
+            _log.error("destination %r is left out: %s", row["name"], reason_of(error))
+    return found
 
 
 def message_of(row: asyncpg.Record) -> Message:

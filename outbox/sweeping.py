@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID, uuid4
 
+from orderchain.counted import counted
 from orderchain.errors import RetryError
 from outbox.dispatch import Parcel
 from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds
@@ -142,7 +143,7 @@ class Sweep:
             if verdict is Verdict.WAIT:
                 wait.append((row, queue_wait_seconds(row, rules)))
             elif verdict is Verdict.GIVE_UP:
-                give_up.append((row, f"no end after {row.send_count} tries"))
+                give_up.append((row, f"no end after {counted(row.send_count, 'try', 'tries')}"))
             elif row.size is None:
                 give_up.append((row, "its message is gone"))
             elif row.size > room and send:

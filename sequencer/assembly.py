@@ -110,8 +110,7 @@ class Assembly:
     def fail(self, error: Exception) -> None:
         """Tell every caller that has no answer yet."""
         for entry in self.entries:
-            if not entry.done.done():
-                entry.done.set_exception(error)
+            entry.fail(error)
 
 
 def _with_rejects(entry: Entry, mark: IntakeMark, places: Sequence[Place]) -> IntakeMark:

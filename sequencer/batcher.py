@@ -125,8 +125,7 @@ class Batcher:
         self.close()
         while self._entries or self._waiting:
             for entry in self.take():
-                if not entry.done.done():
-                    entry.done.set_exception(error)
+                entry.fail(error)
 
     def _admit(self, entry: Entry) -> None:
         if self._linger_seconds:

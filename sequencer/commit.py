@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
-from orderchain.errors import Fenced, OrderchainError, UnknownOutcome
+from orderchain.errors import Fenced, IntakeMoved, OrderchainError, UnknownOutcome
 from orderchain.refusals import sqlstate_of
 from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from orderchain.sql import load_sql
@@ -38,6 +38,9 @@ _COPY: Final = f"COPY chain_event ({', '.join(COLUMNS)}) FROM STDIN (FORMAT bina
 
 _FENCE_FAILED: Final = "22012"
 """division_by_zero: how `commit_batch` ends a transaction that did not pass the fence."""
+
+_MARK_MOVED: Final = "2201E"
+"""invalid_argument_for_logarithm: how `save_mark` ends one whose intake is elsewhere."""
 
 _row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
 
@@ -131,8 +134,8 @@ class Commit:
         if passed is None:
             raise Fenced(self._batch.chain_id, self._batch.epoch)
 
-    def failure(self, error: Exception) -> Exception:
-        """Return what to raise for `error`: which of the three outcomes it is."""
+    def failure(self, error: Exception, database: str) -> Exception:
+        """Return what to raise for `error` of `database`: which of the three outcomes it is."""
         batch = self._batch
         if isinstance(error, OrderchainError):
             return error
@@ -144,15 +147,34 @@ class Commit:
         # A parent that is taken asks the same question as the fence: who leads?
         if state == _FENCE_FAILED or isinstance(error, asyncpg.UniqueViolationError):
             return Fenced(batch.chain_id, batch.epoch)
+        if moved := intake_refusal(error, self._intake):
+            return moved
         if isinstance(error, CONNECTION_ERRORS):
-            return failure_of("commit", error)
+            return failure_of("commit", error, database)
         return error
 
 
+def intake_refusal(error: Exception, intake: Iterable[IntakeMark]) -> IntakeMoved | None:
+    """Return IntakeMoved where `error` tells that a mark of `intake` does not follow the stored.
+
+    No leader stores a mark that it does not know to follow: somebody else wrote to the table.
+    """
+    if sqlstate_of(error) != _MARK_MOVED:
+        return None
+    firsts = {mark.source: mark.previous for mark in reversed(list(intake))}
+    return IntakeMoved(", ".join(firsts), next(iter(firsts.values()), None))
+
+
 def mark_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[object, ...]]:
-    """Return the values of `save_mark`, one row a source: the last mark of a source counts."""
-    marks = {mark.source: mark for mark in intake}.values()
-    return [(chain_id, mark.source, mark.position, mark.digest) for mark in marks]
+    """Return the values of `save_mark`, one row per source: from before its first mark, which the
+    others follow, to its last.
+    """
+    marks = list(intake)
+    firsts = {mark.source: mark.previous for mark in reversed(marks)}
+    lasts = {mark.source: mark for mark in marks}.values()
+    return [
+        (chain_id, mark.source, mark.position, mark.digest, firsts[mark.source]) for mark in lasts
+    ]
 
 
 def reject_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[object, ...]]:

@@ -6,22 +6,32 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import ConnectError, Fenced, PrimaryBehind, RetryError, UnknownOutcome
+from orderchain.errors import (
+    ConnectError,
+    Fenced,
+    HaltError,
+    IntakeMoved,
+    PrimaryBehind,
+    RetryError,
+    UnknownOutcome,
+)
 from sequencer.assembly import Assembly, columns_of_entries
+from sequencer.clock_check import ClockWatch
 from sequencer.core import SequencerCore
 from sequencer.latency import Latency
 from sequencer.placing import Placing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from orderchain.batch import Batch, Term
+    from orderchain.batch import Batch, IntakeMark, Term
     from orderchain.clock import Clock
+    from orderchain.event import Event
     from orderchain.ports import ChainStore
     from sequencer.config import SequencerConfig
     from sequencer.entry import Entry
     from sequencer.key_keeper import KeyKeeper
-    from sequencer.key_memory import Claims
+    from sequencer.key_memory import Claims, KeyMemory
     from sequencer.leadership import Leadership
     from sequencer.publisher import Publisher
 
@@ -55,10 +65,14 @@ class Committer:
         self._leadership = leadership
         self._keys = keys
         self._clock = clock
+        self._clock_watch = ClockWatch()
         self._core: SequencerCore | None = None
         self._publisher: Publisher | None = None
         # Invariant: never falls, and no primary that we lead may stand below it.
         self._acknowledged_id = 0
+        # By source, the position behind all that was assembled; None where it was never read. What
+        # is assembled is committed in its order, or this process commits nothing any more.
+        self._positions: dict[str, int | None] = {}
         # Committed, while its callers are not told yet: at most one.
         self._unfinished: Assembly | None = None
         self.rows = 0
@@ -78,6 +92,7 @@ class Committer:
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
+        self._wall_ns()
         self._core = SequencerCore(
             term,
             takeover_skip_ids=self._config.takeover_skip_ids,
@@ -103,7 +118,11 @@ class Committer:
             if claims is None:
                 return None
         assembly = Assembly(entries, columns, claims)
-        assembly.give_ids(self._leading(), self._clock.wall_ns())
+        positions = self._positions_behind(assembly.intake)
+        if positions is None:
+            return None
+        assembly.give_ids(self._leading(), self._wall_ns())
+        self._positions.update(positions)
         return assembly
 
     async def resolve(self, entries: Sequence[Entry]) -> Assembly:
@@ -111,24 +130,80 @@ class Committer:
 
         For when no other batch is open, and `assemble` was not sure. One look-up for all.
         """
-        keys = columns_of_entries(entries).keys
+        entries = await self._following(entries)
         memory = self._keys.memory
         if memory is None:
-            raise RetryError("keys are not remembered")
-        try:
+            assembly = Assembly(entries, columns_of_entries(entries) if entries else None, None)
+        else:
+            keys = columns_of_entries(entries).keys
             known = await self._until_done(lambda: self._keys.rows_with(keys))
-        except Exception as error:
-            Assembly(entries, None, None).fail(error)
-            raise
-        placing = Placing(memory, known)
-        placing.add(entries)
-        for entry, refusal in placing.refused:
-            if not entry.done.done():
-                entry.done.set_exception(refusal)
-        assembly = Assembly.of_placing(placing, memory)
-        self.repeats += len(keys) - len(placing.new)
-        assembly.give_ids(self._leading(), self._clock.wall_ns())
+            placing = await self._placing(entries, memory, known)
+            assembly = Assembly.of_placing(placing, memory)
+            self.repeats += len(keys) - len(placing.new)
+        assembly.give_ids(self._leading(), self._wall_ns())
+        self._positions.update((mark.source, mark.position) for mark in assembly.intake)
         return assembly
+
+    async def _placing(
+        self, entries: Sequence[Entry], memory: KeyMemory, known: Mapping[str, Event]
+    ) -> Placing:
+        """Place `entries`, and answer those that are refused, with those that follow them."""
+        while True:
+            placing = Placing(memory, known)
+            placing.add(entries)
+            for entry, refusal in placing.refused:
+                entry.fail(refusal)
+            if all(entry.intake is None for entry, _ in placing.refused):
+                return placing
+            entries = await self._following([entry for entry, _ in placing.placed])
+
+    async def _following(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Return those of `entries` whose marks follow the stored ones; refuse the others.
+
+        An intake that was not taken at one call must not move its mark past it with the next.
+        """
+        followed: list[Entry] = []
+        behind: dict[str, int] = {}
+        for entry in entries:
+            mark = entry.intake
+            if mark is not None:
+                if mark.source not in self._positions:
+                    await self._learn_position(mark.source)
+                if not self._is_next(mark, behind):
+                    entry.fail(IntakeMoved(mark.source, mark.previous))
+                    continue
+                behind[mark.source] = mark.position
+            followed.append(entry)
+        return followed
+
+    async def _learn_position(self, source: str) -> None:
+        """Read how far `source` was taken. A connection that was lost while idle costs an epoch."""
+
+        async def read() -> None:
+            try:
+                mark = await self._store.intake(source)
+            except RetryError:
+                self.lead(await self._leadership.renew_term())
+                raise
+            self._positions[source] = None if mark is None else mark.position
+
+        await self._until_done(read)
+
+    def _positions_behind(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
+        """Return where the intakes stand behind `marks`; None unless each of them surely follows
+        what was taken before.
+        """
+        behind: dict[str, int] = {}
+        for mark in marks:
+            if not self._is_next(mark, behind):
+                return None
+            behind[mark.source] = mark.position
+        return behind
+
+    def _is_next(self, mark: IntakeMark, behind: Mapping[str, int]) -> bool:
+        """Say whether `mark` surely follows all that was assembled, and then `behind`."""
+        known = behind if mark.source in behind else self._positions
+        return mark.source in known and known[mark.source] == mark.previous
 
     async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
         """Commit; what follows from it is left to `finish`, or to the next commit.
@@ -139,12 +214,17 @@ class Committer:
         callers have their answers then too.
         """
         began_ns = self._clock.monotonic_ns()
+        # What went wrong beside the commit: no word about the commit itself, which ends first.
+        failures: list[Exception] = []
 
         def at_work() -> None:
-            self.finish()
-            # Behind what was sent under an epoch of before, nothing may be given ids yet.
-            if meanwhile is not None and assembly.core is self._core:
-                meanwhile()
+            try:
+                self.finish()
+                # Behind what was sent under an epoch of before, nothing may be given ids yet.
+                if meanwhile is not None and assembly.core is self._core:
+                    meanwhile()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
 
         try:
             await self._commit_until_known(assembly, at_work)
@@ -161,6 +241,9 @@ class Committer:
             self.batch_rows_last = assembly.batch.row_count
             seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             self.latency = self.latency.with_value(seconds)
+        if failures:
+            self.finish()
+            raise failures[0]
 
     def send_ahead(self, assembly: Assembly) -> None:
         """Have the server begin `assembly` as soon as the commit under way has ended, if it can."""
@@ -184,10 +267,12 @@ class Committer:
         assembly, self._unfinished = self._unfinished, None
         if assembly is None:
             return
-        if assembly.batch is not None:
-            self._keys.remember(assembly.batch, assembly.claims)
-        # The callers first: publishing must not stand between a commit and its acknowledgement.
-        assembly.answer()
+        try:
+            if assembly.batch is not None:
+                self._keys.remember(assembly.batch, assembly.claims)
+        finally:
+            # Before it is published: that must not stand between a commit and its acknowledgement.
+            assembly.answer()
         if assembly.batch is not None and self._publisher is not None:
             self._publisher.offer(assembly.batch)
 
@@ -202,7 +287,7 @@ class Committer:
                 assembly.is_sent = False  # whatever has happened since, its outcome comes first
             elif assembly.core is not self._core:
                 # Something went wrong and raised the epoch: ids and seal are void.
-                assembly.give_ids(self._leading(), self._clock.wall_ns())
+                assembly.give_ids(self._leading(), self._wall_ns())
             batch = assembly.batch
             try:
                 if batch is None:
@@ -218,7 +303,7 @@ class Committer:
             except UnknownOutcome as error:
                 self.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
-                if batch is not None and await self._find_out(batch, error, deadline_ns):
+                if batch is not None and await self._is_found(assembly, batch, error, deadline_ns):
                     return
                 failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
             except RetryError as error:
@@ -233,6 +318,22 @@ class Committer:
     async def _move_intake(self, assembly: Assembly) -> None:
         if assembly.intake:
             await self._store.move_intake(assembly.intake)
+
+    async def _is_found(
+        self, assembly: Assembly, batch: Batch, unknown: UnknownOutcome, deadline_ns: int
+    ) -> bool:
+        """Say whether `batch` was committed; where that stays open, its callers are told so.
+
+        Whatever stands in the way (a database that is not safe any more, a stop) says nothing of
+        the batch.
+        """
+        try:
+            return await self._find_out(batch, unknown, deadline_ns)
+        except (Fenced, HaltError):
+            raise
+        except BaseException:
+            assembly.fail(unknown)
+            raise
 
     async def _find_out(self, batch: Batch, unknown: UnknownOutcome, deadline_ns: int) -> bool:
         """Raise the epoch, then say whether `batch` was committed. Raises `unknown` at the end."""
@@ -291,6 +392,12 @@ class Committer:
 
     def _deadline_ns(self) -> int:
         return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
+
+    def _wall_ns(self) -> int:
+        """Return the time that a batch is stamped with. Raises ClockError."""
+        wall_ns = self._clock.wall_ns()
+        self._clock_watch.check_jump(wall_ns, self._clock.monotonic_ns())
+        return wall_ns
 
     def _published_id(self) -> int:
         return self._publisher.published_id if self._publisher is not None else 0

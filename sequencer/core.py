@@ -10,7 +10,7 @@ from orderchain.event import Event
 from orderchain.limits import ID_MAX
 from orderchain.seal import next_seal
 from sequencer.columns import OrderColumns, columns_of
-from sequencer.id_strategy import check_partition_ids, first_id
+from sequencer.id_strategy import check_partition_ids, first_id, least_id_of_term
 from sequencer.imaging import batch_images
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class SequencerCore:
         self._last_id = term.last_id
         self._last_seal = term.last_seal
         self._last_committed_at_us = term.last_committed_at_us
-        # Only a chain with rows can have lost some: the first row of all is id 1.
-        self._skip_ids = takeover_skip_ids if term.last_id else 0
+        self._takeover_skip_ids = takeover_skip_ids
 
     def assemble(self, orders: OrderColumns | Sequence[Order], wall_ns: int) -> Batch:
         """Return the batch of `orders`, in their order, behind all that was assembled before.
@@ -87,11 +86,18 @@ class SequencerCore:
 
     def _first_id(self, row_count: int, wall_ns: int) -> int:
         """Return the id of the next row."""
-        is_first_batch = self._last_id == self._term.last_id
+        least_id = self._last_id + 1
+        if self._last_id == self._term.last_id:
+            least_id = least_id_of_term(
+                self._id_strategy,
+                self._term,
+                takeover_skip_ids=self._takeover_skip_ids,
+                wall_ns=wall_ns,
+            )
         return first_id(
             self._id_strategy,
-            least_id=self._last_id + 1 + (self._skip_ids if is_first_batch else 0),
+            term=self._term,
+            least_id=least_id,
             wall_ns=wall_ns,
             row_count=row_count,
-            partition_ids=self._term.partition_ids,
         )

@@ -48,3 +48,8 @@ class Entry(Struct, eq=False, gc=False):
             self.done.set_result(outcomes)
         else:
             self.done.set_result(self.sifted.together(outcomes))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the caller that nothing became of `orders` but `error`, unless it has an answer."""
+        if not self.done.done():
+            self.done.set_exception(error)

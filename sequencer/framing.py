@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from orderchain.frame import HEADER_BYTES, FrameHeader, encode_frame
+from orderchain.errors import FrameError
+from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
 from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
 from orderchain.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from orderchain.batch import Batch, Term
 
 _ROW_OVERHEAD_BYTES: Final = 64
 """What the body adds to key and payload of its only row: at most 46 bytes of MessagePack."""
+
+
+def highest_id(records: Iterable[bytes | None], chain_id: int) -> int:
+    """Return the highest id that frames of the chain among `records` tell of; 0 for none.
+
+    By their own word: nobody is asked who sent them.
+    """
+    highest = 0
+    for record in records:
+        try:
+            header = decode_header(record)
+        except FrameError:
+            continue
+        if header.chain_id == chain_id:
+            highest = max(highest, header.last_id)
+    return highest
 
 
 def has_unfit_row(batch: Batch, frame_bytes_max: int) -> bool:
@@ -62,6 +79,7 @@ def heartbeat_frame(term: Term, *, last_id: int, last_seal: bytes) -> bytes:
             seal_before=last_seal,
         ),
         (),
+        term.frame_key,
     )
 
 
@@ -86,6 +104,7 @@ def _slice(
             is_batch_end=is_batch_end,
         ),
         events,
+        term.frame_key,
     )
     if len(frame) <= frame_bytes_max:
         yield frame

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError, RetryError, TopicError
 from orderchain.kafka_client import close_client, leave_client, start_client
+from orderchain.reasons import reason_of
 from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ _RECORD_OVERHEAD_BYTES: Final = 512
 _CLOSE_SECONDS: Final = 2.0
 """How long the client's own stop is awaited. With the broker away it waits until its records have
 expired, which takes up to twice `publish_seconds`."""
+
+_FETCH_MS: Final = 500
+"""How long a fetch of the topic's end waits before it is asked for again."""
 
 _ERRORS: Final = (KafkaError, OSError, TimeoutError)
 
@@ -58,6 +62,20 @@ class KafkaFrameSink:
                 "kafka", self._config.kafka, f"a broker that answers ({type(error).__name__})"
             ) from error
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Read the end of the topic; see `orderchain.ports.FrameSink.last_records`."""
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._config.kafka, enable_auto_commit=False, auto_offset_reset="none"
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                await start_client(consumer)
+                return await _last_values(consumer, TopicPartition(topic, partition), at_most)
+        except _ERRORS as error:
+            raise RetryError(f"kafka: {reason_of(error)}") from error
+        finally:
+            await close_client(consumer, _CLOSE_SECONDS)
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
         try:
@@ -70,7 +88,7 @@ class KafkaFrameSink:
                 await asyncio.gather(*acks)
         except (*_ERRORS, TopicError) as error:
             await self.close()
-            raise RetryError(f"kafka: {error or type(error).__name__}") from error
+            raise RetryError(f"kafka: {reason_of(error)}") from error
 
     async def close(self) -> None:
         """Throw the producer away."""
@@ -133,3 +151,20 @@ async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, s
             raise RetryError(f"kafka: settings of topic {topic}: {message}")
         return {entry[0]: entry[1] for entry in entries}
     raise RetryError(f"kafka: no settings of topic {topic}")
+
+
+async def _last_values(
+    consumer: AIOKafkaConsumer, place: TopicPartition, at_most: int
+) -> list[bytes | None]:
+    """Return the values of the last records that are there now."""
+    consumer.assign([place])
+    first = (await consumer.beginning_offsets([place]))[place]
+    end = (await consumer.end_offsets([place]))[place]
+    offset = max(first, end - at_most)
+    consumer.seek(place, offset)
+    values: list[bytes | None] = []
+    while offset < end:
+        found = await consumer.getmany(place, timeout_ms=_FETCH_MS)
+        values += [record.value for record in found.get(place, ())]
+        offset = await consumer.position(place)
+    return values

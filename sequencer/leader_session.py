@@ -6,26 +6,32 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from orderchain.errors import DurabilityError, RetryError, SchemaError
+from orderchain.errors import RetryError, SchemaError
 from orderchain.refusals import schema_refusal
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
-from sequencer.connecting import CONNECTION_ERRORS, close_connection, connect, failure_of
+from sequencer.clock_check import ClockWatch
+from sequencer.connecting import (
+    CONNECTION_ERRORS,
+    SyncWaitCancelled,
+    check_durability,
+    close_connection,
+    connect,
+    failure_of,
+    is_sync_wait_cancelled,
+)
 from sequencer.pipeline import Pipeline
 from sequencer.prepared import prepare
 
 if TYPE_CHECKING:
     import asyncpg
 
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
 
-_SAFE_DURABILITY: Final = {
-    "fsync": {"on"},
-    "full_page_writes": {"on"},
-    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
-}
+_ENCODING: Final = "UTF8"
 
 GIVEN_UP: Final = "the connection to the database was given up"
 
@@ -37,10 +43,15 @@ class LeaderSession:
     connection, between two commits.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock) -> None:
         self._config = config
+        self._clock = clock
+        self._clock_watch = ClockWatch()
         self._connection: asyncpg.Connection | None = None
         self._pipeline: Pipeline | None = None
+        self._is_wait_cancelled = False
+        # Whether a caller went away in mid statement, whose answer may still be on its way.
+        self._is_interrupted = False
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """Of the database that was reached last."""
@@ -58,24 +69,21 @@ class LeaderSession:
         return self._pipeline
 
     async def open(self) -> None:
-        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
-        # A leader that stops in mid transaction must not hold the head row for ever.
-        connection = await connect(
-            self._config,
-            "sequencer",
-            idle_in_transaction_session_timeout="60s",
-            standard_conforming_strings="on",  # what literals are written for
-        )
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
+        connection = await connect(self._config, "sequencer")
         try:
             async with asyncio.timeout(self._config.commit_seconds):
                 self.database_id = await self._check(connection)
                 await prepare(connection)
+                connection.add_log_listener(self._on_message)
         except BaseException as error:
             connection.terminate()
             if isinstance(error, CONNECTION_ERRORS):
-                raise (schema_refusal(error) or failure_of("take-over", error)) from error
+                database = self._config.database
+                raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
+        self._is_wait_cancelled = self._is_interrupted = False
 
     async def idle(self) -> asyncpg.Connection:
         """Return the connection once nothing is under way on it. Raises RetryError."""
@@ -83,6 +91,11 @@ class LeaderSession:
             await self._pipeline.idle()
         if self._connection is None:
             raise RetryError(GIVEN_UP)
+        if self._is_interrupted:
+            # The driver waits for the end of what it cancelled; the pipeline would take that answer
+            # for one to a commit of its own.
+            await self._connection.execute(_SQL["ping"])
+            self._is_interrupted = False
         return self._connection
 
     async def fetch_row(self, name: str, *values: object) -> asyncpg.Record | None:
@@ -97,10 +110,29 @@ class LeaderSession:
                 async with asyncio.timeout(self._config.commit_seconds):
                     connection = await self.idle()
                     rows: list[asyncpg.Record] = await connection.fetch(_SQL[name], *values)
+                    self.check_replicated()
                     return rows
             except CONNECTION_ERRORS as error:
                 self.abandon()
-                raise failure_of(name, error) from error
+                raise failure_of(name, error, self._config.database) from error
+            except BaseException:
+                self._is_interrupted = True
+                raise
+
+    def check_replicated(self) -> None:
+        """Raise SyncWaitCancelled where a statement was answered with success, but not replicated.
+
+        To be asked after each statement of the driver that writes. The driver reports a warning
+        before it hands over the result that comes after it.
+        """
+        if self._is_wait_cancelled:
+            raise SyncWaitCancelled
+
+    def _on_message(self, connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        if connection is self._connection and is_sync_wait_cancelled(
+            getattr(message, "server_source_function", None)
+        ):
+            self._is_wait_cancelled = True
 
     def abandon(self) -> None:
         """Give the connection up at once, without a word to the server."""
@@ -120,19 +152,16 @@ class LeaderSession:
         return connection
 
     async def _check(self, connection: asyncpg.Connection) -> UUID:
-        """Return the database id. Raises SchemaError, DurabilityError."""
+        """Return the database id. Raises SchemaError, DurabilityError, ClockError."""
+        server = await connection.fetchrow(_SQL["server"])
+        if server["server_encoding"] != _ENCODING:
+            # What of a key it cannot hold would be known in mid commit.
+            raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
+        self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
         row = await connection.fetchrow(_SQL["schema_version"])
         if row is None or row["version"] != SCHEMA_VERSION:
             raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
         if not self._config.unsafe_durability:
-            await _check_durability(connection)
+            check_durability(dict(await connection.fetchrow(_SQL["durability"])))
         database_id: UUID = row["database_id"]
         return database_id
-
-
-async def _check_durability(connection: asyncpg.Connection) -> None:
-    """Raise DurabilityError when a crash of the server may lose what was acknowledged."""
-    row = await connection.fetchrow(_SQL["durability"])
-    for setting, safe in _SAFE_DURABILITY.items():
-        if row[setting] not in safe:
-            raise DurabilityError(setting, row[setting], "on (or --unsafe-durability)")

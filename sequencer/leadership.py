@@ -7,13 +7,16 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
+from sequencer.framing import highest_id
 from sequencer.lease import LeaseWatch
 
 if TYPE_CHECKING:
     from orderchain.batch import Term
     from orderchain.clock import Clock
-    from orderchain.ports import ChainStore, Lease
+    from orderchain.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
 
 _log = logging.getLogger(__name__)
@@ -28,15 +31,31 @@ _LOOK_SECONDS_MAX: Final = 0.5
 """A leader that hands over is followed within this time, however long the lease is."""
 
 
+_LAST_RECORDS: Final = 4
+"""Looked at for ids of a life that was lost. One would do, but for records that are no frames."""
+
+_LAST_RECORDS_SHARE: Final = 0.4
+_LAST_RECORDS_SECONDS_MAX: Final = 5.0
+"""How long the broker is waited for, as a share of the lease and at most: the lease of a new leader
+is raised after that, the first time a fifth of it later."""
+
+
 class Leadership:
     """Holds the term of this process, from the first take-over to the hand-over."""
 
     def __init__(
-        self, config: SequencerConfig, store: ChainStore, lease: Lease, clock: Clock
+        self,
+        config: SequencerConfig,
+        store: ChainStore,
+        lease: Lease,
+        sink: FrameSink,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._store = store
         self._lease = lease
+        self._sink = sink
+        self._looking: set[asyncio.Task[list[bytes | None]]] = set()
         self._clock = clock
         self._is_changing = False
         self.term: Term | None = None
@@ -54,7 +73,7 @@ class Leadership:
             try:
                 sight = await self._store.look()
                 if watch.may_take_over(sight, self._clock.monotonic_ns()):
-                    return self._hold(await self._store.take_over(self._config.owner, sight))
+                    return await self._begin(await self._store.take_over(self._config.owner, sight))
                 if watch.is_led and not self._config.standby:
                     raise ChainLed(self._config.chain_id, sight.owner)
             except Fenced:
@@ -75,7 +94,7 @@ class Leadership:
         # Until it has succeeded: the answer of a take-over may be lost, and then the lease is at an
         # epoch of ours that we do not know of yet.
         self._is_changing = True
-        term = self._hold(await self._store.take_over_again(self._config.owner, self.term))
+        term = await self._begin(await self._store.take_over_again(self._config.owner, self.term))
         self._is_changing = False
         return term
 
@@ -106,7 +125,47 @@ class Leadership:
         except ConnectError as error:
             _log.warning("chain %d: lease: %s", term.chain_id, error)
 
-    def _hold(self, term: Term) -> Term:
+    async def _begin(self, term: Term) -> Term:
+        """Hold `term`, with what the topic's last frames tell of ids that the database lacks."""
+        seen_id = highest_id(await self._last_records(term), term.chain_id)
+        if seen_id > term.last_id:
+            _log.warning(
+                "chain %d: the topic holds frames up to %d, the database rows up to %d: of a life "
+                "of the chain that was lost, or forged; their ids are not given out again",
+                term.chain_id,
+                seen_id,
+                term.last_id,
+            )
+            term = replace(term, seen_id=seen_id)
         self.term = term
         self.take_overs += 1
         return term
+
+    def _end_look(self, looking: asyncio.Task[list[bytes | None]]) -> None:
+        self._looking.discard(looking)
+        if not looking.cancelled():
+            looking.exception()  # looked at, so that asyncio does not complain of it
+
+    async def _last_records(self, term: Term) -> list[bytes | None]:
+        """Return the last records of the topic; none when the broker does not answer soon."""
+        looking = asyncio.create_task(
+            self._sink.last_records(term.topic, term.partition, _LAST_RECORDS),
+            name="orderchain last records",
+        )
+        # What does not end in time is cancelled, and its end not waited for: a client of a broker
+        # that is away takes seconds for it.
+        self._looking.add(looking)
+        looking.add_done_callback(self._end_look)
+        seconds = min(self._config.lease_seconds * _LAST_RECORDS_SHARE, _LAST_RECORDS_SECONDS_MAX)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(looking)
+        except (RetryError, TimeoutError) as error:
+            _log.warning(
+                "chain %d: the topic's last frames were not looked at: %s",
+                term.chain_id,
+                str(error) or "no answer",
+            )
+            return []
+        finally:
+            looking.cancel()

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orderchain.clock import SystemClock
 from orderchain.errors import Fenced
 from orderchain.sql import load_sql
-from sequencer.connecting import SideConnection
+from sequencer.clock_check import ClockWatch
+from sequencer.connecting import SideConnection, check_durability
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from orderchain.batch import LeaseSight, Term
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -55,13 +60,20 @@ class PostgresLease:
     On a connection of its own: the other one may be busy with a commit for longer than a lease.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._clock_watch = ClockWatch()
+        self._must_be_safe = not config.unsafe_durability
         # Losing the last beat in a crash costs nothing: do not wait for the disk.
         self._side = SideConnection(config, "lease", synchronous_commit="off")
 
     async def renew(self, term: Term) -> None:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        await self._move("renew_lease", term)
+        found = await self._move("renew_lease", term)
+        if self._must_be_safe:
+            check_durability(dict(found))
+        # No more than a warning: it may be the database's clock that has jumped.
+        self._clock_watch.warn_beside(self._clock.wall_ns(), found["now_us"])
 
     async def release(self, term: Term) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
@@ -71,10 +83,11 @@ class PostgresLease:
         """Close the connection; see `orderchain.ports.Lease.close`."""
         await self._side.close()
 
-    async def _move(self, statement: str, term: Term) -> None:
+    async def _move(self, statement: str, term: Term) -> asyncpg.Record:
         moved = await self._side.run(
             "lease",
-            lambda connection: connection.fetchval(_SQL[statement], term.chain_id, term.epoch),
+            lambda connection: connection.fetchrow(_SQL[statement], term.chain_id, term.epoch),
         )
         if moved is None:
             raise Fenced(term.chain_id, term.epoch)
+        return moved

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
+from sequencer.connecting import SyncWaitCancelled, is_sync_wait_cancelled
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,6 +27,7 @@ _LENGTH_BYTES: Final = 4
 _COPY_DONE: Final = _HEADER.pack(b"c", _LENGTH_BYTES)
 _READY: Final = b"Z"
 _ERROR: Final = b"E"
+_NOTICE: Final = b"N"
 
 
 class Pipeline(asyncio.Protocol):
@@ -51,8 +54,9 @@ class Pipeline(asyncio.Protocol):
     def send(self, query: str, data: Sequence[bytes]) -> asyncio.Future[None]:
         """Send `query`, whose last statement is a COPY, and `data` for it; never waits.
 
-        The future ends when the transaction has, with the server's error if it failed, and
-        ConnectionError when the connection is lost.
+        The future ends when the transaction has, with the server's error if it failed,
+        SyncWaitCancelled when it was committed without its standbys, and ConnectionError when the
+        connection is lost.
         """
         if not self._answers:
             self._transport.set_protocol(self)
@@ -76,7 +80,7 @@ class Pipeline(asyncio.Protocol):
             await asyncio.wait(list(self._answers))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the server says: only errors and the ends of transactions are of interest."""
+        """Take what the server says: errors, the ends of transactions, and one kind of warning."""
         received = self._received
         received += data
         start = 0
@@ -89,6 +93,10 @@ class Pipeline(asyncio.Protocol):
                 self._end_transaction()
             elif kind == _ERROR:
                 self._error = _error_of(bytes(received[start + _HEADER_BYTES : stop]))
+            elif kind == _NOTICE:
+                fields = _fields_of(bytes(received[start + _HEADER_BYTES : stop]))
+                if is_sync_wait_cancelled(fields.get("R")):
+                    self._error = SyncWaitCancelled()
             start = stop
         del received[:start]
 
@@ -120,6 +128,10 @@ def _fail(answer: asyncio.Future[None], error: Exception) -> None:
 
 def _error_of(body: bytes) -> Exception:
     """Return the driver's exception for the fields of an error message."""
-    fields = {field[:1].decode(): field[1:].decode(errors="replace") for field in body.split(b"\0")}
-    error: Exception = asyncpg.PostgresError.new(fields)
+    error: Exception = asyncpg.PostgresError.new(_fields_of(body))
     return error
+
+
+def _fields_of(body: bytes) -> dict[str, str]:
+    """Return the fields of an error or a notice, by their letters."""
+    return {field[:1].decode(): field[1:].decode(errors="replace") for field in body.split(b"\0")}

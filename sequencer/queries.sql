@@ -1,12 +1,27 @@
--- The statements of the sequencer's store. $1 is always the chain.
+-- The statements of the sequencer's store. $1 is the chain wherever there is one.
 
 -- schema_version: which schema is there
 SELECT version, database_id FROM schema_version
 
--- durability: the settings that decide whether an acknowledged row survives a crash
+-- durability: the settings that decide whether an acknowledged row survives a crash; the one that a
+-- session may have for itself is pinned as it is found, so that no reload weakens it under a leader
 SELECT current_setting('fsync') AS fsync,
        current_setting('full_page_writes') AS full_page_writes,
-       current_setting('synchronous_commit') AS synchronous_commit
+       set_config('synchronous_commit', current_setting('synchronous_commit'), false)
+           AS synchronous_commit
+
+-- session: which process serves this session; pins what only newer servers know (17: the time of a
+-- whole transaction)
+SELECT pg_backend_pid() AS backend_pid,
+       (SELECT count(set_config(name, '0', false)) FROM pg_settings
+         WHERE name = 'transaction_timeout') AS pinned
+
+-- server: what of the server must be so for a leader, and its clock
+SELECT current_setting('server_encoding') AS server_encoding,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
+
+-- ping: an answer of its own, behind whatever is still on its way
+SELECT 1
 
 -- look: who leads, and the counter of its lease
 SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
@@ -38,8 +53,25 @@ UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
  WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
 RETURNING counter
 
--- renew_lease: say that the leader of epoch $2 lives
-UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2 RETURNING counter
+-- last_term: of the newest term that was stored the server's id and timeline, and those of now; the
+-- timeline is that of the log being written, since that of the last checkpoint lags behind a promotion
+SELECT term.epoch, term.system_identifier, term.timeline,
+       (SELECT system_identifier FROM pg_control_system()) AS system_identifier_now,
+       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline_now
+  FROM (SELECT) AS nothing
+  LEFT JOIN (SELECT epoch, system_identifier, timeline FROM chain_term
+              WHERE chain_id = $1 ORDER BY epoch DESC LIMIT 1) AS term ON true
+
+-- begin_term: store the term that begins in this transaction, behind the fence
+INSERT INTO chain_term
+    (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- renew_lease: say that the leader of epoch $2 lives; returns the settings that it cannot pin
+UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2
+RETURNING current_setting('fsync') AS fsync,
+          current_setting('full_page_writes') AS full_page_writes,
+          (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
 -- release_lease: say that the leader of epoch $2 is about to go
 UPDATE chain_lease SET counter = counter + 1, released = true
@@ -66,11 +98,33 @@ WITH fence AS (
 )
 SELECT 1 / count(*) FROM fence
 
--- save_mark: move the place of an intake, in the transaction of its batch
-INSERT INTO chain_intake (chain_id, source, position, digest)
-VALUES ($1, $2, $3, $4)
-ON CONFLICT (chain_id, source)
-DO UPDATE SET position = excluded.position, digest = excluded.digest
+-- save_mark: move the place of an intake from $5 on (null: it was never read), in the transaction of
+-- its batch; where it is elsewhere, the logarithm of zero ends the transaction
+WITH moved AS (
+    INSERT INTO chain_intake AS stored (chain_id, source, position, digest)
+    SELECT $1, $2, $3, $4
+     WHERE $5::bigint IS NULL
+        OR EXISTS (SELECT FROM chain_intake WHERE chain_id = $1 AND source = $2)
+    ON CONFLICT (chain_id, source)
+    DO UPDATE SET position = excluded.position, digest = excluded.digest
+            WHERE stored.position = $5
+    RETURNING 1
+)
+SELECT ln(count(*)) FROM moved
+
+-- move_mark: the same for a transaction without rows, which may be asked for twice: its answer may
+-- have been lost
+WITH moved AS (
+    INSERT INTO chain_intake AS stored (chain_id, source, position, digest)
+    SELECT $1, $2, $3, $4
+     WHERE $5::bigint IS NULL
+        OR EXISTS (SELECT FROM chain_intake WHERE chain_id = $1 AND source = $2)
+    ON CONFLICT (chain_id, source)
+    DO UPDATE SET position = excluded.position, digest = excluded.digest
+            WHERE stored.position = $5 OR (stored.position = $3 AND stored.digest = $4)
+    RETURNING 1
+)
+SELECT ln(count(*)) FROM moved
 
 -- commit_rows: fence, batch row and rows in one statement, for few of them
 WITH fence AS (
@@ -118,6 +172,11 @@ SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR N
 
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
+
+-- await_standbys: a commit of no content, which waits for the synchronous standbys, and so for all
+-- that stands before it in the log
+SELECT pg_logical_emit_message(true, 'orderchain', '')
+ WHERE current_setting('synchronous_standby_names') <> ''
 
 -- batch_after: the one batch whose parent is $2
 SELECT epoch, seal FROM chain_batch WHERE chain_id = $1 AND prev_last_id = $2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from orderchain.clock import SystemClock
 from orderchain.errors import (
@@ -17,6 +17,7 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
+from orderchain.reasons import reason_of
 from sequencer.batcher import Batcher
 from sequencer.columns import columns_of
 from sequencer.committer import Committer
@@ -34,7 +35,7 @@ from sequencer.stats import SequencerStats
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
     from types import TracebackType
 
     from orderchain.batch import IntakeMark, Term
@@ -46,16 +47,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
+
+_COMMITS: Final = "commits"
+_PUBLISHER: Final = "publisher"
+_LEASE: Final = "lease"
+_KEYS: Final = "keys"
+
 
 def open_sequencer(config: SequencerConfig) -> Sequencer:
     """Return a sequencer over the PostgreSQL and the Kafka of `config`, to be entered."""
+    clock = SystemClock()
     return Sequencer(
         config,
-        store=PostgresChainStore(config),
+        store=PostgresChainStore(config, clock),
         keys=PostgresKeyStore(config),
-        lease=PostgresLease(config),
+        lease=PostgresLease(config, clock),
         sink=KafkaFrameSink(config),
-        clock=SystemClock(),
+        clock=clock,
     )
 
 
@@ -90,14 +99,16 @@ class Sequencer:
             linger_seconds=config.linger_seconds,
         )
         self._clock = clock
-        self._leadership = Leadership(config, store, lease, clock)
+        self._leadership = Leadership(config, store, lease, sink, clock)
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._committer = Committer(config, store, self._leadership, self._keys, clock)
         self._publisher: Publisher | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        # What must live for as long as this process leads, by name.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
         self._upcoming: Assembly | None = None
         self._is_open = False
+        self._is_closing = False
         self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -105,23 +116,15 @@ class Sequencer:
         try:
             term = await self._leadership.acquire()
             # From here on we lead: a start that takes long must not look like a dead leader.
-            keeping = asyncio.create_task(self._run(self._leadership.keep), name="orderchain lease")
-            self._tasks = [keeping]
-            self._committer.lead(term)
-            await self._keys.load(term)
-            await self._start_sink(term)
-            self._publisher = Publisher(self._config, self._store, self._sink, term, self._clock)
-            await self._publish_tail(self._publisher, term.published_id, term.last_id)
+            self._spawn(_LEASE, self._leadership.keep())
+            publisher = await self._unless_failed(self._start(term))
         except BaseException:
             await self._close()
             raise
-        self._committer.publish_to(self._publisher)
-        self._tasks = [
-            asyncio.create_task(self._commit_all(), name="orderchain commits"),
-            asyncio.create_task(self._run(self._publisher.run), name="orderchain publisher"),
-            keeping,
-            asyncio.create_task(self._run(self._keys.run), name="orderchain keys"),
-        ]
+        self._committer.publish_to(publisher)
+        self._spawn(_COMMITS, self._commit_all())
+        self._spawn(_PUBLISHER, publisher.run())
+        self._spawn(_KEYS, self._keys.run())
         self._is_open = True
         return self
 
@@ -305,6 +308,15 @@ class Sequencer:
         if away_seconds >= self._config.kafka_away_seconds:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
+    async def _start(self, term: Term) -> Publisher:
+        """Learn what a leader must know, and queue the unpublished tail."""
+        self._committer.lead(term)
+        await self._keys.load(term)
+        await self._start_sink(term)
+        self._publisher = Publisher(self._config, self._store, self._sink, term, self._clock)
+        await self._publish_tail(self._publisher, term.published_id, term.last_id)
+        return self._publisher
+
     async def _start_sink(self, term: Term) -> None:
         try:
             await self._sink.start(term.topic, term.partition)
@@ -332,11 +344,10 @@ class Sequencer:
                 if self._upcoming is None:
                     self._committer.finish()
         except BaseException as error:
-            self._fail(error)
+            self._fail(self._failure_of(_COMMITS, error))
             upcoming = self._take_upcoming()
-            if upcoming is not None:
-                failure = self._failure or RetryError("the sequencer was stopped")
-                self._committer.give_up(upcoming, failure)
+            if upcoming is not None and self._failure is not None:
+                self._committer.give_up(upcoming, self._failure)
             raise
 
     def _take_upcoming(self) -> Assembly | None:
@@ -348,7 +359,8 @@ class Sequencer:
         entries = await self._batcher.next_batch()
         if not entries:
             return None
-        return self._committer.assemble(entries) or await self._committer.resolve(entries)
+        with self._answering(entries):
+            return self._committer.assemble(entries) or await self._committer.resolve(entries)
 
     def _assemble_ahead(self, current: Assembly) -> None:
         """Assemble the batch behind `current` if it would not grow by waiting, and send it.
@@ -358,49 +370,112 @@ class Sequencer:
         if not self._batcher.has_full_batch():
             return
         entries = self._batcher.take()
-        self._upcoming = self._committer.assemble(entries, beside=current)
+        with self._answering(entries):
+            self._upcoming = self._committer.assemble(entries, beside=current)
         if self._upcoming is None:
             self._batcher.put_back(entries)
         else:
             self._committer.send_ahead(self._upcoming)
 
-    async def _run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Do `work` until cancelled; what it raises ends the leadership."""
+    @contextmanager
+    def _answering(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Answer the callers of `entries`, which stand in no list, where no batch is made of them.
+
+        Nothing of them was sent, so nothing of them is committed.
+        """
         try:
-            await work()
-        except Exception as error:
-            # Whatever it is: a leader that publishes nothing, or lets its lease stand still, must
-            # not go on as if it did.
-            self._fail(error)
+            yield
+        except BaseException as error:
+            failure = self._failure_of(_COMMITS, error)
+            for entry in entries:
+                entry.fail(failure)
             raise
 
-    def _fail(self, error: BaseException) -> None:
-        """Stop for good: answer whoever waits, and refuse whoever comes."""
+    def _spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
+        """Do `work` beside everything else; its end, however it comes, ends the leadership."""
+        task = asyncio.create_task(work, name=f"orderchain {name}")
+        self._tasks[name] = task
+        task.add_done_callback(partial(self._on_end, name))
+
+    def _on_end(self, name: str, task: asyncio.Task[None]) -> None:
+        """End the whole service with one of its parts.
+
+        A leader that publishes nothing, or lets its lease stand still, must not go on as if it did.
+        """
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        # The commits end by themselves once the queue is closed and empty.
+        if not self._is_closing and (error is not None or name != _COMMITS):
+            self._fail(self._failure_of(name, error))
+
+    def _failure_of(self, name: str, error: BaseException | None) -> Exception:
+        """Return what to tell of the part `name`, which ended by `error`, or just so."""
+        if isinstance(error, Exception):
+            return error
+        if self._is_closing:
+            return RetryError("the sequencer was stopped")
+        end = "has ended" if error is None else "was cancelled"
+        return RetryError(f"the sequencer's {name} task {end}")
+
+    def _fail(self, failure: Exception) -> None:
+        """Stop for good: answer everybody who waits, and refuse everybody who comes."""
         if self._failure is None:
-            self._failure = (
-                error if isinstance(error, Exception) else RetryError("the sequencer was stopped")
-            )
-            _log.error("chain %d: %s", self._config.chain_id, self._failure)
+            self._failure = failure
+            _log.error("chain %d: %s", self._config.chain_id, reason_of(failure))
         self._batcher.fail(self._failure)
         self._stopped.set()
 
+    async def _unless_failed(self, work: Coroutine[object, object, _Result]) -> _Result:
+        """Return what `work` does. Raises what ends the leadership meanwhile."""
+        working = asyncio.create_task(work)
+        failing = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            failing.cancel()
+            await asyncio.gather(working, failing, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
+        return working.result()
+
     async def _drain(self) -> None:
         """Commit what is queued, publish it, and store how far that went."""
-        commits, publishing, *_ = self._tasks
-        await asyncio.wait([commits])
-        if self._failure is None and self._publisher is not None:
-            published = asyncio.ensure_future(self._publisher.drain())
-            await asyncio.wait([published, publishing], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([self._tasks[_COMMITS]])
+        if self._failure is not None or self._publisher is None:
+            return
+        published = asyncio.create_task(self._publisher.drain())
+        try:
+            both = [published, self._tasks[_PUBLISHER]]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             published.cancel()
-            with suppress(OrderchainError):
-                await self._store.mark_published(self._publisher.published_id)
-            await self._leadership.hand_over()
+        with suppress(OrderchainError):
+            await self._store.mark_published(self._publisher.published_id)
+        await self._leadership.hand_over()
 
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._sink.close()
-        await self._lease.close()
-        await self._key_store.close()
-        await self._store.close()
+        """Close everything, and answer everybody who still waits.
+
+        To the end, also where the caller is cancelled meanwhile, however often: every part has a
+        deadline of its own. Raises CancelledError then.
+        """
+        self._is_closing = True
+        closing = asyncio.create_task(self._close_parts())
+        cancelled: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _close_parts(self) -> None:
+        async with AsyncExitStack() as parts:
+            # Whatever one of them raises, the others are closed, too; the last one first.
+            for part in (self._store, self._key_store, self._lease, self._sink):
+                parts.push_async_callback(part.close)
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._batcher.fail(self._failure or RetryError("the sequencer was stopped"))

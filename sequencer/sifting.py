@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from orderchain.batch import IntakeReject
 from orderchain.errors import OrderError
 from orderchain.limits import ID_MAX
+from orderchain.printable import printable
 from sequencer.columns import OrderColumns, columns_of
 from sequencer.order import Order, check_order
 
@@ -78,9 +79,8 @@ def sift(given: Sequence[Order | Refusal]) -> Sifted:
 
 def reject_of(position: int, key: str | None, error: OrderError) -> IntakeReject:
     """Return what to store of a refused order."""
-    reason = str(error)[:_REASON_CHARACTERS_MAX]
-    # What PostgreSQL's text cannot hold would fail the whole batch.
-    reason = reason.encode(errors="replace").decode().replace("\0", "?")
+    # Escaped: what PostgreSQL's text cannot hold would fail the whole batch.
+    reason = printable(error, _REASON_CHARACTERS_MAX)
     return IntakeReject(position=position, key=key, reason=reason)
 
 

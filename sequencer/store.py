@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+from orderchain.clock import SystemClock
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.event import Event
-from orderchain.frame import NONCE_BYTES
 from orderchain.refusals import schema_refusal
 from orderchain.row_image import row_images
 from orderchain.sql import load_sql
-from sequencer.commit import Commit, mark_values, reject_values
+from sequencer.commit import Commit, intake_refusal, mark_values, reject_values
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.leader_session import GIVEN_UP, LeaderSession
-from sequencer.taking_over import raise_epoch
+from sequencer.taking_over import Secrets, raise_epoch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     import asyncpg
 
+    from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -38,9 +38,9 @@ class PostgresChainStore:
     the epoch that it raises tells for sure what became of the old transaction.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
         self._config = config
-        self._session = LeaderSession(config)
+        self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
         # Of the take-over tried last: its answer may have been lost, then it is ours all the same.
         self._drawn_nonce = b""
@@ -113,9 +113,14 @@ class PostgresChainStore:
                     connection = await self._session.idle()
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
-            except CONNECTION_ERRORS as error:
+                    self._session.check_replicated()
+            except BaseException as error:
+                # Also where the caller is gone: a transaction may be open.
                 self._session.abandon()
-                raise failure_of("intake", error) from error
+                if isinstance(error, CONNECTION_ERRORS):
+                    failure = failure_of("intake", error, self._config.database)
+                    raise (intake_refusal(error, intake) or failure) from error
+                raise
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is in the chain; see `orderchain.ports.ChainStore.has_committed`."""
@@ -125,7 +130,12 @@ class PostgresChainStore:
             # made like every other.
             await self.look()
         row = await self._session.fetch_row("batch_after", batch.chain_id, batch.pid)
-        return row is not None and (row["epoch"], row["seal"]) == (batch.epoch, batch.seal)
+        if row is None or (row["epoch"], row["seal"]) != (batch.epoch, batch.seal):
+            return False
+        # It is there, which is not to say that the standbys have it that its commit waited for:
+        # that wait may have been cancelled.
+        await self._session.fetch_row("await_standbys")
+        return True
 
     async def mark_published(self, published_id: int) -> None:
         """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
@@ -173,6 +183,7 @@ class PostgresChainStore:
         connection = await self._session.idle()
         await self._extend(connection, work.batch)
         await work.send(connection, self._session.pipeline, meanwhile)
+        self._session.check_replicated()
 
     async def _end(self, work: Commit, ending: Coroutine[object, object, None]) -> None:
         """Await the end of `work`, whose outcome is raised unless it was done."""
@@ -182,7 +193,7 @@ class PostgresChainStore:
                 await ending
         except Exception as error:
             self._session.abandon()
-            outcome = work.failure(error)
+            outcome = work.failure(error, self._config.database)
             if outcome is error:
                 raise
             raise outcome from error
@@ -193,17 +204,21 @@ class PostgresChainStore:
             self._is_pipelining = False
 
     async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
-        drawn = self._drawn_nonce = os.urandom(NONCE_BYTES)
+        drawn = Secrets.draw()
+        self._drawn_nonce = drawn.nonce
         seen = (self._config.chain_id, epoch, nonce)
         try:
             async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
                 connection = await self._session.idle()
                 database_id = self._session.database_id
                 term = await raise_epoch(connection, database_id, owner, drawn, seen, counter)
+                # What a take-over finds counts as replicated: it was, if this commit is.
+                self._session.check_replicated()
         except BaseException as error:
             self._session.abandon()
             if isinstance(error, CONNECTION_ERRORS):
-                raise (schema_refusal(error) or failure_of("take-over", error)) from error
+                database = self._config.database
+                raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
             raise
         self._term = term
         self._extended_until = -1
@@ -247,5 +262,5 @@ async def _move_intake(
     held = (term.chain_id, term.epoch, term.nonce)
     if await connection.fetchval(_SQL["lock_head"], *held) is None:
         raise Fenced(term.chain_id, term.epoch)
-    await connection.executemany(_SQL["save_mark"], mark_values(term.chain_id, intake))
+    await connection.executemany(_SQL["move_mark"], mark_values(term.chain_id, intake))
     await connection.executemany(_SQL["save_reject"], reject_values(term.chain_id, intake))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from orderchain.counted import counted
 from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from sequencer.topic_orders import (
     OrderMaker,
@@ -84,6 +85,9 @@ class TopicIntake:
         self._on_progress = on_progress
         # Invariant: every record before a mark was handed over, none behind it was.
         self._marks: dict[int, IntakeMark] = {}
+        # Where partitions begin that have no mark yet. It stays as it was found first: a later look
+        # at the topic would find another end, and pass by what came in between.
+        self._first: dict[int, IntakeMark] = {}
         # Partitions that are read from the last record taken on, which is to be told and left out.
         self._known: set[int] = set()
         self._makers: dict[int, OrderMaker] = {}
@@ -127,6 +131,9 @@ class TopicIntake:
             raise StoppedError("the sequencer was closed")
         if not reading.cancelled():
             reading.result()
+        elif stopping.cancelled():
+            # Neither the sequencer's end nor a stop: whoever did it, nothing reads the topic now.
+            raise StoppedError(f"the intake of {self._config.topic}: its task was cancelled")
 
     async def _read(self) -> None:
         """Read, beginning again where that is all that is needed."""
@@ -152,6 +159,7 @@ class TopicIntake:
         """Stand behind what was taken before, in every partition."""
         topic = self._config.topic
         bounds = await self._source.open()
+        is_new = not self._first
         if not self._marks:
             # One more than there are: nobody can take a partition away but with the topic.
             self._marks = await self._stored(range(len(bounds) + 1))
@@ -159,7 +167,12 @@ class TopicIntake:
         if gone:
             mark = self._marks[min(gone)]
             raise IntakeLost(mark.source, mark.position, "the topic has fewer partitions now")
-        new = first_marks(topic, self._marks, bounds, self._config.start)
+        # A partition that is added later is read whole.
+        start = self._config.start if is_new else "earliest"
+        new = {
+            partition: self._first.setdefault(partition, mark)
+            for partition, mark in first_marks(topic, self._marks, bounds, start).items()
+        }
         self._makers = {partition: OrderMaker(topic, partition) for partition in bounds}
         offsets: dict[int, int] = {}
         for partition, (first, end) in bounds.items():
@@ -250,9 +263,9 @@ class TopicIntake:
         if refused:
             position, error = refused[0]
             _log.warning(
-                "%s: rejected %d records, the first at %d: %s",
+                "%s: rejected %s, the first at %d: %s",
                 part.source,
-                len(refused),
+                counted(len(refused), "record"),
                 position,
                 error,
             )

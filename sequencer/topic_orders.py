@@ -62,7 +62,9 @@ class OrderMaker:
 def mark_behind(mark: IntakeMark, records: Sequence[SourceRecord], next_offset: int) -> IntakeMark:
     """Return the mark behind `records`, which follow `mark`; its digest is the last one's."""
     digest = record_digest(records[-1]) if records else mark.digest
-    return IntakeMark(source=mark.source, position=next_offset, digest=digest)
+    return IntakeMark(
+        source=mark.source, position=next_offset, digest=digest, previous=mark.position
+    )
 
 
 def record_digest(record: SourceRecord) -> bytes:

@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 
 from orderchain.errors import ConnectError, RetryError, TopicError
 from orderchain.kafka_client import close_client, start_client
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,7 +106,7 @@ class TopicReader:
             if not moved:
                 await self._probe(consumer)
         except _ERRORS as error:
-            raise RetryError(f"{self._config.topic}: {error or type(error).__name__}") from error
+            raise RetryError(f"{self._config.topic}: {reason_of(error)}") from error
         return moved
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
+    from tests.secured_kafka import SecuredKafka
 
 RoleDsn = Callable[[str], str]
 
@@ -36,7 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # that they interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_KAFKAS = frozenset({"kafka_server", "breakable_kafka"})
+_KAFKAS = frozenset({"kafka_server", "breakable_kafka", "secured_kafka"})
 
 # No timing is asserted in tests, so a loaded machine fails none; a failure prints how to repeat it.
 settings.register_profile(
@@ -113,6 +114,15 @@ def kafka_to_break(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
     yield breakable_kafka
     breakable_kafka.thaw()
     breakable_kafka.start()
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(session_folder: Path) -> Iterator[SecuredKafka]:
+    """A Kafka with TLS, logins and access control. Tests do not break or stop it."""
+    from tests.secured_kafka import secured_kafka_in
+
+    with secured_kafka_in(session_folder) as kafka:
+        yield kafka
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ SELECT id, pid, key, event_time_ns, payload
  ORDER BY id
 
 -- lowest_receiver: the receiver that is furthest behind, by checkpoint, report or halt
+-- Its restart compares the seal of the batch that its place names, which is to be there.
 SELECT receiver, at_id FROM (
-       SELECT receiver, head_delivered AS at_id FROM public.receiver_checkpoint WHERE chain_id = $1
+       SELECT receiver, batch_last_id AS at_id FROM public.receiver_checkpoint WHERE chain_id = $1
        UNION ALL
        SELECT receiver, at_id FROM public.receiver_halt WHERE chain_id = $1) places
  ORDER BY at_id, receiver

@@ -20,6 +20,7 @@ from chain_verifier.archive.seal_run import SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
 from orderchain.event import Event
 from orderchain.mark import Mark
+from orderchain.reasons import reason_of
 from orderchain.run import Run
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class ArchivedRows:
         self._manifest: Manifest | None = None
         self._proven: tuple[int, Mark] | None = None
         """Behind which id, and up to which boundary, the manifest was found to hold."""
+
+    @property
+    def chain_id(self) -> int:
+        """The chain of which it holds rows."""
+        return self._chain_id
 
     async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
         """Return a mark; see `orderchain.ports.ArchivedSource`."""
@@ -191,5 +197,5 @@ class ArchivedRows:
                 f"the archive {self._archive} has not answered for {STEP_SECONDS:.0f} s"
             ) from None
         except (OSError, pa.ArrowException) as error:
-            text = " ".join(str(error).split())
-            raise InputError("archive", str(self._archive), f"readable files ({text})") from error
+            expected = f"readable files ({reason_of(error)})"
+            raise InputError("archive", str(self._archive), expected) from error

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import InputError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +81,7 @@ def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError("archive", str(path), f"a manifest ({error})") from error
+        raise InputError("archive", str(path), f"a manifest ({reason_of(error)})") from error
     if manifest.chain_id != chain_id:
         raise InputError("archive", f"chain {manifest.chain_id}", f"chain {chain_id}")
     return manifest

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.archive.manifest import Part, StoredFile, sync_folder
 from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,7 +142,7 @@ def proven_batches(
     except BrokenPart:
         raise
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise BrokenPart(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+        raise BrokenPart(f"{name} cannot be read: {reason_of(error)}") from error
 
 
 def _require_files(folder: Path, part: Part) -> None:

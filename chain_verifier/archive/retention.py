@@ -10,16 +10,17 @@ from msgspec import Struct
 
 from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.verify_archive import verify_archive
+from chain_verifier.findings import counted_rows
+from chain_verifier.marks import require_marks_hold
 from chain_verifier.server import connected
 from orderchain.errors import InputError, SettingError
+from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
-
-_ROLE_THAT: Final = "may detach partitions (the owner, or a member of it)"
 
 
 class Retained(Struct, frozen=True, kw_only=True):
@@ -62,16 +63,18 @@ def retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
     that was interrupted between the two is ended by the next one.
 
     Raises SettingError when `until_id` lies above the verified mark, the lowest receiver, what is
-    published, or within the window of keys; InputError when the archive does not
-    verify, is of another database, or does not hold what would go.
+    published, or within the window of keys; InputError when a verified mark is
+    contradicted, and when the archive does not verify, is of another database, or does not hold
+    what would go.
     """
     return asyncio.run(_retain(dsn, archive, request))
 
 
 async def _retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, OWNER) as connection:
         place = await read_place(connection, chain_id)
+        await require_marks_hold(connection, chain_id)
         await _require_unwanted(connection, place, request)
         partitions = await _partitions(connection, chain_id)
         old, boundary_id = await _old(connection, chain_id, partitions, place, request.until_id)
@@ -122,7 +125,7 @@ async def _key_limits(
     """
     rows = request.key_window_rows
     behind = await connection.fetchval(SQL["behind_window"], request.chain_id, rows)
-    limits = [(behind, f"behind which lies the window of keys of {rows} rows")]
+    limits = [(behind, f"behind which lies the window of keys of {counted_rows(rows)}")]
     remembered = await connection.fetchval(SQL["remembered"], request.chain_id)
     if remembered is not None:
         limits.append((remembered, "behind which keys are looked up"))

@@ -17,8 +17,10 @@ from chain_verifier.archive.manifest import (
 from chain_verifier.archive.part_files import PartWriter, part_fault
 from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+from chain_verifier.marks import require_marks_hold
 from chain_verifier.server import connected
 from orderchain.errors import InputError, SettingError, SourceBroken
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -31,8 +33,6 @@ _BATCHES_PAGE: Final = 1_000
 
 _GROUP_ROWS: Final = 20_000
 """Rows in memory, unless one batch holds more: at 1 kB a row 20 MB, and a row group of a file."""
-
-_ROLE_THAT: Final = "may read chains (auditor)"
 
 
 class Archived(Struct, frozen=True, kw_only=True):
@@ -51,15 +51,17 @@ def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None =
     Ends with a whole batch. Each part is written, read back and verified, and only then named in
     the manifest; a run that breaks off leaves the archive as it was. Raises SettingError when
     `until_id` lies above the verified mark or nothing was ever verified, InputError for an archive
-    of another database or one that does not fit, SourceBroken when rows, links or seals of the
+    of another database or one that does not fit and where a verified mark is contradicted,
+    SourceBroken when rows, links or seals of the
     database are not as they should be.
     """
     return asyncio.run(_write(dsn, archive, chain_id, until_id))
 
 
 async def _write(dsn: str, archive: Path, chain_id: int, until_id: int | None) -> Archived:
-    async with connected(dsn, _ROLE_THAT) as connection:
+    async with connected(dsn, AUDITOR) as connection:
         place = await read_place(connection, chain_id)
+        await require_marks_hold(connection, chain_id)
         until_id = _until(place, until_id)
         manifest = begin_manifest(archive, chain_id, str(place.database_id))
         run = await _end_of(connection, manifest, place)

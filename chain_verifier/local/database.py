@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSource
+from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.local.table import PAGE_ROWS, Row
 from chain_verifier.server import DRIVER_ERRORS
 from chain_verifier.truth import DatabaseHead, Truth
 from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SourceBroken
-from orderchain.refusals import connect_refusal, schema_refusal
+from orderchain.reasons import reason_of
+from orderchain.refusals import connect_refusal, privilege_refusal, schema_refusal
+from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
@@ -66,16 +69,17 @@ class DatabaseTable(Truth):
         try:
             yield
         except (OSError, *DRIVER_ERRORS) as error:
-            expected = f"to get in ({_reason_of(error)})"
+            expected = f"to get in ({reason_of(error)})"
             refused = ConnectError("database", mask_dsn(self._dsn), expected)
-            raise schema_refusal(error) or refused from error
+            barred = privilege_refusal(error, self._dsn, AUDITOR)
+            raise schema_refusal(error) or barred or refused from error
 
     @contextmanager
     def _as_broken(self) -> Iterator[None]:
         try:
             yield
         except (OSError, *DRIVER_ERRORS) as error:
-            raise SourceBroken(self.name, _reason_of(error)) from error
+            raise SourceBroken(self.name, reason_of(error)) from error
 
     def _fetch(self, statement: str, *values: object) -> list[Any]:
         found: list[Any] = self._runner.run(self._connection.fetch(_SQL[statement], *values))
@@ -100,6 +104,11 @@ class DatabaseTable(Truth):
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with self._as_broken():
             return [tuple(row) for row in self._fetch("skips", self._chain_id)]
+
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that there are by now. Raises SourceBroken."""
+        with self._as_broken():
+            return FrameKeys({row[0]: row[1] for row in self._fetch("terms", self._chain_id)})
 
     def seal_at(self, last_id: int) -> bytes | None:
         """Return the seal after the batch that ends with `last_id`; None if none does."""
@@ -168,7 +177,3 @@ class DatabaseTable(Truth):
         if connection is not None:
             connection.terminate()
         self._runner.close()
-
-
-def _reason_of(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

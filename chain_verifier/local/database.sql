@@ -33,6 +33,9 @@ SELECT chain_id, id, pid,
 -- skips: the ranges that were never published, since Kafka was away for long
 SELECT after_id, until_id FROM public.chain_skip WHERE chain_id = $1
 
+-- terms: the keys that sign the frames of each term
+SELECT nonce, frame_key FROM public.chain_term WHERE chain_id = $1
+
 -- seal_at: the seal after the batch that ends with an id
 SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
 

@@ -12,6 +12,7 @@ from chain_verifier.bounds import Bounds
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from orderchain.errors import ConnectError, SourceBroken, TopicError
 from orderchain.kafka_client import close_client, start_client
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -73,7 +74,8 @@ class TopicReader:
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             if self._is_known_to_lack_partition():
                 raise self._missing() from error
-            expected = f"a broker that answers ({' '.join(str(error).split()) or 'in time'})"
+            reason = "in time" if isinstance(error, TimeoutError) else reason_of(error)
+            expected = f"a broker that answers ({reason})"
             raise ConnectError("kafka", self._servers, expected) from error
         return Bounds(first=first[self._at], end=end[self._at])
 
@@ -114,7 +116,8 @@ class TopicReader:
         try:
             return self._runner.run(work)
         except (KafkaError, OSError) as error:
-            reason = " ".join(str(error).split()) or f"no record came for {_SILENCE_S:.0f} s"
+            is_silent = isinstance(error, TimeoutError)
+            reason = f"no record came for {_SILENCE_S:.0f} s" if is_silent else reason_of(error)
             raise SourceBroken(self._name, reason) from error
 
     def close(self) -> None:

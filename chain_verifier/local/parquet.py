@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.local.table import CONTENT, PAGE_ROWS, Row
 from orderchain.errors import InputError, SourceBroken
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,8 +51,7 @@ class ParquetTable:
             self._paths = _files(Path(source.path))
             spans = [self._look_at(path) for path in self._paths]
         except (OSError, pa.ArrowException) as error:
-            reason = " ".join(str(error).split())
-            expected = f"Parquet that can be read ({reason})"
+            expected = f"Parquet that can be read ({reason_of(error)})"
             raise InputError("parquet", source.path, expected) from error
         known = [span for span in spans if span is not None]
         lowest = min((first for first, _ in known), default=0)
@@ -87,7 +87,7 @@ class ParquetTable:
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
                     yield from _pages(file, ids)
         except (OSError, pa.ArrowException) as error:
-            raise SourceBroken(self.name, " ".join(str(error).split())) from error
+            raise SourceBroken(self.name, reason_of(error)) from error
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a file of Parquet is whole, or cannot be read."""

@@ -11,6 +11,7 @@ from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSou
 from chain_verifier.picture import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
 from chain_verifier.server import DRIVER_ERRORS
 from orderchain.errors import SourceBroken
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def read_picture(request: VerifyRequest) -> Picture | None:
     try:
         return asyncio.run(_read(source.dsn, request.chain_id, request.start))
     except (OSError, *DRIVER_ERRORS) as error:
-        raise SourceBroken(source.name, " ".join(str(error).split())) from error
+        raise SourceBroken(source.name, reason_of(error)) from error
 
 
 async def _read(dsn: str, chain_id: int, start: int) -> Picture:

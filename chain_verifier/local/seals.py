@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chain_verifier.batch_check import ROW_COLUMNS, misfits_of
+from chain_verifier.batch_check import ROW_COLUMNS, BatchCheck
 from chain_verifier.findings import Finding, Findings, Kind, counted
-from chain_verifier.seal_ends import seal_ends
+from chain_verifier.seal_ends import genesis_of, seal_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +25,18 @@ def check_seals(table: DatabaseTable, chain_id: int, kept: KeptSeal | None) -> F
 
     def look() -> Iterator[Finding]:
         rows = _RowsInOrder(table)
+        checked = BatchCheck(chain_id, genesis_of(table, chain_id))
+        ends = {table.head.last_id, kept.id if kept else None}
+        computed: dict[int, list[bytes]] = {}
         for batch in table.batches():
             held, count = rows.up_to(batch["id"], batch["row_count"])
             columns = {name: [row[at] for row in held] for at, name in enumerate(ROW_COLUMNS)}
-            for misfit in misfits_of(chain_id, batch, columns, count):
+            for misfit in checked.misfits(batch, columns, count):
+                seals = misfit.pop("computed", [])
+                if seals and batch["id"] in ends:
+                    computed[batch["id"]] = seals
                 yield _finding(table.name, misfit)
-        yield from seal_ends(table, chain_id, kept)
+        yield from seal_ends(table, chain_id, kept, lambda last_id: computed.get(last_id, ()))
 
     return counted(look)
 

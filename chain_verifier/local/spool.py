@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import SourceBroken
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -30,4 +31,6 @@ def open_spool(table: str, reading: str) -> Iterator[sqlite3.Connection]:
                     spool.execute(SQL[statement])
                 yield spool
         except (sqlite3.Error, OSError) as error:
-            raise SourceBroken(reading, f"rows could not be kept in {folder}: {error}") from error
+            raise SourceBroken(
+                reading, f"rows could not be kept in {folder}: {reason_of(error)}"
+            ) from error

@@ -54,3 +54,31 @@ SELECT id, pid, key, event_time_ns, payload FROM pairs WHERE is_base = 1
 -- changed_page: one page of them
 SELECT rowid, id, pid, key, event_time_ns, payload FROM changed WHERE rowid > ?
  ORDER BY rowid LIMIT ?
+
+-- keys: every row with its key
+CREATE TABLE keys (id INTEGER NOT NULL, key BLOB)
+
+-- keep_key: a row
+INSERT INTO keys VALUES (?, ?)
+
+-- repeats: the rows with a key that stands before, and the nearest row that has it; an id that
+-- stands twice is a duplicate, and no second order
+CREATE TABLE repeats AS
+SELECT before_id, id, key
+  FROM (SELECT id, key, lag(id) OVER (PARTITION BY key ORDER BY id) AS before_id FROM keys
+         WHERE key IS NOT NULL)
+ WHERE before_id <> id
+
+-- is_far: whether any two of them lie further apart by their ids
+SELECT EXISTS (SELECT 1 FROM repeats WHERE id - before_id > ?)
+
+-- places: which row of the chain an id is
+CREATE TABLE places (id INTEGER PRIMARY KEY, place INTEGER NOT NULL)
+
+-- fill_places: of all ids
+INSERT INTO places SELECT id, row_number() OVER (ORDER BY id) FROM (SELECT DISTINCT id FROM keys)
+
+-- repeated: the rows with a key that stands before, and how many rows further on, where it is known
+SELECT r.before_id, r.id, r.key, l.place - e.place
+  FROM repeats r LEFT JOIN places e ON e.id = r.before_id LEFT JOIN places l ON l.id = r.id
+ ORDER BY r.id, r.before_id

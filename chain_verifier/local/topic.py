@@ -11,6 +11,8 @@ from chain_verifier.frame_reading import (
     FORGED,
     LATE,
     REPEATED,
+    SIGNED,
+    FrameKeys,
     events_of,
     header_of,
     standing_of,
@@ -35,8 +37,9 @@ class TopicTable(Published):
     """The rows of a topic, each where it stands first; a row that stands again as it was is none.
 
     To open it reads every record once, to learn which frames there are; the rows are decoded when
-    they are looked at. With a `database`, frames whose seals are not those of its batches are told
-    apart. Raises ConnectError, TopicError or SourceBroken. `close` ends the connection.
+    they are looked at. With a `database`, frames that are not signed by one of its leaders, or
+    whose seals are not those of its batches, are told apart. Raises ConnectError, TopicError or
+    SourceBroken. `close` ends the connection.
     """
 
     has_positions: Final = False
@@ -50,11 +53,15 @@ class TopicTable(Published):
         self._head = None if database is None else database.head
         topic, partition = place_of(source, chain_id, self._head)
         self._log = TopicLog(self.name)
+        self._keys: FrameKeys | None = None
         self._changed: sqlite3.Connection | None = None
         with ExitStack() as opened:
             self._reader = TopicReader(self.name, source.servers, topic, partition)
             opened.callback(self._reader.close)
             self._bounds = self._reader.bounds
+            if database is not None:
+                # Behind the end that is looked at: no frame before it is of a later term.
+                self._keys = database.frame_keys()
             for page in self._reader.pages():
                 for record in self._judged(page):
                     self._log.take(record)
@@ -113,18 +120,21 @@ class TopicTable(Published):
 
     def _judged(self, page: Sequence[tuple[int, bytes | None]]) -> Iterator[TopicRecord]:
         """Say of each record whether it is a frame, and whether it stands in the database so."""
-        headers = [(offset, header_of(value, self.chain_id)) for offset, value in page]
-        asked = [one.first_pid for _, one in headers if not isinstance(one, str)]
+        headers = [
+            (offset, header_of(value, self.chain_id), value or b"") for offset, value in page
+        ]
+        asked = [one.first_pid for _, one, _ in headers if not isinstance(one, str)]
         batches: dict[int, Any] = {}
         if self._database is not None and asked:
             batches = self._database.batches_at(asked)
-        for offset, header in headers:
+        for offset, header, value in headers:
             if isinstance(header, str):
                 yield TopicRecord(offset=offset, reason=header)
                 continue
             batch = batches.get(header.first_pid)
-            is_genuine = self._database is None or (
-                batch is not None and _is_genuine(header, batch)
+            sender = None if self._keys is None else self._keys.sender_of(value, header)
+            is_genuine = sender is None or (
+                sender == SIGNED and batch is not None and _is_genuine(header, batch)
             )
             epoch = header.epoch if batch is None else batch["batch_epoch"]
             yield TopicRecord(
@@ -136,6 +146,7 @@ class TopicTable(Published):
                 last_id=header.last_id,
                 count=header.count,
                 epoch=header.epoch,
+                sender=sender,
                 is_genuine=is_genuine,
                 batch_epoch=epoch,
             )

@@ -14,7 +14,9 @@ from chain_verifier.local.compare import compare, strays
 from chain_verifier.local.database import DatabaseTable
 from chain_verifier.local.examine import examine, rows_beyond
 from chain_verifier.local.journal import JournalTable
+from chain_verifier.local.keys import repeated_keys
 from chain_verifier.local.seals import check_seals
+from chain_verifier.places import local_folder
 from chain_verifier.request_check import require_sound
 from chain_verifier.verification import Verification, silent
 from orderchain.errors import SettingError
@@ -60,10 +62,16 @@ def verify_chains_locally(
 
 
 def _require_local(requests: Sequence[VerifyRequest]) -> None:
+    """Raise SettingError for what only Spark can do, and for what no mode can."""
     require_sound(requests)
     for request in requests:
         if request.master is not None:
             raise SettingError("master", request.master, "none: the local mode runs without Spark")
+        if request.findings_folder is not None:
+            local_folder("findings", request.findings_folder)
+        for source in request.sources:
+            if isinstance(source, ParquetSource):
+                local_folder("parquet", source.path)
 
 
 def _verified(request: VerifyRequest, progress: Progress) -> Report:
@@ -129,6 +137,10 @@ class LocalMode:
         if not isinstance(table, DatabaseTable):
             return Findings()
         return check_seals(table, self._chain_id, kept)
+
+    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row has."""
+        return repeated_keys(table, horizon, window_rows)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`; only this and Parquet ask for pyarrow."""

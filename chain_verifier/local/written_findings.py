@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.findings import Finding
 from orderchain.errors import RetryError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,12 @@ _SCHEMA: Final = pa.schema(
         ("chain_id", pa.int64()),
         ("epoch", pa.int64()),
         ("expected_epoch", pa.int64()),
+        ("key", pa.string()),
+        ("seal", pa.string()),
+        ("expected_seal", pa.string()),
+        ("mark_id", pa.int64()),
+        ("verified_by", pa.string()),
+        ("verified_at", pa.string()),
         ("chain", pa.int32()),
     ]
 )
@@ -46,7 +53,8 @@ _PAGE: Final = 10_000
 def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
     """Add all `findings` of a chain to `folder`; what a look found is looked for once more.
 
-    Raises RetryError when it cannot be done, SourceBroken when a source breaks off.
+    What was written is read back and counted. Raises RetryError when it cannot be done or not all
+    are there, SourceBroken when a source breaks off.
     """
     parquet, json = Path(folder) / "findings.parquet", Path(folder) / "findings.json"
     name = f"part-chain-{chain_id}"
@@ -61,9 +69,18 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
             while page := list(islice(rows, _PAGE)):
                 table.write_batch(pa.RecordBatch.from_pylist(page, schema=_SCHEMA))
                 lines.writelines(msgspec.json.encode(_told(row)) + b"\n" for row in page)
+        with (json / f"{name}.json").open("rb") as written:
+            found = min(
+                pq.read_metadata(parquet / f"{name}.parquet").num_rows, sum(1 for _ in written)
+            )
     except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else reason_of(error)
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
+    if found != findings.total:
+        raise RetryError(
+            f"findings could not be written to {folder}: {found} of {findings.total} are there "
+            "(a source has changed since it was read)"
+        )
 
 
 def _every(findings: Findings) -> Iterator[Finding]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
+from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.jdbc import JdbcAddress, jdbc_address
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken, at_connect
 from chain_verifier.truth import DatabaseHead, Truth
-from orderchain.dsn import mask_dsn
 from orderchain.errors import ChainMissing, SchemaError
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
@@ -41,8 +41,7 @@ class DatabaseTable(Truth):
         self._spark = spark
         self._chain_id = chain_id
         self._address: JdbcAddress = jdbc_address(source.dsn)
-        self._shown = mask_dsn(source.dsn)
-        with at_connect(self._shown):
+        with at_connect(source.dsn):
             self.head = self._read_head()
 
     def head_now(self) -> int:
@@ -83,27 +82,45 @@ class DatabaseTable(Truth):
         found = self.batches().where(F.col("anchor_id") == last_id).select("anchor").head()
         return None if found is None else bytes(found[0])
 
-    def sealed_rows(self) -> DataFrame:
-        """Return all rows up to the head, and all batches, in parts that cut no batch."""
+    def sealed_rows(self) -> tuple[DataFrame, list[int]]:
+        """Return all rows up to the head, and all batches, in parts that cut no batch.
+
+        The last batch of each part comes again with the next one; these are named by their ends.
+        """
         parts = self._query("parts").where(F.col("chain_id") == self._chain_id).collect()
-        ends = sorted({min(row["until_id"], self.head.last_id) for row in parts})
-        ranges = zip([-1, *ends], ends, strict=False)
-        predicates = [
-            f"chain_id = {self._chain_id} AND id > {after} AND id <= {until}"
-            for after, until in ranges
-        ]
-        return self._spark.read.jdbc(
+        until_ids: list[int] = []
+        predicates = []
+        after = -1
+        for part in sorted(parts, key=lambda part: part["until_id"]):
+            until = min(part["until_id"], self.head.last_id)
+            if until_ids[-1:] == [until]:  # committed since the head was read
+                break
+            predicates.append(f"chain_id = {self._chain_id} AND id > {after} AND id <= {until}")
+            until_ids.append(until)
+            after = part["next_after_id"]
+        rows = self._spark.read.jdbc(
             self._address.url,
             f"({_SQL['sealed']}) AS sealed",
             predicates=predicates,
             properties=self._address.properties | {"fetchsize": str(FETCH_ROWS)},
         )
+        return rows, until_ids
 
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with as_broken(self.name):
             found = self._query("skips").where(F.col("chain_id") == self._chain_id).collect()
         return [(row["after_id"], row["until_id"]) for row in found]
+
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that there are by now. Raises SourceBroken.
+
+        They come to the driver, and from there to the workers inside the function that uses them:
+        in no plan, and so in no page or log of Spark's.
+        """
+        with as_broken(self.name):
+            found = self._query("terms").where(F.col("chain_id") == self._chain_id).collect()
+        return FrameKeys({bytes(row["nonce"]): bytes(row["frame_key"]) for row in found})
 
     @property
     def rows(self) -> DataFrame:

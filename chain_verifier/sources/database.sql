@@ -35,6 +35,9 @@ SELECT b.chain_id, b.seal AS anchor, b.last_id AS anchor_id, n.last_id AS batch_
 -- skips: the ranges that were never published, since Kafka was away for long
 SELECT chain_id, after_id, until_id FROM public.chain_skip
 
+-- terms: the keys that sign the frames of each term
+SELECT chain_id, nonce, frame_key FROM public.chain_term
+
 -- sealed: rows, and batches under the id of their last row; sorted by (id, is_batch), each batch
 -- stands behind its rows
 SELECT e.chain_id, e.id, 0 AS is_batch, e.pid, e.key, e.event_time_ns, e.payload,
@@ -49,8 +52,13 @@ SELECT b.chain_id, b.last_id, 1, NULL, NULL, NULL, NULL,
   FROM public.chain_batch b JOIN public.chain_batch p
     ON p.chain_id = b.chain_id AND p.last_id = b.prev_last_id
 
--- parts: the ends of 64 ranges of batches, so that a range is read without cutting a batch
-SELECT chain_id, max(last_id) AS until_id
-  FROM (SELECT chain_id, last_id, ntile(64) OVER (PARTITION BY chain_id ORDER BY last_id) AS part
-          FROM public.chain_batch) AS parts
- GROUP BY chain_id, part
+-- parts: the ends of 64 ranges of batches, so that a range is read without cutting a batch, and
+-- where the last batch of each begins: the range behind it is read from there, to be judged by it
+SELECT e.chain_id, e.until_id, coalesce(p.last_id, e.until_id) AS next_after_id
+  FROM (SELECT chain_id, max(last_id) AS until_id
+          FROM (SELECT chain_id, last_id,
+                       ntile(64) OVER (PARTITION BY chain_id ORDER BY last_id) AS part
+                  FROM public.chain_batch) AS parts
+         GROUP BY chain_id, part) AS e
+  JOIN public.chain_batch b ON b.chain_id = e.chain_id AND b.last_id = e.until_id
+  LEFT JOIN public.chain_batch p ON p.chain_id = b.chain_id AND p.last_id = b.prev_last_id

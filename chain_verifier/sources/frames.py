@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from chain_verifier.frame_reading import FrameKeys
     from chain_verifier.topic_walk import FrameMark
     from orderchain.event import Event
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 HEADS_SCHEMA: Final = (
     "offset bigint, reason string, is_heartbeat boolean, first_pid bigint, first_id bigint, "
     "last_id bigint, count int, epoch bigint, seal_before binary, seal_after binary, "
-    "is_batch_end boolean"
+    "is_batch_end boolean, sender string"
 )
-"""One row a record; `reason` says why it is no frame that can be used, else it is NULL."""
+"""One row a record; `reason` says why it is no frame that can be used, else it is NULL. `sender` is
+one of those of `frame_reading`, NULL where no keys are known."""
 
 STANDING: Final = "standing"
 HIGHEST: Final = "highest_before"
@@ -37,11 +39,11 @@ ROWS_SCHEMA: Final = (
 """The rows of all frames; `standing` is one of the numbers of `frame_reading`, and `highest_before`
 the highest id of the frames before, where that is told."""
 
-_NO_HEAD: Final = (None,) * 9
+_NO_HEAD: Final = (None,) * 10
 
 
-def heads_decoder(chain_id: int) -> Decoder:
-    """Return what tells of each record whether it is a frame, and which.
+def heads_decoder(chain_id: int, keys: FrameKeys | None) -> Decoder:
+    """Return what tells of each record whether it is a frame, and which, and by `keys` whose.
 
     The whole frame is decoded: what a receiver drops for its body is no frame here either.
     """
@@ -49,14 +51,16 @@ def heads_decoder(chain_id: int) -> Decoder:
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             records = zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
-            yield _heads_batch([(offset, *_head_of(value, chain_id)) for offset, value in records])
+            yield _heads_batch(
+                [(offset, *_head_of(value, chain_id, keys)) for offset, value in records]
+            )
 
     return decode
 
 
-def _head_of(value: bytes | None, chain_id: int) -> tuple[object, ...]:
+def _head_of(value: bytes | None, chain_id: int, keys: FrameKeys | None) -> tuple[object, ...]:
     header = header_of(value, chain_id)
-    if isinstance(header, str):
+    if value is None or isinstance(header, str):
         return (header, *_NO_HEAD)
     return (
         None,
@@ -69,6 +73,7 @@ def _head_of(value: bytes | None, chain_id: int) -> tuple[object, ...]:
         header.seal_before,
         header.seal_after,
         header.is_batch_end,
+        None if keys is None else keys.sender_of(value, header),
     )
 
 
@@ -77,7 +82,7 @@ def _heads_batch(heads: list[tuple[object, ...]]) -> pa.RecordBatch:
 
     names = [column.split()[0] for column in HEADS_SCHEMA.split(", ")]
     int64, text, flag, blob = pa.int64(), pa.string(), pa.bool_(), pa.binary()
-    types = [int64, text, flag, int64, int64, int64, pa.int32(), int64, blob, blob, flag]
+    types = [int64, text, flag, int64, int64, int64, pa.int32(), int64, blob, blob, flag, text]
     columns = list(zip(*heads, strict=True)) or [()] * len(names)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names)

@@ -6,13 +6,13 @@ The file is read as lines, so that each keeps its place and none is taken for so
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.places import literal_path
 from chain_verifier.request_check import require_readable
 from chain_verifier.sources.table import (
     BLOCK,
@@ -48,10 +48,6 @@ _JSON_OPTIONS: Final = {
     "columnNameOfCorruptRecord": _CORRUPT,
     "allowSingleQuotes": "false",
 }
-
-
-_LITERALLY: Final = re.compile(r"[\\*?\[\]{}]")
-"""Spark takes a path for a pattern; what stands here is meant as it is written."""
 
 
 class _LineIds(msgspec.Struct):
@@ -127,7 +123,7 @@ _SHOWN_CHARACTERS_MAX: Final = 120
 def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:
     return (
         spark.read.option("lineSep", "\n")
-        .text(_LITERALLY.sub(r"\\\g<0>", f"file://{path}"))
+        .text(literal_path(f"file://{path}"))
         .select(
             F.col("value").alias(_LINE),
             F.col("_metadata.file_block_start").alias(BLOCK),

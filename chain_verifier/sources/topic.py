@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.finding_frame import finding_frame, sampled
 from chain_verifier.findings import Findings, Kind, gathered, joined
-from chain_verifier.frame_reading import FIRST, FORGED, LATE, REPEATED
+from chain_verifier.frame_reading import FIRST, FORGED, LATE, REPEATED, SIGNED
 from chain_verifier.published import Published, place_of
 from chain_verifier.scan import looked_at
 from chain_verifier.sources.frames import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _HEAD_COLUMNS: Final = (
     "offset", "reason", "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch",
+    "sender",
 )  # fmt: skip
 
 
@@ -41,8 +42,8 @@ class TopicTable(Published):
     """The rows of a topic, each where it stands first; a row that stands again as it was is none.
 
     To open it reads every record once, to learn which frames there are; the rows are decoded when
-    they are looked at. With a `database`, frames whose seals are not those of its batches are told
-    apart: a receiver would drop them for their nonce. Raises ConnectError, TopicError or
+    they are looked at. With a `database`, frames that are not signed by one of its leaders, or
+    whose seals are not those of its batches, are told apart. Raises ConnectError, TopicError or
     SourceBroken.
     """
 
@@ -94,7 +95,10 @@ class TopicTable(Published):
             return joined([epochs, sampled(frame)])
 
     def _read_frames(self) -> None:
-        heads = self._records().mapInArrow(heads_decoder(self._chain_id), HEADS_SCHEMA).persist()
+        # Behind the end of the topic that is looked at: no frame before it is of a later term.
+        keys = None if self._database is None else self._database.frame_keys()
+        decoder = heads_decoder(self._chain_id, keys)
+        heads = self._records().mapInArrow(decoder, HEADS_SCHEMA).persist()
         try:
             for head in self._judged(heads).orderBy("offset").toLocalIterator():
                 self._log.take(TopicRecord(**head.asDict()))
@@ -157,7 +161,9 @@ class TopicTable(Published):
 
 
 def is_genuine() -> Column:
-    """Return whether a frame is (a slice of) the batch behind the seal that it names."""
+    """Return whether a frame is (a slice of) the batch behind the seal that it names, and signed by
+    a leader of the chain.
+    """
     at_head = F.col("last_id") == F.col("anchor_id")
     within = (F.col("first_pid") >= F.col("anchor_id")) & (
         F.col("last_id") <= F.col("batch_last_id")
@@ -165,6 +171,7 @@ def is_genuine() -> Column:
     ends = (F.col("last_id") == F.col("batch_last_id")) & (
         F.col("seal_after") == F.col("batch_seal")
     )
-    return F.when(F.col("is_heartbeat"), at_head).otherwise(
+    is_signed = F.col("sender") == SIGNED
+    return is_signed & F.when(F.col("is_heartbeat"), at_head).otherwise(
         within & (~F.col("is_batch_end") | ends)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,8 +9,11 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from chainctl.settings import Settings
 
 
@@ -40,17 +42,21 @@ def command(
     Goes on behind the last archived row, up to the verified mark, in whole batches. Every part is
     read back and verified by its rows, links and seals before the manifest names it.
     """
+    from chain_verifier.places import local_folder
+
+    archive = local_folder("--archive", folder)
     if check:
-        return _check(Path(folder), chain_id, as_json=as_json)
+        return _check(archive, chain_id, as_json=as_json)
     from chain_verifier.archive.write_archive import write_archive
 
-    done = write_archive(settings.audit_dsn(), Path(folder), chain_id, until_id)
+    done = write_archive(settings.audit_dsn(), archive, chain_id, until_id)
     if as_json:
         data_json(done)
     else:
         data(
-            f"chain {chain_id}: {done.rows} rows behind {done.after_id} up to {done.last_id} "
-            f"archived and verified, {done.parts} parts"
+            f"chain {chain_id}: {counted(done.rows, 'row')} "
+            f"behind {done.after_id} up to {done.last_id} "
+            f"archived and verified, {counted(done.parts, 'part')}"
         )
     return ExitCode.CLEAN
 
@@ -64,7 +70,7 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
     else:
         told = "whole" if report.fault is None else f"broken: {report.fault}"
         data(
-            f"chain {chain_id}: archive {told}; {report.rows} rows behind {report.after_id} "
-            f"up to {report.last_id}, {report.parts} parts"
+            f"chain {chain_id}: archive {told}; {counted(report.rows, 'row')} "
+            f"behind {report.after_id} up to {report.last_id}, {counted(report.parts, 'part')}"
         )
     return ExitCode.CLEAN if report.fault is None else ExitCode.FINDINGS

@@ -14,6 +14,7 @@ from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
 from chainctl.topics import Topics, check_topic_name, connected_topics
 from orderchain.errors import SettingError
+from orderchain.roles import AUDITOR, OWNER
 from orderchain.seal import genesis_seal
 from orderchain.topic import default_topic
 
@@ -108,7 +109,7 @@ async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
     """
     dsn, servers = settings.database_dsn(), settings.kafka_servers()
     async with (
-        connected(dsn, settings.connect_seconds) as connection,
+        connected(dsn, settings.connect_seconds, OWNER) as connection,
         connected_topics(servers, settings.connect_seconds) as topics,
     ):
         database = await database_id(connection)
@@ -162,7 +163,7 @@ async def _is_usable(topics: Topics, topic: str) -> bool:
 
 
 async def _list(settings: Settings, *, with_rows: bool) -> list[dict[str, object]]:
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
         await database_id(connection)
         chains = await connection.fetch(SQL["chains"])
         counts = await connection.fetch(SQL["row_counts"]) if with_rows else []

@@ -51,7 +51,7 @@ def command(
         raise SettingError("--until", until_id, f"an id of at least --after, {after_id}")
     stopwatch = Stopwatch()
     rows = run_async(_fill(gap_source(settings, chain_id), after_id, until_id, form))
-    talk(f"chainctl: {rate(rows, 'rows', stopwatch.seconds)} read")
+    talk(f"chainctl: {rate(rows, 'row', stopwatch.seconds)} read")
 
 
 async def _fill(source: PreferredSources, after_id: int, until_id: int, form: PayloadForm) -> int:

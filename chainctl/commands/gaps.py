@@ -12,6 +12,7 @@ from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import data_json, table
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -33,7 +34,7 @@ class GapLine(Struct, frozen=True, kw_only=True):
     cause: str
     source: str
     outcome: str
-    """`filled`; or why it was not: `missing`, `archived`, `not yet readable`."""
+    """`filled`; else why not: `missing`, `archived`, `not yet readable`, `interrupted`; `open`."""
     found: str
     seconds: float
 
@@ -57,7 +58,7 @@ def command(settings: Settings, chain_id: int, name: str | None, as_json: bool) 
 
 
 async def _gaps(settings: Settings, chain_id: int, name: str | None) -> list[GapLine]:
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
         await database_id(connection)
         if await connection.fetchrow(SQL["chain"], chain_id) is None:
             raise ChainMissing(chain_id)

@@ -6,7 +6,7 @@ import click
 
 from chainctl.commands.schema import part_option
 from chainctl.groups import SuggestingGroup
-from chainctl.output import data
+from chainctl.output import data_text
 from chainctl.schema_parts import PARTS
 from chainctl.schema_sections import grants_sql
 
@@ -23,4 +23,4 @@ def print_(part_name: str) -> None:
 
     It may be applied again, in one transaction (psql --single-transaction).
     """
-    data(grants_sql(PARTS[part_name].text()).rstrip("\n"))
+    data_text(grants_sql(PARTS[part_name].text()).rstrip("\n"))

@@ -12,6 +12,7 @@ from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import data_json, table
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -57,7 +58,7 @@ def command(settings: Settings, chain_id: int, as_json: bool) -> None:
 
 
 async def _lag(settings: Settings, chain_id: int) -> list[LagLine]:
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
         await database_id(connection)
         if await connection.fetchrow(SQL["chain"], chain_id) is None:
             raise ChainMissing(chain_id)

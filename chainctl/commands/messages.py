@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from chainctl.groups import SuggestingGroup
 from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.outbox_options import relaying
+from chainctl.outbox_options import alert_webhook, relaying
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
@@ -128,15 +128,14 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     from outbox.relay_config import RelayConfig
     from outbox.service.config import ServiceConfig
 
-    relay = _chosen(
-        given, group="group", sweep_seconds="sweep_seconds", alert_webhook="alert_webhook"
-    )
+    relay = _chosen(given, group="group", sweep_seconds="sweep_seconds")
     rules = _chosen(given, check_seconds="first_seconds", checks_max="answers_max")
     return ServiceConfig(
         relay=RelayConfig(
             database=settings.database_dsn(),
             kafka=settings.kafka_servers(),
             connect_seconds=settings.connect_seconds,
+            alert_webhook=alert_webhook(settings, given["alert_webhook_file"]),
             **relay,
         ),
         host=given["host"],

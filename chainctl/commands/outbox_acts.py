@@ -11,6 +11,7 @@ from chainctl.outbox_options import acting, chosen_filter
 from chainctl.outbox_tables import cell, outbox_of
 from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> None:
     if not any(chosen) and not given["is_all"]:
         raise SettingError("filter", "nothing", "--id, --destination, --consumer, ... or --all")
     changed = run_async(_act(settings, what, given))
-    done = "would be" if given["dry_run"] else "were"
+    done = "to be changed" if given["dry_run"] else "changed"
     more = " (there may be more: see --limit)" if len(changed) == given["limit"] else ""
-    talk(f"chainctl: {len(changed)} deliveries {done} changed by {what}{more}")
+    talk(f"chainctl: {counted(len(changed), 'delivery', 'deliveries')} {done} by {what}{more}")
     if given["as_json"]:
         data_json(changed)
     elif changed:

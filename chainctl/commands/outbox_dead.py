@@ -14,7 +14,9 @@ from chainctl.marking import who
 from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
+from orderchain.counted import counted
 from orderchain.errors import SettingError
+from orderchain.roles import OUTBOX_OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -145,10 +147,10 @@ def _act(
             return await do(wanted, actor=name, reason=reason)
 
     done = run_async(run())
-    told = "would be" if dry_run else "were"
+    told = "to be " if dry_run else ""
     more = " (there may be more: see --limit)" if len(done) == wanted.limit else ""
     verb = "retried" if act == "retry" else "abandoned"
-    talk(f"chainctl: {len(done)} dead letters {told} {verb}{more}")
+    talk(f"chainctl: {counted(len(done), 'dead letter')} {told}{verb}{more}")
     if as_json:
         data_json(done)
 
@@ -176,7 +178,9 @@ def _filter(
 async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
     from outbox.dead_letter import DeadLetters
 
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
         yield DeadLetters(connection)
 
 
@@ -187,7 +191,7 @@ def _tell(letter: DeadLetter, as_json: bool) -> None:
     ended = " abandoned" if letter.abandoned_at else ""
     data(
         f"{letter.message_id}  {letter.consumer}  {letter.dead_at:%Y-%m-%d %H:%M:%S}  "
-        f"{letter.reason}, {letter.failures} failures{ended}: {letter.last_error}"
+        f"{letter.reason}, {counted(letter.failures, 'failure')}{ended}: {letter.last_error}"
     )
 
 
@@ -199,7 +203,7 @@ def _tell_content(content: Content) -> None:
     for name, value in content.headers.items():
         data(f"  header {name}: {value.decode(errors='backslashreplace')}")
     text = content.payload.decode(errors="backslashreplace")
-    more = f" ... ({len(content.payload)} bytes)" if len(text) > PAYLOAD_SHOWN else ""
+    more = f" ... ({counted(len(content.payload), 'byte')})" if len(text) > PAYLOAD_SHOWN else ""
     data(f"  payload: {text[:PAYLOAD_SHOWN]}{more}")
     for act in content.acts:
         data(f"  {act.acted_at:%Y-%m-%d %H:%M:%S} {act.act} by {act.actor}: {act.reason}")

@@ -14,6 +14,7 @@ from chainctl.outbox_options import chosen_filter, filtered, status_option
 from chainctl.outbox_tables import cell, outbox_of
 from chainctl.output import data, data_json, table
 from chainctl.running import run_async
+from orderchain.counted import counted
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
     for each in told["deliveries"]:
         place = f" at {each.topic}/{each.partition}/{each.offset}" if each.topic else ""
         because = f": {each.last_error}" if each.last_error else ""
-        tries = f"{each.tries} tries"
+        tries = counted(each.tries, "try", "tries")
         data(f"delivery to {each.consumer or 'nobody'}: {each.status}, {tries}{place}{because}")
     for each in told["acts"]:
         change = f"{each['from_status']} -> {each['to_status']}"

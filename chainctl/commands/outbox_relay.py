@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.outbox_options import relaying
+from chainctl.outbox_options import alert_webhook, relaying
 from chainctl.output import data_json, talk
 from chainctl.running import run_async
 
@@ -43,6 +43,7 @@ def relay(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN
 async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> None:
     from outbox import Relay, RelayConfig
 
+    webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
     chosen = {name: value for name, value in given.items() if value is not None}
     if "alert_command" in chosen:
         chosen["alert_command"] = (chosen["alert_command"],)
@@ -50,6 +51,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         database=settings.database_dsn(),
         kafka=settings.kafka_servers(),
         connect_seconds=settings.connect_seconds,
+        alert_webhook=webhook,
         **chosen,
     )
     running = Relay(config)

@@ -300,6 +300,6 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
 
 
 def _tell(path: Path, count: Count) -> None:
-    written = rate(count.rows, "rows", count.stopwatch.seconds)
+    written = rate(count.rows, "row", count.stopwatch.seconds)
     ids = f", ids {count.first_id} to {count.last_id}" if count.rows else ""
     talk(f"chainctl: {written} written to {path}{ids}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +9,7 @@ import click
 from chainctl.marking import who
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
+from chainctl.verifying import usual_key_window
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -50,29 +50,20 @@ def command(
     that were detached stay until somebody drops them. Needs the owner's rights.
     """
     from chain_verifier.archive.retention import RetentionRequest, retain
+    from chain_verifier.places import local_folder
 
+    archive = local_folder("--archive", folder)
     request = RetentionRequest(
         chain_id=chain_id,
         until_id=until_id,
         actor=who(actor),
-        key_window_rows=_usual_window() if key_window_rows is None else key_window_rows,
+        key_window_rows=usual_key_window() if key_window_rows is None else key_window_rows,
         is_dry_run=dry_run,
     )
-    done = retain(settings.database_dsn(), Path(folder).absolute(), request)
+    done = retain(settings.database_dsn(), archive.absolute(), request)
     if as_json:
         data_json(done)
         return
     did = "detached" if done.is_done else "to be detached"
     tables = ", ".join(done.partitions) or "none"
     data(f"chain {chain_id}: partitions {did}: {tables}; boundary {done.boundary_id}")
-
-
-def _usual_window() -> int:
-    """Return the window of keys of a sequencer that was told nothing else."""
-    from msgspec.structs import fields
-
-    from sequencer import SequencerConfig
-
-    return next(
-        int(field.default) for field in fields(SequencerConfig) if field.name == "key_window_rows"
-    )

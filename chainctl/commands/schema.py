@@ -10,12 +10,13 @@ from chainctl.database import SQL, connected, version_refusal
 from chainctl.exits import ExitCode
 from chainctl.groups import SuggestingGroup
 from chainctl.options import json_option, uses_settings
-from chainctl.output import data, data_json, table, talk
+from chainctl.output import data_json, data_text, table, talk
 from chainctl.running import run_async
 from chainctl.schema_parts import PARTS
 from chainctl.schema_sections import DATABASE_SECTION, expected_objects, sections
 from orderchain.errors import SchemaError
 from orderchain.refusals import sqlstate_of
+from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
 """A table, a function, an object of that name exists."""
+
+_APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
+"""Who may apply the schema; see `docs/permissions.md`."""
 
 _QUERY_OF_KIND: Final = {"role": "roles", "table": "relations", "function": "functions"}
 
@@ -47,7 +51,7 @@ def command() -> None:
 @part_option
 def print_(part_name: str) -> None:
     """Print the SQL of a part, to be applied in one transaction."""
-    data(PARTS[part_name].text().rstrip("\n"))
+    data_text(PARTS[part_name].text().rstrip("\n"))
 
 
 @command.command()
@@ -94,7 +98,7 @@ def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
 async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
     """Apply the schema; False when it is already there."""
     async with (
-        connected(settings.database_dsn(), settings.connect_seconds) as connection,
+        connected(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection,
         connection.transaction(),
     ):
         # Before the lock, which not everybody may take: nothing to do needs no right.
@@ -135,7 +139,7 @@ async def _execute_schema(connection: Connection, part: Part) -> None:
 
 async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
     """Return kind and name of every object that should be there, and whether it is."""
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         version = await _version(connection, part)
         if version is None:
             expected = f"the tables of part {part.name} (chainctl schema apply)"
@@ -154,7 +158,7 @@ async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
 
 async def _left_steps(settings: Settings, part: Part) -> list[str]:
     """Return the statements that the part needs, and that only a DBA may run."""
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         return [step for step, is_done in await _steps(connection, part) if not is_done]
 
 

@@ -13,6 +13,7 @@ from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -54,7 +55,7 @@ def export(settings: Settings, chain_id: int, as_json: bool) -> None:
 
 
 async def _exported(settings: Settings, chain_id: int) -> SealLine:
-    async with connected(settings.audit_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
         its_id = await database_id(connection)
         row = await connection.fetchrow(SQL["head_seal"], chain_id)
     if row is None:

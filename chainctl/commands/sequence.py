@@ -14,6 +14,7 @@ from chainctl.running import run_async
 from chainctl.taking import Taking, topic_config
 from chainctl.topics import check_topic_name
 from chainctl.wiring import sequencer_config
+from orderchain.counted import counted
 from orderchain.errors import RetryError
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ def _take_topic(taking: Taking, topic: str, *, as_json: bool) -> None:
         done = taking.taken()
         if done is not None:
             talk(
-                f"chainctl: {rate(done.records, 'records', done.seconds)} of {topic}: "
-                f"{done.orders:,} orders added, {done.rejects:,} rejected"
+                f"chainctl: {rate(done.records, 'record', done.seconds)} of {topic}: "
+                f"{counted(done.orders, 'order')} added, {done.rejects:,} rejected"
             )
             if as_json:
                 data_json(done)
@@ -263,12 +264,13 @@ async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: Progr
 
 def _tell(done: Sequenced) -> None:
     if done.rows_before:
-        talk(f"chainctl: {done.rows_before:,} rows of {done.source} were in the chain before")
+        talk(f"chainctl: {counted(done.rows_before, 'row')} of {done.source} taken before")
     if done.repeats:
-        talk(f"chainctl: {done.repeats:,} rows have keys that were in the chain before")
+        repeats = counted(done.repeats, "row")
+        talk(f"chainctl: {repeats} with keys that were in the chain before")
     if done.orders:
         talk(
-            f"chainctl: {rate(done.orders, 'orders', done.seconds)} added to chain {done.chain}, "
+            f"chainctl: {rate(done.orders, 'order', done.seconds)} added to chain {done.chain}, "
             f"ids {done.first_id} to {done.last_id}"
         )
     else:

@@ -12,7 +12,7 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.groups import SuggestingGroup
 from chainctl.options import json_option, uses_settings
-from chainctl.output import data, data_json, table, talk
+from chainctl.output import data_json, data_text, table, talk
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -68,7 +68,7 @@ def env(settings: Settings, as_json: bool) -> None:
         data_json(variables)
         return
     for name, value in variables.items():
-        data(f"export {name}={_quoted(value)}")
+        data_text(f"export {name}={_quoted(value)}")
 
 
 def stack_of(settings: Settings) -> LocalStack:

@@ -11,6 +11,7 @@ from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import data, data_json, table
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing
+from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -46,7 +47,7 @@ def command(settings: Settings, chain_id: int, as_json: bool) -> None:
 
 async def _status(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], list[_Row]]:
     """Return the chain, its receivers and its intakes, of one snapshot."""
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
         await database_id(connection)
         # One snapshot: no receiver is ever seen ahead of the head.
         async with connection.transaction(isolation="repeatable_read", readonly=True):

@@ -14,6 +14,7 @@ from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import data_json, talk
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing, SettingError
+from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -56,7 +57,7 @@ def command(
 
 
 async def _unhalt(settings: Settings, chain_id: int, name: str, reason: str, actor: str) -> Lifted:
-    async with connected(settings.database_dsn(), settings.connect_seconds) as connection:
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         await database_id(connection)
         if await connection.fetchrow(SQL["chain"], chain_id) is None:
             raise ChainMissing(chain_id)

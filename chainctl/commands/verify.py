@@ -48,6 +48,16 @@ if TYPE_CHECKING:
     help="A seal that `seal export` printed: recompute, and hold the database against it.",
 )  # fmt: skip
 @click.option(
+    "--keys", is_flag=True,
+    help="Look for two rows under one key too, in the first source, the database before others: a "
+    "pass of its own that sorts all keys, some three times the time of the check.",
+)  # fmt: skip
+@click.option(
+    "--key-window", "key_window_rows", type=click.IntRange(min=1), metavar="ROWS",
+    help="The sequencer's key_window_rows, for --keys: behind so many rows a key may come again, "
+    "but not a client's number.  [default: the sequencer's]",
+)  # fmt: skip
+@click.option(
     "--follow", is_flag=True,
     help="Go on with the topic until Ctrl-C, and tell of each fault as its frame arrives.",
 )  # fmt: skip

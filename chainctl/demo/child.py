@@ -15,6 +15,7 @@ import msgspec
 from chainctl.demo.messages import LINE_BYTES_MAX, line_of, report_decoder
 from local_stack.process import send_to_child
 from orderchain.errors import OrderchainError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -70,7 +71,9 @@ class Child:
         try:
             report: Report = report_decoder.decode(line)
         except msgspec.MsgspecError as error:
-            raise OrderchainError(f"the {self._name} reported nonsense: {error}") from error
+            raise OrderchainError(
+                f"the {self._name} reported nonsense: {reason_of(error)}"
+            ) from error
         return report
 
     async def tell(self, command: Command) -> None:

@@ -91,6 +91,11 @@ class LossyLink:
         self._heartbeats_lost = 0
         self.counters = LinkCounters()
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Topic and partition of the source."""
+        return self._source.place
+
     async def start(self) -> None:
         """Start the source."""
         await self._source.start()

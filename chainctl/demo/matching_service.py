@@ -91,7 +91,12 @@ class MatchingService:
         try:
             async with _receiver(self._job, self._link) as receiver:
                 if receiver.head_delivered != self._head:
-                    raise CheckpointLost(self._job.chain_id, self._job.receiver, self._head)
+                    raise CheckpointLost(
+                        self._job.chain_id,
+                        self._job.receiver,
+                        self._head,
+                        receiver.head_delivered,
+                    )
                 await self.work(receiver, command)
         finally:
             command.cancel()

@@ -30,6 +30,7 @@ from chainctl.demo.player import Player
 from chainctl.demo.preparation import Prepared
 from chainctl.demo.stage import Stage
 from chainctl.output import talk
+from orderchain.counted import counted
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class _Play:
             lambda: _reached(matching, self._plan.kill_at_row), "the first rows to be delivered"
         )
         await matching.kill()
-        talk(f"Killed the matching service (SIGKILL) at {reached.events:,} rows")
+        talk(f"Killed the matching service (SIGKILL) at {counted(reached.events, 'row')}")
 
     async def _start_matching(self) -> Player:
         plan, stage = self._plan, self._plan.stage

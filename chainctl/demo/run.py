@@ -21,6 +21,7 @@ from chainctl.running import run_async
 from local_stack import LocalStack, default_directory
 from local_stack.folders import make_shared_folder
 from local_stack.service_user import service_account
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,9 @@ async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[Outcome, Spark
     """Play, then let Spark judge; note in `phases` how long each took."""
     stage, rows = plan.stage, plan.rows
     watch = Stopwatch()
-    talk(f"Sequencing {rows:,} orders into chain {stage.chain_id}, seed {plan.faults.seed}")
+    talk(
+        f"Sequencing {counted(rows, 'order')} into chain {stage.chain_id}, seed {plan.faults.seed}"
+    )
     with progress("orders", rows) as bar:
         outcome = await play(plan, bar)
     phases["orders"] = watch.seconds

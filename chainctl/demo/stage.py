@@ -12,7 +12,7 @@ from chainctl.database import connected
 from chainctl.demo.state_store import SQL
 from chainctl.settings import Settings
 from orderchain.errors import OrderchainError
-from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.roles import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from chainctl.commands.chain import Creation
@@ -64,7 +64,7 @@ async def set_stage(stack: LocalStack) -> Stage:
 async def make_table(settings: Settings) -> None:
     """Make the demo's own table where it is missing, as whoever `settings` log in as."""
     async with (
-        connected(settings.database, settings.connect_seconds) as connection,
+        connected(settings.database, settings.connect_seconds, OWNER) as connection,
         connection.transaction(),
     ):
         # IF NOT EXISTS alone does not keep two demos at once apart.
@@ -76,7 +76,7 @@ async def make_table(settings: Settings) -> None:
 async def _new_chain(settings: Settings) -> Creation:
     """Make the chain with the next free number."""
     for _ in range(CHAIN_TRIES):
-        async with connected(settings.database, settings.connect_seconds) as connection:
+        async with connected(settings.database, settings.connect_seconds, OWNER) as connection:
             chain_id = await connection.fetchval(SQL["next_chain"])
         plan = ChainPlan(chain_id=chain_id, topic=None, partition_ids=None)
         chain = await create_chain(settings, plan)

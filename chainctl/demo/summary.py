@@ -11,6 +11,7 @@ from msgspec import Struct
 from chainctl.demo.handler import HANDLERS
 from chainctl.demo.lossy_link import LinkCounters
 from chainctl.demo.messages import ReceiverCounters
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from chainctl.demo.options import DemoOptions
@@ -144,11 +145,12 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("frames reordered", f"{link.reordered:,}, delayed {link.delayed:,}"),
         ("gaps found and filled", f"{receiver.gaps:,}"),
         ("rows filled", f"{receiver.rows_filled:,}"),
-        ("duplicates dropped", f"{receiver.frames_duplicate:,} frames"),
+        ("duplicates dropped", counted(receiver.frames_duplicate, "frame")),
         (
             "restarts",
-            f"{summary.restarts}, after SIGKILL: {receiver.rows_caught_up:,} rows caught up, "
-            f"{summary.journal_rows_cut:,} journal rows cut back",
+            f"{summary.restarts}, after SIGKILL: "
+            f"{counted(receiver.rows_caught_up, 'row')} caught up, "
+            f"{counted(summary.journal_rows_cut, 'journal row')} cut back",
         ),
         ("rate of sequencing", f"{summary.sequenced_per_second:,.0f} orders/s"),
         ("rate of delivery", f"{summary.delivered_per_second:,.0f} orders/s"),

@@ -14,6 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orderchain.errors import InputError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,7 +149,9 @@ class FileStream(io.RawIOBase):
         try:
             return self._file.read(_READ_BYTES)
         except OSError as error:
-            raise self._unreadable(f"a readable file: {error.strerror}") from None
+            raise self._unreadable(
+                f"a readable file: {error.strerror or reason_of(error)}"
+            ) from None
 
     def _checked(self, piece: bytes) -> bytes:
         """Return `piece` with NULs made visible; refuse a line without end."""

@@ -19,6 +19,7 @@ from chainctl.intake.csv_rows import CsvRows
 from chainctl.intake.json_rows import JsonRows
 from chainctl.intake.orders import Columns, OrderEncoder, length_prefixed
 from orderchain.batch import IntakeMark
+from orderchain.counted import counted
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Portion:
         behind.move(self.orders[:end])
         return Portion(
             self.orders[start:end],
-            behind.mark(self.mark.source),
+            behind.mark(self.mark.source, before),
             before,
             lambda index: self._line_of(start + index),
         )
@@ -105,9 +106,18 @@ class Progress:
         self.position += len(orders)
         self._digest.update(length_prefixed([order.payload for order in orders]))
 
-    def mark(self, source: str) -> IntakeMark:
-        """Return the mark of this place in `source`."""
-        return IntakeMark(source=source, position=self.position, digest=self._digest.digest())
+    def mark(self, source: str, before: Progress) -> IntakeMark:
+        """Return the mark of this place in `source`, which was stored at `before` until then."""
+        return IntakeMark(
+            source=source,
+            position=self.position,
+            digest=self.digest(),
+            previous=before.position or None,
+        )
+
+    def digest(self) -> bytes:
+        """Return the digest of all rows up to here."""
+        return self._digest.digest()
 
 
 class FileIntake:
@@ -169,7 +179,8 @@ class FileIntake:
         if orders:
             before = self._progress.copy()
             self._progress.move(orders)
-            return Portion(orders, self._progress.mark(self.source), before, found.line_of)
+            mark = self._progress.mark(self.source, before)
+            return Portion(orders, mark, before, found.line_of)
         if self._failure is not None:
             raise self._failure
         if self.position == 0:
@@ -183,13 +194,14 @@ class FileIntake:
         """
         while self.position < taken.position:
             if self.read(min(_PASSED_ROWS, taken.position - self.position)) is None:
-                expected = f"at least the {taken.position} rows that were taken from it before"
-                raise InputError("input", f"{self._path} ({self.position} rows)", expected)
+                expected = f"at least the {counted(taken.position, 'row')} taken from it before"
+                found = f"{self._path} ({counted(self.position, 'row')})"
+                raise InputError("input", found, expected)
             yield
-        if self._progress.mark(self.source).digest != taken.digest:
+        if self._progress.digest() != taken.digest:
             expected = (
-                f"the {taken.position} rows at its beginning that were taken before, read with the "
-                "same columns; the beginning of the file has changed"
+                f"the {counted(taken.position, 'row')} at its beginning taken before, read with "
+                "the same columns; the beginning of the file has changed"
             )
             raise InputError("input", str(self._path), expected)
 

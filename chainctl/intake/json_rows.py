@@ -15,6 +15,7 @@ import msgspec
 
 from chainctl.intake.rows import BUFFER_BYTES, TEXT, Rows, check_columns, shortened, steps
 from orderchain.errors import InputError
+from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,7 +110,7 @@ class JsonRows:
         if isinstance(error, UnicodeDecodeError):
             return InputError("row", "bytes that are none", TEXT, number)
         shown = shortened(line.decode(errors="backslashreplace").strip())
-        return InputError("row", shown, f"one JSON object ({error})", number)
+        return InputError("row", shown, f"one JSON object ({reason_of(error)})", number)
 
     def _other_keys(self, content: dict[str, str]) -> InputError:
         keys = ", ".join(content)

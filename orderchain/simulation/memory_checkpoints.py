@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orderchain.errors import ChainMissing, CheckpointLost, RetryError
+from orderchain.errors import ChainMissing, CheckpointLost, RetryError, SettingError
 from orderchain.simulation.wire import WireBroken
 
 if TYPE_CHECKING:
@@ -56,7 +56,17 @@ class MemoryCheckpointStore:
         self._chain_id = chain_id
         self._receiver = receiver
         self._wire = wire
-        self._in_doubt: Mark | None = None
+        self._in_doubt: list[Mark] = []
+
+    @property
+    def chain_id(self) -> int:
+        """The chain in which the place is."""
+        return self._chain_id
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        return self._receiver
 
     async def load(self) -> Mark | None:
         """Return the stored place; see `orderchain.ports.CheckpointStore.load`."""
@@ -67,26 +77,27 @@ class MemoryCheckpointStore:
 
         `connection` is a MemoryTransaction.
         """
+        if end.id < first_pid:
+            raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
         if isinstance(connection, MemoryTransaction):
-            self._check(first_pid)
-            connection.check(lambda: self._check(first_pid))
+            first_pid = self._from(first_pid)
+            self._check(first_pid, end)
+            connection.check(lambda: self._check(first_pid, end))
             connection.add(lambda: self._put(end))
             return
-        if self._in_doubt is not None and await self._ask(self._stored) == self._in_doubt:
-            # The answer to an earlier save was lost, and it did take place.
-            first_pid = self._in_doubt.id
-        self._in_doubt = end
 
         async def move() -> None:
-            self._check(first_pid)
+            self._check(self._from(first_pid), end)
             self._put(end)
 
         try:
             await self._ask(move)
         except CheckpointLost:
-            self._in_doubt = None
             raise
-        self._in_doubt = None
+        except BaseException:
+            self._in_doubt.append(end)
+            raise
+        self._in_doubt.clear()
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -94,10 +105,20 @@ class MemoryCheckpointStore:
     async def _stored(self) -> Mark | None:
         return self._chain().checkpoints.get(self._receiver)
 
-    def _check(self, first_pid: int) -> None:
+    def _from(self, first_pid: int) -> int:
+        """Return from where to move: an earlier save whose answer was lost may have taken place."""
         stored = self._chain().checkpoints.get(self._receiver)
-        if stored is not None and stored.id != first_pid:
-            raise CheckpointLost(self._chain_id, self._receiver, first_pid)
+        return stored.id if stored is not None and stored in self._in_doubt else first_pid
+
+    def _check(self, first_pid: int, end: Mark) -> None:
+        stored = self._chain().checkpoints.get(self._receiver)
+        if stored is None:
+            is_where_it_was = first_pid in (0, end.id)
+        else:
+            is_where_it_was = stored.id == first_pid and end.id >= stored.id
+        if not is_where_it_was:
+            found_id = None if stored is None else stored.id
+            raise CheckpointLost(self._chain_id, self._receiver, first_pid, found_id)
 
     def _put(self, end: Mark) -> None:
         self._chain().checkpoints[self._receiver] = end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from orderchain.errors import (
@@ -12,7 +13,7 @@ from orderchain.errors import (
     RowsMissing,
     SealMismatch,
 )
-from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
 from orderchain.run import Run
 from orderchain.seal import genesis_seal
 from orderchain.simulation.memory_store import MemoryChain
@@ -45,6 +46,8 @@ class StoredChain(Protocol):
     @property
     def nonce(self) -> bytes: ...  # noqa: D102
     @property
+    def terms(self) -> Sequence[FrameTerm]: ...  # noqa: D102
+    @property
     def published_id(self) -> int: ...  # noqa: D102
     @property
     def batches(self) -> Sequence[Batch]: ...  # noqa: D102
@@ -57,6 +60,12 @@ def mark_at(chain: StoredChain, at_id: int) -> Mark:
             return Mark(id=at_id, batch_last_id=batch.last_id, seal=batch.seal, epoch=batch.epoch)
     genesis = genesis_seal(chain.database_id, chain.chain_id)
     return Mark(id=at_id, batch_last_id=0, seal=genesis, epoch=0)
+
+
+def seal_at(chain: StoredChain, batch_id: int | None) -> bytes | None:
+    """Return the seal after the batch that ends at `batch_id`; None when none ends there."""
+    mark = None if batch_id is None else mark_at(chain, batch_id)
+    return mark.seal if mark is not None and mark.is_batch_end else None
 
 
 def head_of(chain: StoredChain) -> ChainHead:
@@ -102,6 +111,7 @@ class MemoryReplica:
         primary = self._database.chains[self._chain_id]
         copy = MemoryChain(primary.chain_id, primary.database_id, primary.partition_ids)
         copy.epoch, copy.nonce, copy.owner = primary.epoch, primary.nonce, primary.owner
+        copy.terms = primary.terms
         copy.lease_counter, copy.lease_released = primary.lease_counter, primary.lease_released
         copy.published_id = primary.published_id
         copy.batches = list(primary.batches)
@@ -124,8 +134,10 @@ class MemoryGapSource:
         is_primary: bool = True,
         page_rows: int = PAGE_ROWS,
         wire: Wire | None = None,
+        chain_id: int | None = None,
     ) -> None:
         self._see = see
+        self._chain_id = chain_id
         self._wire = wire
         self.is_primary = is_primary
         self.page_rows = page_rows
@@ -149,16 +161,27 @@ class MemoryGapSource:
                 raise ChainMissing(chain_id)
             return database.chains[chain_id]
 
-        return cls(see, page_rows=page_rows, wire=wire)
+        return cls(see, page_rows=page_rows, wire=wire, chain_id=chain_id)
 
-    async def standing(self, at_id: int) -> Standing:
+    @property
+    def chain_id(self) -> int:
+        """The chain that it reads."""
+        return self._see().chain_id if self._chain_id is None else self._chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return head and mark of one instant; see `orderchain.ports.GapSource.standing`."""
 
         async def look() -> Standing:
             chain = self._see()
             is_there = at_id == 0 or bool(rows_between(chain, at_id - 1, at_id, 1))
             mark = mark_at(chain, at_id) if is_there else None
-            return Standing(head=head_of(chain), mark=mark, is_primary=self.is_primary)
+            return Standing(
+                head=head_of(chain),
+                mark=mark,
+                is_primary=self.is_primary,
+                terms=tuple(chain.terms[:TERMS_MAX]),
+                batch_seal=seal_at(chain, batch_id),
+            )
 
         return await self._ask(look)
 
@@ -178,10 +201,15 @@ class MemoryGapSource:
             end = mark_at(chain, events[-1].id)
             return Run(chain_id=chain.chain_id, events=events, end=end)
 
-        while after.id < until_id:
-            run = await self._ask(page)
-            yield run
-            after = run.end
+        try:
+            while after.id < until_id:
+                run = await self._ask(page)
+                yield run
+                after = run.end
+        finally:
+            # As the real one, which at its end waits for a page that it was reading ahead: that is
+            # a place where whoever lets go of it may be cancelled.
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -189,18 +217,16 @@ class MemoryGapSource:
 
     async def _check_start(self, after: Mark) -> Mark:
         """Return the database's mark for `after`; refuse a place that it does not have."""
-        standing = await self.standing(after.id)
+        standing = await self.standing(after.id, after.batch_last_id)
         mark = standing.mark
-        if mark is not None and (mark.batch_last_id, mark.seal) == (
-            after.batch_last_id,
-            after.seal,
-        ):
+        if mark is not None and standing.batch_seal == after.seal:
             return mark
         if not standing.is_primary:
             raise NotYetReadable(after.batch_last_id, after.id)
         if mark is None:
             raise ForkFound(standing.head.chain_id, after.batch_last_id, after.id, None)
-        raise SealMismatch(standing.head.chain_id, after.id, after.seal, mark.seal)
+        found = standing.batch_seal or b""
+        raise SealMismatch(standing.head.chain_id, after.batch_last_id, after.seal, found)
 
     async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         if self._wire is None:

@@ -108,6 +108,13 @@ class MemoryFrameSink:
         if self.log.is_away:
             raise ConnectError("kafka", "memory", "a broker that answers")
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return what the log ends with; see `orderchain.ports.FrameSink.last_records`."""
+        await asyncio.sleep(0)
+        if self.log.is_away:
+            raise RetryError("the broker is away")
+        return [*self.log.records[-at_most:]]
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Store `frames`, or meet the next fault; see `orderchain.ports.FrameSink.send`."""
         await asyncio.sleep(0)  # no broker answers within the same turn of the loop
@@ -143,6 +150,11 @@ class MemoryFrameSource:
         self.log = log
         self._link = link
         self._offset: int | None = None
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """A log in memory is of no topic; see `orderchain.ports.FrameSource.place`."""
+        return None
 
     async def start(self) -> None:
         """Stand at the live end; see `orderchain.ports.FrameSource.start`."""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from hashlib import sha256
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.batch import Batch, IntakeMark, IntakeReject, LeaseSight, Term
-from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
+from orderchain.batch import (
+    TERM_SPREAD_IDS,
+    Batch,
+    IntakeMark,
+    IntakeReject,
+    LeaseSight,
+    Term,
+)
+from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
+from orderchain.mark import FrameTerm
 from orderchain.seal import genesis_seal
 
 if TYPE_CHECKING:
@@ -52,6 +61,8 @@ class MemoryChain:
         self.partition_ids = partition_ids
         self.epoch = 0
         self.nonce = b""
+        self.terms: tuple[FrameTerm, ...] = ()
+        """Of all take-overs, the newest first."""
         self.owner = ""
         self.lease_counter = 0
         self.lease_released = True
@@ -63,8 +74,21 @@ class MemoryChain:
         self.key_pages: dict[int, KeyPage] = {}
         self.clients: dict[str, ClientNumber] = {}
         self.checkpoints: dict[str, Mark] = {}
+        self.replicated_id = 0
+        """Up to here a synchronous standby has the rows: what may be acknowledged."""
         # Commits whose client is gone, but whose transactions may still land, in this order.
         self.in_flight: list[MemoryCommit] = []
+
+    def begin_term(self, nonce: bytes, owner: str = "") -> FrameTerm:
+        """Raise the epoch, and return the term that begins."""
+        self.epoch += 1
+        self.nonce = nonce
+        self.owner = owner
+        # Of the nonce, so that it is another one each time, and the same in each run of a seed.
+        frame_key = sha256(b"frame key of " + nonce).digest()
+        term = FrameTerm(epoch=self.epoch, nonce=nonce, frame_key=frame_key)
+        self.terms = (term, *self.terms)
+        return term
 
     @property
     def last_id(self) -> int:
@@ -81,6 +105,16 @@ class MemoryChain:
     def admits(self, batch: Batch) -> bool:
         """Say whether `batch` passes the fence: of the epoch of now, and behind the head of now."""
         return self.epoch == batch.epoch and self.last_id == batch.pid
+
+    def refusal(self, intake: Sequence[IntakeMark]) -> IntakeMoved | None:
+        """Return what is wrong with `intake`: each mark follows the stored one of its source."""
+        stored = {source: mark.position for source, mark in self.intake.items()}
+        for mark in intake:
+            position = stored.get(mark.source)
+            if mark.previous != position:
+                return IntakeMoved(mark.source, mark.previous)
+            stored[mark.source] = mark.position
+        return None
 
     def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
         """Apply a commit whose fence was passed."""
@@ -101,17 +135,22 @@ class MemoryChain:
         """Let the transactions in flight end: a take-over waits for them, or ends them."""
         in_flight, self.in_flight = self.in_flight, []
         for commit in in_flight:
-            if self.admits(commit.batch):
+            if self.admits(commit.batch) and not self.refusal(commit.intake):
                 self.store(commit.batch, commit.published_id, commit.intake)
 
 
 class MemoryDatabase:
-    """Chains by id. `is_away` makes every call fail as if nothing listened."""
+    """Chains by id. `is_away` makes every call fail as if nothing listened.
+
+    With `cancels_waits` the synchronous standby is gone, and somebody cancels each wait for it: a
+    commit is answered with success, and stands in this server alone.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.database_id = UUID(int=seed)
         self.chains: dict[int, MemoryChain] = {}
         self.is_away = False
+        self.cancels_waits = False
         self._nonces = seed
 
     def create(self, chain_id: int, *, partition_ids: int = 2**23) -> MemoryChain:
@@ -135,6 +174,8 @@ class MemoryChainStore:
     def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
         self.database = database
         self.faults: deque[CommitFault] = deque()
+        self.drawn: Term | None = None
+        """Of the take-over tried last, whatever became of its answer."""
         self._chain_id = chain_id
         self._term: Term | None = None
         self._fault: CommitFault | None = None
@@ -161,23 +202,23 @@ class MemoryChainStore:
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
-        if self._chain().nonce != held.nonce:
+        nonces = {held.nonce, self.drawn.nonce if self.drawn else held.nonce}
+        if self._chain().nonce not in nonces:
             raise Fenced(self._chain_id, held.epoch)
         return self._raise_epoch(owner)
 
     def _raise_epoch(self, owner: str) -> Term:
         chain = self._chain()
         chain.settle()
-        chain.epoch += 1
-        chain.nonce = self.database.draw_nonce()
-        chain.owner = owner
+        drawn = chain.begin_term(self.database.draw_nonce(), owner)
         chain.lease_counter += 1
         chain.lease_released = False
-        self._term = Term(
+        self._term = self.drawn = Term(
             chain_id=chain.chain_id,
             database_id=chain.database_id,
             epoch=chain.epoch,
             nonce=chain.nonce,
+            frame_key=drawn.frame_key,
             last_id=chain.last_id,
             last_seal=chain.last_seal,
             last_committed_at_us=chain.batches[-1].committed_at_us if chain.batches else 0,
@@ -186,8 +227,10 @@ class MemoryChainStore:
             partition=0,
             key_salt=chain.chain_id,
             partition_ids=chain.partition_ids,
+            spread=int.from_bytes(drawn.frame_key[:4], "big") % TERM_SPREAD_IDS,
         )
-        return self._term
+        self._require_standby()
+        return self.drawn
 
     async def commit(
         self,
@@ -244,8 +287,28 @@ class MemoryChainStore:
         if not is_ours:
             self._term = None
             return Fenced(commit.batch.chain_id, commit.batch.epoch)
+        if refusal := chain.refusal(commit.intake):
+            self._term = None
+            return refusal
         chain.store(commit.batch, commit.published_id, commit.intake)
+        if not self._is_replicated():
+            self._term = None
+            return commit.unknown()
         return None
+
+    def _is_replicated(self) -> bool:
+        """Wait for the synchronous standby; say whether it has what was committed."""
+        if self.database.cancels_waits:
+            return False
+        chain = self._chain()
+        chain.replicated_id = chain.last_id
+        return True
+
+    def _require_standby(self) -> None:
+        """Raise RetryError where the standby has not what was committed."""
+        if not self._is_replicated():
+            self._term = None
+            raise RetryError("the wait for a synchronous standby was cancelled")
 
     def _arrive_behind(self, commit: MemoryCommit) -> Exception | None:
         """The same for one sent ahead: on a connection that was lost it shares the other's fate."""
@@ -257,21 +320,36 @@ class MemoryChainStore:
     def _store_lost(self, commit: MemoryCommit) -> None:
         """Store what nobody hears of, now or later."""
         chain = self._chain()
-        if self._fault is CommitFault.LOST_AFTER and chain.admits(commit.batch):
+        is_good = chain.admits(commit.batch) and not chain.refusal(commit.intake)
+        if self._fault is CommitFault.LOST_AFTER and is_good:
             chain.store(commit.batch, commit.published_id, commit.intake)
         if self._fault is CommitFault.LANDS_LATE:
             chain.in_flight.append(commit)
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
-        self._fenced().move_intake(intake)
+        chain = self._fenced()
+        # It may be asked for twice, where the answer to the first time was lost.
+        is_done = all(
+            (stored := chain.intake.get(mark.source)) is not None
+            and (stored.position, stored.digest) == (mark.position, mark.digest)
+            for mark in {mark.source: mark for mark in intake}.values()
+        )
+        refusal = chain.refusal(intake)
+        if refusal and not is_done:
+            self._term = None
+            raise refusal
+        chain.move_intake(intake)
 
     async def has_committed(self, batch: Batch) -> bool:
         """Say whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
-        return any(
+        is_there = any(
             (stored.pid, stored.epoch, stored.seal) == (batch.pid, batch.epoch, batch.seal)
             for stored in self._chain().batches
         )
+        if is_there:
+            self._require_standby()
+        return is_there
 
     async def mark_published(self, published_id: int) -> None:
         """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""

@@ -38,6 +38,13 @@ class WiredFrameSink:
             expected = "a broker that answers"
             raise ConnectError("kafka", self._wire.server.name, expected) from error
 
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return what the log ends with; see `orderchain.ports.FrameSink.last_records`."""
+        try:
+            return await self._wire.call(lambda: self._sink.last_records(topic, partition, at_most))
+        except WireBroken as error:
+            raise RetryError(f"last records: {error}") from error
+
     async def send(self, frames: Sequence[bytes]) -> None:
         """Store `frames`, or not, or later; see `orderchain.ports.FrameSink.send`."""
         try:

@@ -56,8 +56,10 @@ class WiredChainStore:
         """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
 
         async def raise_epoch(store: MemoryChainStore) -> Term:
-            self._drawn = await store.take_over(owner, seen)
-            return self._drawn
+            try:
+                return await store.take_over(owner, seen)
+            finally:
+                self._drawn = store.drawn or self._drawn
 
         return await self._ask(raise_epoch)
 
@@ -67,8 +69,10 @@ class WiredChainStore:
         async def raise_epoch(store: MemoryChainStore) -> Term:
             sight, drawn = await store.look(), self._drawn
             is_ours = drawn is not None and sight.nonce == drawn.nonce
-            self._drawn = await store.take_over_again(owner, drawn if is_ours and drawn else held)
-            return self._drawn
+            try:
+                return await store.take_over_again(owner, drawn if is_ours and drawn else held)
+            finally:
+                self._drawn = store.drawn or self._drawn
 
         self._lose_connection()
         return await self._ask(raise_epoch)

@@ -12,11 +12,13 @@ from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.callback.asking import Reply, after_ask
 from outbox.callback.check_record import DUE_NS_MAX, decode_checks
 from outbox.callback.store import CONFIRMED, WAITING, Asked, CallbackStore
 from outbox.confirm_record import APPLIED, decode_confirms
-from outbox.errors import BadRecord
+from outbox.errors import LASTING, BadRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,11 +80,14 @@ class CallbackService:
         self._store = CallbackStore(config)
 
     async def check(self) -> None:
-        """Connect to the store. Raises ConnectError, SchemaError, RetryError."""
+        """Connect to the store. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
         await self._store.check()
 
     async def run(self) -> None:
-        """Ask and tell for ever; an error of the database's is told, and waited out."""
+        """Ask and tell for ever; an error of the database's is told, and waited out.
+
+        Raises DurabilityError where the database was set to lose what it has committed.
+        """
         kept_ns = self._clock.monotonic_ns()
         while True:
             try:
@@ -92,9 +97,12 @@ class CallbackService:
                     pass
                 if self._clock.monotonic_ns() - kept_ns > _KEEP_SECONDS * 1e9:
                     kept_ns = self._clock.monotonic_ns()
+                    await self._store.check_durability()
                     await self.trim()
+            except LASTING:
+                raise
             except OrderchainError as error:
-                _log.warning("callback: %s", error)
+                _log.warning("callback: %s", reason_of(error))
             await asyncio.sleep(self._config.round_seconds)
 
     async def close(self) -> None:
@@ -194,8 +202,9 @@ class CallbackService:
                 ids = sorted(row.message_id for row in rows)
                 return await self._calls.resend(sender, consumer, ids), None
         except (OrderchainError, OSError) as error:
-            _log.warning("callback: %s was asked in vain: %s", sender, error)
-            return {}, str(error) or type(error).__name__
+            told = reason_of(error)
+            _log.warning("callback: %s was asked in vain: %s", printable(sender), told)
+            return {}, told
 
     async def _return(self, token: UUID, sender: str, consumer: str, rows: Sequence[Taken]) -> None:
         self.stats.returns += 1
@@ -204,8 +213,8 @@ class CallbackService:
                 ids = sorted(row.message_id for row in rows)
                 await self._calls.confirmed(sender, consumer, ids)
         except (OrderchainError, OSError) as error:
-            _log.warning("callback: %s could not be told of confirms: %s", sender, error)
-            told = str(error) or type(error).__name__
+            told = reason_of(error)
+            _log.warning("callback: %s could not be told of confirms: %s", printable(sender), told)
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
             await self._store.not_returned(token, rows, at, told)
         else:
@@ -224,7 +233,7 @@ class CallbackService:
 
     def _drop(self, error: BadRecord) -> None:
         self.stats.bad_records[error.reason] += 1
-        _log.warning("callback: a record was dropped: %s", error)
+        _log.warning("callback: a record was dropped: %s", reason_of(error))
 
     def _until(self, now: datetime) -> datetime:
         """When a claim ends by itself, since whoever made it must be dead."""

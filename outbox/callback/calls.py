@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import RetryError, SettingError
+from orderchain.reasons import reason_of
 from outbox.callback.asking import Reply
 from outbox.http_call import call_json
 from outbox.limits import CONFIRMS_MAX, NAME_CHARS_MAX
@@ -71,7 +72,7 @@ class HttpSenderCalls:
         try:
             told = _replies.decode(body).replies
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RetryError(f"{sender} has answered to resend: {error}") from error
+            raise RetryError(f"{sender} has answered to resend: {reason_of(error)}") from error
         return {each: told[str(each)] for each in message_ids if str(each) in told}
 
     async def confirmed(self, sender: str, consumer: str, message_ids: Sequence[UUID]) -> None:

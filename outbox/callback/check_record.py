@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.reasons import reason_of
 from outbox.errors import BadRecord
 from outbox.limits import CONSUMERS_MAX, NAME_CHARS_MAX
 
@@ -69,7 +70,7 @@ def decode_checks(value: bytes | None) -> CheckRecord:
     try:
         record = _decoder.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise BadRecord("content", str(error) or type(error).__name__) from None
+        raise BadRecord("content", reason_of(error)) from None
     if record.version != VERSION:
         raise BadRecord("version", f"{record.version}, expected {VERSION}: upgrade the service")
     for name in (record.sender, *record.consumers):

@@ -11,21 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
+from orderchain.counted import counted
 from orderchain.errors import OrderchainError, RetryError
+from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
+from outbox.business import BusinessTransaction, watched_transaction
 from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
 from outbox.destination import Destination
+from outbox.errors import LASTING, PartEnded
 from outbox.message import Message, draw_message_ids
 from outbox.message_sender import MessageSender
-from outbox.relay import BusinessTransaction
+from outbox.parts import Parts, uninterrupted
 from outbox.relay_stats import RelayStats
 from outbox.session import Session
 from outbox.statuses import SENDABLE, Change, sources
@@ -59,7 +63,8 @@ class CheckedStats:
     resent: int = 0
     """Of those: since the callback service asked."""
     dropped: int = 0
-    """Messages that could not wait in memory any longer: the sweep finds them, if there is one."""
+    """Messages that could not wait in memory, or whose commit may not last: left to the sweep, if
+    there is one."""
     consumed: int = 0
     repeated: int = 0
     unknown: int = 0
@@ -86,36 +91,48 @@ class CheckedSender:
         self._some = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._parts = Parts("mode 5")
 
     async def start(self) -> None:
         """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
-        self._destinations = await self._store.destinations()
-        self._tasks = [
-            asyncio.create_task(self._run(), name="orderchain mode 5 send"),
-            asyncio.create_task(self._alerts.run(), name="orderchain mode 5 alerts"),
-        ]
+        try:
+            self._destinations = await self._store.destinations()
+        except BaseException:
+            await self._store.close()
+            raise
+        self._parts = Parts("mode 5")
+        self._parts.begin("send", self._run())
+        self._parts.begin("alerts", self._alerts.run())
+
+    async def run(self) -> None:
+        """Raise what a part has raised, when one has ended; return at a stop."""
+        await self._parts.wait()
 
     async def stop(self) -> None:
-        """Send what waits, within `stop_seconds`. Never raises."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.stop_seconds):
-                await self._empty.wait()
-                await self._alerts.finish()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        await self._sender.close()
-        await self._session.close()
-        await self._store.close()
+        """Send what waits, within `stop_seconds`; also when cancelled. Never raises else."""
+        await uninterrupted(self._stop())
+
+    async def _stop(self) -> None:
+        async with AsyncExitStack() as closing:
+            for close in (self._store.close, self._session.close, self._sender.close):
+                closing.push_async_callback(close)
+            closing.push_async_callback(self._parts.end)
+            with suppress(TimeoutError, PartEnded):
+                async with asyncio.timeout(self._config.stop_seconds):
+                    await self._parts.during(self._finished)
+
+    async def _finished(self) -> None:
+        await self._empty.wait()
+        await self._alerts.finish()
 
     async def __aenter__(self) -> CheckedSender:
         await self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.stop()
+        if kind is None:
+            self._parts.check()
 
     @asynccontextmanager
     async def transaction(
@@ -123,17 +140,26 @@ class CheckedSender:
     ) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
-        A send error never comes back here.
+        A send error never comes back here. Where it is not certain that the commit will last
+        nothing is sent, as in `Relay.transaction`; then only a sweep finds what was stored.
+
+        Raises PartEnded when a part has ended; SettingError inside of a transaction.
         """
-        business = BusinessTransaction(connection, uuid4())
-        async with connection.transaction():
+        self._parts.check()
+        business = BusinessTransaction(connection, uuid4(), self._parts.check)
+        async with watched_transaction(connection) as commit:
             yield business
-        if business.messages:
+            commit.matters = business.was_used
+        if not business.messages:
+            return
+        if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
             self._hand_over(business.messages)
+        else:
+            self._drop(len(business.messages), "their commit may not last")
 
     async def settle(self) -> None:
-        """Return once all that was handed over is sent."""
-        await self._empty.wait()
+        """Return once all that was handed over is sent. Raises PartEnded."""
+        await self._parts.during(self._finished)
 
     # ------------------------------------------------------------ what the callback service calls
 
@@ -189,15 +215,16 @@ class CheckedSender:
 
     def _hand_over(self, messages: list[Message]) -> None:
         if self._waiting_rows + len(messages) > self._config.waiting_rows_max:
-            self.stats.dropped += len(messages)
-            _log.error(
-                "%d messages could not wait for the broker: left to the sweep", len(messages)
-            )
+            self._drop(len(messages), "they could not wait for the broker")
             return
         self._waiting_rows += len(messages)
         self._waiting.append(messages)
         self._empty.clear()
         self._some.set()
+
+    def _drop(self, count: int, why: str) -> None:
+        self.stats.dropped += count
+        _log.error("left to the sweep %s: %s", counted(count, "message"), why)
 
     async def _run(self) -> None:
         while True:
@@ -221,8 +248,10 @@ class CheckedSender:
         """Send messages; return those that are still to be sent, after a pause."""
         try:
             return await self._send(messages)
+        except LASTING:
+            raise
         except (OrderchainError, OSError) as error:
-            _log.warning("mode 5: nothing could be sent: %s", error)
+            _log.warning("mode 5: nothing could be sent: %s", reason_of(error))
         await self._sender.renew()
         await asyncio.sleep(self._config.probe_seconds)
         return messages

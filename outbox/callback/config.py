@@ -41,6 +41,9 @@ class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long after its retry fell due a parked message may stay unconfirmed."""
     keep_hours: Annotated[float, Meta(gt=0, le=24 * 366)] = 72.0
     """How long what is ended is remembered. A repeat of a check record is known that long."""
+    unsafe_durability: bool = False
+    """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
+    `synchronous_commit`."""
     connect_seconds: _Seconds = 10.0
     statement_seconds: _Seconds = 30.0
 

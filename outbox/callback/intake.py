@@ -12,6 +12,8 @@ from aiokafka.errors import KafkaError
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.kafka_client import close_client, start_client
+from orderchain.reasons import reason_of
+from outbox.errors import LASTING
 
 if TYPE_CHECKING:
     from orderchain.clock import Clock
@@ -47,8 +49,10 @@ class CallbackIntake:
         while True:
             try:
                 await self._follow()
+            except LASTING:
+                raise
             except (KafkaError, OSError, OrderchainError) as error:
-                _log.warning("callback: records can't be taken in: %s", error or type(error))
+                _log.warning("callback: records can't be taken in: %s", reason_of(error))
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _follow(self) -> None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orderchain.errors import OrderchainError
+from orderchain.reasons import reason_of
 from outbox.callback.calls import CalledMessages, Replies
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _guarded(
         try:
             called = _decoder.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _answer(400, {"error": "invalid", "expected": str(error)})
+            return _answer(400, {"error": "invalid", "expected": reason_of(error)})
         try:
             return _answer(200, await work(called))
         except OrderchainError as error:  # the database is away: the call is made again

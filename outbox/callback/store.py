@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-import asyncpg
 from msgspec import Struct
 
-from orderchain.errors import SchemaError
-from orderchain.refusals import connect_refusal, statement_refusal
+from orderchain.roles import OUTBOX_CALLBACK
 from orderchain.sql import load_sql
-from outbox.session import PLAN_SETTINGS
+from outbox.session import Session, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,18 +19,12 @@ if TYPE_CHECKING:
 
 SQL: Final = load_sql("outbox.callback", "store.sql")
 
-SCHEMA_VERSION: Final = 1
-
 WAITING: Final = 0
 CONFIRMED: Final = 1
 
 _TRIM_ROWS: Final = 10_000
 
-_DRIVER_ERRORS: Final = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-)
+_TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
 
 
 class Taken(Struct, frozen=True):
@@ -57,16 +48,15 @@ class Asked(Struct, frozen=True):
 
 
 class CallbackStore:
-    """One connection, used by one at a time; opened when needed, given up after an error."""
+    """The store's statements, over one connection."""
 
     def __init__(self, config: CallbackConfig) -> None:
         self._config = config
-        self._turn = asyncio.Lock()
-        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._session = Session(config, "callback", tables=_TABLES)
 
     async def check(self) -> None:
-        """Connect. Raises ConnectError, SchemaError, RetryError."""
-        await self._fetch(SQL["version"])
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
+        await self._session.fetch(SQL["version"])
 
     async def add_checks(
         self,
@@ -82,7 +72,7 @@ class CallbackStore:
         """
         ids = sorted(set(message_ids))
         names = sorted(set(consumers))
-        await self._fetch(SQL["add_checks"], ids, names, sender, due_at, return_at)
+        await self._session.fetch(SQL["add_checks"], ids, names, sender, due_at, return_at)
 
     async def add_confirms(
         self, confirms: Sequence[tuple[UUID, str]], now: datetime, return_at: datetime
@@ -91,25 +81,25 @@ class CallbackStore:
         ordered = sorted(set(confirms))
         ids = [message_id for message_id, _ in ordered]
         consumers = [consumer for _, consumer in ordered]
-        await self._fetch(SQL["add_confirms"], ids, consumers, now, return_at)
+        await self._session.fetch(SQL["add_confirms"], ids, consumers, now, return_at)
 
     async def postpone(self, retries: Sequence[tuple[UUID, str, datetime]]) -> None:
         """Ask nothing about messages that their consumers have parked, before their time."""
         ids, consumers, untils = zip(*sorted(retries), strict=True)
-        await self._fetch(SQL["postpone"], ids, consumers, untils)
+        await self._session.fetch(SQL["postpone"], ids, consumers, untils)
 
     async def claim(
         self, state: int, now: datetime, token: UUID, until: datetime, rows_max: int
     ) -> list[Taken]:
         """Claim deliveries that are due in `state`; those without an end are due at `until`."""
         topics = self._config.confirm_topics
-        rows = await self._fetch(SQL["claim"], now, state, token, until, rows_max, topics)
+        rows = await self._session.fetch(SQL["claim"], now, state, token, until, rows_max, topics)
         return [Taken(*row) for row in rows]
 
     async def read_until(self, places: Mapping[tuple[str, int], datetime]) -> None:
         """Keep until when partitions of confirm topics, by topic and number, were taken in."""
         ordered = sorted(places)
-        await self._fetch(
+        await self._session.fetch(
             SQL["read_until"],
             [topic for topic, _ in ordered],
             [partition for _, partition in ordered],
@@ -118,7 +108,7 @@ class CallbackStore:
 
     async def asked(self, token: UUID, asked: Sequence[Asked]) -> None:
         """Write what became of questions."""
-        await self._fetch(
+        await self._session.fetch(
             SQL["asked"],
             [each.message_id for each in asked],
             [each.consumer for each in asked],
@@ -131,69 +121,25 @@ class CallbackStore:
 
     async def returned(self, token: UUID, taken: Sequence[Taken]) -> None:
         """Write that senders know of confirms."""
-        await self._fetch(SQL["returned"], *_columns(taken), token)
+        await self._session.fetch(SQL["returned"], *_columns(taken), token)
 
     async def not_returned(
         self, token: UUID, taken: Sequence[Taken], at: datetime, told: str
     ) -> None:
         """Write that a sender could not be told, and when to try again."""
-        await self._fetch(SQL["not_returned"], *_columns(taken), token, at, told)
+        await self._session.fetch(SQL["not_returned"], *_columns(taken), token, at, told)
 
     async def trim(self, before: UUID) -> None:
         """Forget what is ended, of messages below that id."""
-        await self._fetch(SQL["trim"], before, _TRIM_ROWS)
+        await self._session.fetch(SQL["trim"], before, _TRIM_ROWS)
+
+    async def check_durability(self) -> None:
+        """Look at the server's settings once more. Raises DurabilityError, RetryError."""
+        await self._session.check_durability()
 
     async def close(self) -> None:
         """Close the connection; never raises."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.terminate()
-
-    async def _fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
-        async with self._turn:
-            try:
-                async with asyncio.timeout(self._config.statement_seconds):
-                    if self._connection is None or self._connection.is_closed():
-                        self._connection = await self._connect()
-                    rows: list[asyncpg.Record] = await self._connection.fetch(statement, *values)
-                    return rows
-            except BaseException as error:
-                # What a cancelled or failed statement leaves on the wire is not worth knowing.
-                await self.close()
-                if isinstance(error, (OSError, *_DRIVER_ERRORS)):
-                    raise self._refusal(error) from error
-                raise
-
-    async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
-        database = self._config.database
-        try:
-            connection = await asyncpg.connect(
-                database,
-                timeout=self._config.connect_seconds,
-                server_settings={
-                    "application_name": "orderchain outbox callback",
-                    **PLAN_SETTINGS,
-                },
-            )
-        except (OSError, ValueError, *_DRIVER_ERRORS) as error:
-            raise connect_refusal(error, database) from error
-        try:
-            version = await connection.fetchval(SQL["version"])
-            if version != SCHEMA_VERSION:
-                raise SchemaError("schema version of callback", version, str(SCHEMA_VERSION))
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
-
-    def _refusal(self, error: Exception) -> Exception:
-        return statement_refusal(
-            error,
-            self._config.database,
-            driver_errors=_DRIVER_ERRORS,
-            deadline_seconds=self._config.statement_seconds,
-            role_that="may run the callback service",
-        )
+        await self._session.close()
 
 
 def _columns(taken: Sequence[Taken]) -> tuple[list[UUID], list[str]]:

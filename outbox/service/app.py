@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -16,7 +17,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SchemaError
+from orderchain.errors import (
+    ConnectError,
+    DurabilityError,
+    OrderchainError,
+    RefusedError,
+    RetryError,
+    SchemaError,
+)
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
 from outbox.message import Message
 from outbox.service import bodies, metrics
 from outbox.service.desk import draw_missing
@@ -29,20 +39,21 @@ from outbox.service.parameters import (
     uuid_or_none,
     uuids_of,
 )
-from outbox.service.rates import Bucket
+from outbox.service.rates import Bucket, Room
 from outbox.service.refusals import (
     Refusal,
     answer,
     of_error,
     refused,
     too_fast,
+    too_much,
     unauthenticated,
     unavailable,
 )
 from outbox.statuses import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from orderchain.clock import Clock
     from outbox.service.clients import Client, Clients
@@ -53,10 +64,13 @@ _log = logging.getLogger(__name__)
 
 _Body = TypeVar("_Body")
 
-_OURS: Final = (ConnectError, SchemaError, RetryError)
+_OURS: Final = (ConnectError, SchemaError, DurabilityError, RetryError)
 """Troubles between the service and its database: not the client's fault."""
 
 _BEARER: Final = "bearer "
+
+_CLOSE: Final = {"Connection": "close"}
+"""The rest of a body that is refused is not read."""
 
 
 class Counted(Struct, frozen=True):
@@ -77,7 +91,7 @@ class MessageApp:
         clients: Clients,
         desk: MessageDesk,
         clock: Clock,
-        is_relaying: Callable[[], bool] = lambda: True,
+        is_working: Callable[[], bool] = lambda: True,
         counted: Callable[[], Counted] = lambda: Counted({}, 0),
     ) -> None:
         self.refusals: Counter[str] = Counter()
@@ -86,9 +100,10 @@ class MessageApp:
         self._clients = clients
         self._desk = desk
         self._clock = clock
-        self._is_relaying = is_relaying
+        self._is_working = is_working
         self._counted = counted
-        self._at_work = 0
+        self._at_work = Room(config.requests_max, config.client_requests_max)
+        self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
         self._requests: dict[str, Bucket] = {}
         self._messages: dict[str, Bucket] = {}
         self._document = msgspec.json.encode(document(config.body_bytes_max))
@@ -105,6 +120,8 @@ class MessageApp:
                     Route(f"/v1/messages/{name}", self._guarded(work), methods=["POST"], name=name)
                     for name, work in posts.items()
                 ),
+                # Else GET /v1/messages/send asks for a message of that id.
+                *(Route(f"/v1/messages/{name}", self._only_post) for name in posts),
                 Route("/v1/messages", self._guarded(self._list), methods=["GET"]),
                 Route("/v1/messages/{message_id}", self._guarded(self._get), methods=["GET"]),
                 Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
@@ -112,7 +129,7 @@ class MessageApp:
                 Route("/livez", self._livez, methods=["GET"]),
                 Route("/readyz", self._readyz, methods=["GET"]),
             ],
-            exception_handlers={HTTPException: self._not_found},
+            exception_handlers={HTTPException: self._not_found, Exception: self._failed},
         )
 
     # --------------------------------------------------------------------------------- operations
@@ -139,7 +156,9 @@ class MessageApp:
             stored = await self._desk.store(client.name, messages, is_prepared=is_prepared)
         except _OURS as error:
             # With these ids the same request can be repeated: what is stored is not stored twice.
-            raise unavailable(str(error), {"message_ids": [str(each) for each in ids]}) from error
+            raise unavailable(
+                reason_of(error), {"message_ids": [str(each) for each in ids]}
+            ) from error
         return answer(200, stored)
 
     async def _commit(self, client: Client, request: Request) -> Response:
@@ -197,7 +216,7 @@ class MessageApp:
         try:
             unfinished = await self._desk.unfinished()
         except _OURS as error:
-            _log.warning("/metrics: %s", error)
+            _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
         counted = self._counted()
         page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished)
@@ -219,10 +238,19 @@ class MessageApp:
             async with asyncio.timeout(self._config.relay.connect_seconds):
                 await self._desk.is_ready()
         except (TimeoutError, OrderchainError) as error:
-            return refused(unavailable(str(error) or "the database does not answer"))
-        if not self._is_relaying():
-            return refused(unavailable("the relay of this instance has ended"))
+            silent = isinstance(error, TimeoutError)
+            told = "the database does not answer" if silent else reason_of(error)
+            return refused(unavailable(told))
+        if not self._is_working():
+            return refused(unavailable("a part of this instance has ended"))
         return answer(200, {"status": "ready"})
+
+    async def _only_post(self, _: Request) -> Response:
+        return refused(Refusal(405, "unknown_method", headers={"Allow": "POST"}))
+
+    async def _failed(self, _: Request, error: Exception) -> Response:
+        """Answer for a defect of ours; the server logs `error` with its traceback."""
+        return refused(Refusal(500, "failed", expected=f"no {type(error).__name__} of the service"))
 
     async def _not_found(self, _: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -236,35 +264,51 @@ class MessageApp:
         self, work: Callable[[Client, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            self._at_work += 1
             try:
-                if self._at_work > self._config.requests_max:
-                    raise unavailable("too many requests are at work")
-                async with asyncio.timeout(self._config.request_seconds):
-                    client = self._authenticated(request)
-                    self._pace(self._requests, client, 1)
-                    return await work(client, request)
+                if not self._is_working():
+                    raise unavailable("a part of this instance has ended")
+                client = self._authenticated(request)
+                self._pace(self._requests, client, 1)
+                with self._slot(client, request):
+                    async with asyncio.timeout(self._config.request_seconds):
+                        return await work(client, request)
             except Refusal as refusal:
                 found = refusal
             except _OURS as error:
-                _log.warning("%s: %s", request.url.path, error)
-                found = unavailable(str(error))
+                _log.warning("%s: %s", printable(request.url.path), reason_of(error))
+                found = unavailable(reason_of(error))
             except RefusedError as error:
                 found = of_error(error)
             except TimeoutError:
                 found = unavailable(f"no answer within {self._config.request_seconds} s")
-            finally:
-                self._at_work -= 1
             self.refusals[found.error] += 1
             return refused(found)
 
         return endpoint
 
+    @contextmanager
+    def _slot(self, client: Client, request: Request) -> Iterator[None]:
+        """Count a request and its body as at work until it is answered. Raises Refusal."""
+        if not self._at_work.has_client_room(client.name, 1):
+            raise too_much("requests", f"{self._config.client_requests_max} at work at once")
+        if not self._at_work.has_room(1):
+            raise unavailable("too many requests are at work")
+        request.state.client, request.state.body_bytes = client.name, 0
+        self._at_work.take(client.name, 1)
+        try:
+            yield
+        finally:
+            self._at_work.give_back(client.name, 1)
+            self._bodies.give_back(client.name, request.state.body_bytes)
+
     def _authenticated(self, request: Request) -> Client:
-        told = request.headers.get("authorization", "")
-        if told[: len(_BEARER)].lower() != _BEARER:
+        told = request.headers.getlist("authorization")
+        if len(told) > 1:
+            # A proxy in front may have looked at the other one.
+            raise Refusal(400, "invalid", "Authorization", f"{len(told)} of them", "one")
+        if not told or told[0][: len(_BEARER)].lower() != _BEARER:
             raise unauthenticated()
-        client = self._clients.by_token(told[len(_BEARER) :].strip())
+        client = self._clients.by_token(told[0][len(_BEARER) :].strip())
         if client is None:
             raise unauthenticated()
         return client
@@ -294,19 +338,29 @@ class MessageApp:
             told, _, where = str(error).partition(" - at ")
             raise Refusal(400, "invalid", where.strip("`") or "body", expected=told) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(400, "not_json", "body", expected=f"JSON: {error}") from None
+            raise Refusal(400, "not_json", "body", expected=f"JSON: {reason_of(error)}") from None
 
     async def _content(self, request: Request) -> bytes:
-        """Return the body, read no further than it may be long."""
+        """Return the body, read no further than it may be long, and than there is room for it."""
         content = bytearray()
         try:
             async for part in request.stream():
+                self._hold(request, len(part))
                 content += part
                 if len(content) > self._config.body_bytes_max:
                     expected = f"at most {self._config.body_bytes_max} bytes"
-                    raise Refusal(
-                        413, "too_large", "body", expected=expected, headers={"Connection": "close"}
-                    )
+                    raise Refusal(413, "too_large", "body", expected=expected, headers=_CLOSE)
         except ClientDisconnect:
             raise Refusal(400, "not_json", "body", expected="the whole of it") from None
         return bytes(content)
+
+    def _hold(self, request: Request, count: int) -> None:
+        """Count so many bytes of a body more. Raises Refusal where there is no room for them."""
+        client = request.state.client
+        if not self._bodies.has_client_room(client, count):
+            at_most = f"{self._config.client_bodies_bytes_max} bytes of bodies at once"
+            raise too_much("body", at_most, _CLOSE)
+        if not self._bodies.has_room(count):
+            raise unavailable("too many bytes of bodies are in memory", headers=_CLOSE)
+        self._bodies.take(client, count)
+        request.state.body_bytes += count

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import RetryError, SettingError
+from orderchain.reasons import reason_of
 from outbox.check_back import Answer
 from outbox.http_call import call_json
 from outbox.limits import NAME_CHARS_MAX
@@ -57,7 +58,9 @@ class ClientCalls:
         try:
             told = _check_answer.decode(answered.body).answers
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RetryError(f"the check endpoint of {sender} has answered: {error}") from error
+            raise RetryError(
+                f"the check endpoint of {sender} has answered: {reason_of(error)}"
+            ) from error
         return {each: told[str(each)] for each in message_ids if str(each) in told}
 
     def client(self, sender: str) -> Client:

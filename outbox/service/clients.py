@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
+import stat
 import tomllib
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -119,6 +121,14 @@ class Clients:
         return iter(self._by_name.values())
 
 
+def _check_mode(path: Path, mode: int) -> None:
+    """Refuse a file of secrets that others may read, or that they or its group may write."""
+    open_to = stat.S_IRWXO | stat.S_IWGRP
+    if mode & open_to:
+        expected = f"a file that others may not read (chmod {stat.S_IMODE(mode & ~open_to):o})"
+        raise SettingError("clients", f"{path} (mode {stat.S_IMODE(mode):o})", expected)
+
+
 def hash_token(token: str) -> bytes:
     """Return what is kept of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
@@ -133,6 +143,7 @@ def read_clients(path: Path) -> Clients:
     """Return the clients that a TOML file describes. Raises SettingError, without a secret."""
     try:
         with path.open("rb") as file:
+            _check_mode(path, os.fstat(file.fileno()).st_mode)
             content = file.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
             raise SettingError("clients", str(path), f"at most {FILE_BYTES_MAX} bytes of TOML")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.errors import SettingError
 from outbox.checking import CheckingConfig
 from outbox.relay_config import RelayConfig
 
@@ -28,6 +29,13 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Deadline of one request, its body included."""
     requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 200
     """Requests at work at once; beyond it they get 503 at once."""
+    client_requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 50
+    """The same of one client: below `requests_max`, or one client shuts out all others."""
+    bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=2**34)] = 64 * 2**20
+    """Bytes of bodies in memory at once; a request whose body has no room gets 503. What a body is
+    decoded into takes about twice as much again."""
+    client_bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=2**34)] = 16 * 2**20
+    """The same of one client."""
     message_age_seconds_max: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 48 * 3_600.0
     """How old an id may be that a client has drawn. Below the retention: what was stored under an
     older one could be forgotten, and would be stored a second time."""
@@ -35,3 +43,10 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How far ahead of our clock a client's may be."""
     stop_seconds: Annotated[float, Meta(gt=0, le=3600)] = 15.0
     """How long requests under way may take at a stop."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where a body that is allowed would never have room."""
+        for field in ("bodies_bytes_max", "client_bodies_bytes_max"):
+            if getattr(self, field) < self.body_bytes_max:
+                expected = f"at least body_bytes_max, {self.body_bytes_max}"
+                raise SettingError(field, getattr(self, field), expected)

@@ -41,7 +41,12 @@ _WORDS: Final = {Change.COMMITTED: "committed", Change.ROLLED_BACK: "rolled back
 
 
 class MessageDesk:
-    """The operations of the service."""
+    """The operations of the service.
+
+    What it answers is durable. Where it answers by what it has found, and has written nothing, a
+    barrier stands before the answer: whoever wrote that may have been cut off as it waited for the
+    standby.
+    """
 
     def __init__(self, config: ServiceConfig, clock: Clock) -> None:
         self._config = config
@@ -67,6 +72,8 @@ class MessageDesk:
                     break
             else:
                 raise MessageError("message_id", "one of several", "an id that nobody else stores")
+            if len(new) < len(messages):
+                await session.barrier()
         ids = [str(message.message_id) for message in messages]
         return Stored(ids, len(messages) - len(new))
 
@@ -86,11 +93,16 @@ class MessageDesk:
                 for message_id in late:
                     if _is_undecided(sender, change, message_id, after.get(message_id)):
                         raise TransitionRefused("unknown", _WORDS[change], "prepared")
+            if len(decided) < len(message_ids):
+                await session.barrier()
         return Decided(len(decided), len(message_ids) - len(decided))
 
     async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
         """Move deliveries to `consumed`, as a consumer's confirm on Kafka does."""
-        return await self._confirms.apply([(each, consumer) for each in message_ids])
+        applied = await self._confirms.apply([(each, consumer) for each in message_ids])
+        if applied.repeated:
+            await self._confirms.barrier()
+        return applied
 
     async def get(self, sender: str, message_id: UUID) -> ShownMessage:
         """Return a message of the sender's with its deliveries. Raises Refusal."""

@@ -1,6 +1,8 @@
-"""How fast a client may go. Pure: the time is handed in."""
+"""How fast a client may go, and how much it may have at work. Pure: the time is handed in."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from msgspec import Struct
 
@@ -32,3 +34,38 @@ class Bucket(Struct):
             self.level -= count
             return 0.0
         return (needed - self.level) / self.per_second
+
+
+class Room:
+    """What is at work at once, counted in one unit: in all, and per client.
+
+    Nobody waits for room: what has none is refused, so that a client that leaves its requests
+    unfinished harms itself alone.
+    """
+
+    def __init__(self, at_most: int, client_at_most: int) -> None:
+        self._at_most = at_most
+        self._client_at_most = client_at_most
+        self._taken: Counter[str] = Counter()
+        self.total = 0
+        """All that is taken."""
+
+    def has_client_room(self, client: str, count: int) -> bool:
+        """Say whether the client's own share has room for so much more."""
+        return self._taken[client] + count <= self._client_at_most
+
+    def has_room(self, count: int) -> bool:
+        """Say whether there is room for so much more, whoever asks."""
+        return self.total + count <= self._at_most
+
+    def take(self, client: str, count: int) -> None:
+        """Take so much; the caller has asked whether there is room."""
+        self._taken[client] += count
+        self.total += count
+
+    def give_back(self, client: str, count: int) -> None:
+        """Give back what was taken."""
+        self._taken[client] -= count
+        self.total -= count
+        if not self._taken[client]:
+            del self._taken[client]

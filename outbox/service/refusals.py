@@ -64,11 +64,23 @@ def too_fast(field: str, seconds: float) -> Refusal:
     )
 
 
-def unavailable(reason: str, more: Mapping[str, object] | None = None) -> Refusal:
+def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> Refusal:
+    """More at work at once than one client may have."""
+    return Refusal(
+        429, "too_much", field, expected=f"at most {at_most}",
+        headers={"Retry-After": "1", **(headers or {})},
+    )  # fmt: skip
+
+
+def unavailable(
+    reason: str,
+    more: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Refusal:
     """The database is away: it is not known whether what was asked is done."""
     return Refusal(
         503, "unavailable", expected=f"the same request again: {reason}",
-        headers={"Retry-After": "1"}, more=more,
+        headers={"Retry-After": "1", **(headers or {})}, more=more,
     )  # fmt: skip
 
 

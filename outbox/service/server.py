@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -17,13 +17,15 @@ from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.intake import CallbackIntake
 from outbox.checking import CheckBack
+from outbox.parts import Parts, uninterrupted
 from outbox.relay import Relay
 from outbox.service.app import Counted, MessageApp
 from outbox.service.calling import ClientCalls
 from outbox.service.desk import MessageDesk
+from outbox.service.http_protocol import StrictProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator
+    from collections.abc import Generator
 
     from orderchain.clock import Clock
     from outbox.callback.config import CallbackConfig
@@ -32,10 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_KEEP_ALIVE_SECONDS = 30
 _BACKLOG = 1_024
-_CONNECTIONS_MAX = 5_000
-"""Idle ones too; beyond it they get 503 at once. Below it the service counts what is at work."""
 
 
 class _Server(uvicorn.Server):
@@ -80,10 +79,14 @@ class MessageService:
             self._intake = CallbackIntake(callback, self.callback, clock=clock)
         self._server = _Server(_uvicorn_config(config, self.app.asgi))
         self._socket: socket.socket | None = None
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._http: asyncio.Task[None] | None = None
+        self._parts = Parts("message service", self._stop_serving)
 
     async def start(self) -> None:
-        """Connect to the database, listen, and begin. Raises ConnectError, SchemaError."""
+        """Connect to the database, listen, and begin.
+
+        Raises ConnectError, SchemaError, DurabilityError.
+        """
         try:
             await self._desk.is_ready()
             if self.callback is not None:
@@ -93,17 +96,15 @@ class MessageService:
         except BaseException:
             await self.stop()
             raise
-        works: list[tuple[str, Coroutine[Any, Any, None]]] = [
-            ("http", self._server.serve(sockets=[self._socket])),
-            ("relay", self.relay.run()),
-            ("check-back", self.check_back.run()),
-            ("alerts", self._alerts.run()),
-        ]
+        self._http = self._parts.begin(
+            "http", self._server.serve(sockets=[self._socket]), is_spared=True
+        )
+        self._parts.begin("relay", self.relay.run())
+        self._parts.begin("check-back", self.check_back.run())
+        self._parts.begin("alerts", self._alerts.run())
         if self.callback is not None:
-            works += [("callback", self.callback.run()), ("intake", self._intake.run())]
-        self._tasks = [
-            asyncio.create_task(work, name=f"orderchain messages {name}") for name, work in works
-        ]
+            self._parts.begin("callback", self.callback.run())
+            self._parts.begin("intake", self._intake.run())
 
     @property
     def address(self) -> str:
@@ -114,35 +115,50 @@ class MessageService:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def run(self) -> None:
-        """Return when a part has ended, which none does by itself; raises what it raised."""
-        ended, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in ended:
-            task.result()
+        """Raise what a part has raised, when one has ended; return at a stop.
+
+        From the end of a part on nothing is accepted: requests are answered with 503, and the
+        server stops to listen.
+        """
+        await self._parts.wait()
 
     async def stop(self) -> None:
-        """Answer the requests under way, send what they stored, and end. Never raises."""
+        """Answer the requests under way, send what they stored, and end; also when cancelled.
+
+        Never raises else.
+        """
+        await uninterrupted(self._stop())
+
+    async def _stop(self) -> None:
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._desk.close)
+            if self.callback is not None:
+                closing.push_async_callback(self.callback.close)
+            closing.push_async_callback(self.check_back.close)
+            closing.push_async_callback(self.relay.stop)
+            closing.callback(self._close_socket)
+            closing.push_async_callback(self._parts.end)
+            self._parts.expect_end("http")
+            self._stop_serving()
+            if self._http is not None:
+                await asyncio.wait([self._http], timeout=self._config.stop_seconds)
+
+    def _stop_serving(self) -> None:
         self._server.should_exit = True
-        for task in self._tasks[:1]:
-            await asyncio.wait([task], timeout=self._config.stop_seconds)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+
+    def _close_socket(self) -> None:
         with suppress(OSError):
             if self._socket is not None:
                 self._socket.close()
-        await self.relay.stop()
-        await self.check_back.close()
-        if self.callback is not None:
-            await self.callback.close()
-        await self._desk.close()
 
     async def __aenter__(self) -> MessageService:
         await self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.stop()
+        if kind is None:
+            self._parts.check()
 
     def _counted(self) -> Counted:
         parts: dict[str, Any] = {"relay": self.relay.stats}
@@ -151,7 +167,7 @@ class MessageService:
         return Counted(parts, self.relay.waiting)
 
     def _is_working(self) -> bool:
-        return all(not task.done() for task in self._tasks)
+        return self._parts.failure is None
 
 
 def _listening(config: ServiceConfig) -> socket.socket:
@@ -169,13 +185,11 @@ def _uvicorn_config(config: ServiceConfig, app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type] # an ASGI application
         lifespan="off",
-        http="h11",
+        http=StrictProtocol,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_CONNECTIONS_MAX,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(config.stop_seconds),
     )

@@ -152,7 +152,7 @@ def test_retry_by_filter_changes_what_is_abnormal_and_a_dry_run_nothing(
     assert rows(empty_database, "SELECT * FROM outbox_pending ORDER BY 1") == before
     assert rows(empty_database, "SELECT * FROM delivery_act") == []
     done = call(*arguments, settings=settings)
-    assert "3 deliveries were changed by retry" in done.err
+    assert "3 deliveries changed by retry" in done.err
     after = {row["message_id"]: row for row in rows(empty_database, "SELECT * FROM outbox_pending")}
     assert {(after[each]["status"], after[each]["send_count"]) for each in ids} == {(0, 0)}
     assert {after[each]["status"] for each in on_its_way} == {1}

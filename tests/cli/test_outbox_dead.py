@@ -125,10 +125,10 @@ def test_retry_of_many_with_dry_run_does_nothing(
 ) -> None:
     chosen = ["--why", TRIES_USED_UP]
     dry = call("outbox", "dead", "retry", *chosen, *WHY, "--dry-run", settings=settings)
-    assert (dry.code, dry.err) == (0, "chainctl: 2 dead letters would be retried\n")
+    assert (dry.code, dry.err) == (0, "chainctl: 2 dead letters to be retried\n")
     assert parked(empty_database) == 0
     done = call("outbox", "dead", "retry", *chosen, *WHY, settings=settings)
-    assert (done.code, done.err) == (0, "chainctl: 2 dead letters were retried\n")
+    assert (done.code, done.err) == (0, "chainctl: 2 dead letters retried\n")
     assert parked(empty_database) == 2
     assert listed(call, settings) == [str(letters[2])]
 
@@ -137,7 +137,7 @@ def test_abandon_of_many_leaves_them_listed_as_such(
     call: Call, settings: dict[str, str], letters: list[UUID]
 ) -> None:
     done = call("outbox", "dead", "abandon", "--all", *WHY, settings=settings)
-    assert (done.code, done.err) == (0, "chainctl: 3 dead letters were abandoned\n")
+    assert (done.code, done.err) == (0, "chainctl: 3 dead letters abandoned\n")
     assert listed(call, settings) == []
     assert len(listed(call, settings, "--abandoned")) == len(letters)
 

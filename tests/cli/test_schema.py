@@ -127,7 +127,13 @@ def test_schema_applied_without_the_right_to_is_refused(
     refused: Refused, postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
-    assert "expected one that may do this" in refused("schema", "apply", settings=settings)
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login gap_reader: cannot execute GRANT ROLE in a read-only transaction)" in line
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn("auditor", empty_database_name)}
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login auditor: permission denied" in line
 
 
 def test_schema_in_a_database_that_is_not_utf8_is_refused_by_every_command(

@@ -54,6 +54,20 @@ def verify(start: Start, module_settings: dict[str, str]) -> Verify:
     return run
 
 
+def rewrite(settings: dict[str, str], chain: int) -> None:
+    """Give the last batch another seal: what only the owner of the tables can do."""
+    seal = (
+        "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id ="
+        " (SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)"
+    )
+    execute(settings, seal, chain)
+    head = (
+        "UPDATE chain_head h SET last_seal = b.seal FROM chain_batch b"
+        " WHERE h.chain_id = $1 AND b.chain_id = h.chain_id AND b.last_id = h.last_id"
+    )
+    execute(settings, head, chain)
+
+
 def execute(settings: dict[str, str], statement: str, *values: object) -> None:
     async def run() -> None:
         connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"], timeout=10)
@@ -131,6 +145,23 @@ def test_verify_with_a_journal_alone_says_that_the_head_is_not_known(
     assert "contiguous (head not known)" in done.out
 
 
+def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
+    call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    empty = tmp_path / f"{chain}.jsonl"
+    empty.touch()
+    arguments = ("verify", "--local", "--chain", chain, "--source")
+    alone = call(*arguments, f"journal:{empty}", settings=module_settings)
+    assert alone.code == 3, alone
+    assert f"chain {chain}: not proven (nothing was read)" in alone.out
+    told = call(*arguments, f"journal:{empty}", "--json", settings=module_settings)
+    report = json.loads(told.out)
+    assert (told.code, report["is_clean"], report["counts"]) == (3, False, {})
+    assert report["verdict"] == report["sources"][0]["verdict"] == "not proven (nothing was read)"
+    known = call(*arguments, "database", "--source", f"journal:{empty}", settings=module_settings)
+    assert known.code == 0, known
+
+
 def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
     refused: Refused, module_settings: dict[str, str], chain: int
 ) -> None:
@@ -183,6 +214,8 @@ def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
         (("--follow", "--head", 5), "--head"),
         (("--follow", "--findings", "here"), "--findings"),
         (("--follow", "--chain", 2), "one chain"),
+        (("--follow", "--keys"), "--keys"),
+        (("--key-window", 5), "--key-window"),
         (("--checkpoint", "here"), "--checkpoint"),
         (("--chain", 1), "each chain once"),
         (("--all-chains",), "--all-chains"),
@@ -261,3 +294,56 @@ def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is
     assert json.loads(call(*since, settings=module_settings).out)["start"] == FILLED_ROWS
     refused = call(*since, "--start", 5, settings=module_settings)
     assert refused.code == 2, refused
+
+
+def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
+    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
+    since = (*arguments, "--since-verified", "--actor", "eve")
+    assert call(*since, settings=module_settings).code == 0
+    delete_row(module_settings, filled, DELETED)
+    rewrite(module_settings, filled)
+    page = tmp_path / "page.html"
+    for asked in ((*since, "--report", page), arguments, (*arguments, "--start", 0)):
+        done = call(*asked, settings=module_settings)
+        assert done.code == 1, done
+        report = json.loads(done.out)
+        assert (report["start"], report["head"], report["verdict"]) == (0, FILLED_ROWS, "broken")
+        kinds = {one["kind"]: one for one in report["findings"]}
+        # The last batch has lost the row, or has a seal that is not its own.
+        assert {"batch_count", "contradicted_mark", "gap"} <= set(kinds)
+        assert kinds["gap"]["until_id"] == DELETED
+        mark = kinds["contradicted_mark"]
+        assert (mark["after_id"], mark["until_id"], mark["count"]) == (0, FILLED_ROWS, 1)
+        assert (mark["verified_by"], mark["verified_at"][-6:]) == ("eve", "+00:00")
+        assert len(mark["seal"]) == len(mark["expected_seal"]) == 64
+        assert mark["seal"] != mark["expected_seal"]
+        assert "'A contradicted mark', says what then" in mark["text"]
+    assert "contradicted mark: the rows behind 0 up to" in page.read_text(encoding="utf-8")
+    archive = ("--chain", filled, "--archive", tmp_path / "archive")
+    for command in (("archive", *archive), ("retention", *archive, "--until", 1)):
+        refused = call(*command, settings=module_settings)
+        assert (refused.code, refused.out) == (2, ""), refused
+        assert f"seal after {FILLED_ROWS}, verified by eve was" in refused.err
+        assert "chainctl verify tells what differs" in refused.err
+    assert not (tmp_path / "archive").exists()
+
+
+def test_verify_with_keys_names_two_rows_under_one_key(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database")
+    clean = call(*arguments, "--keys", settings=module_settings)
+    assert (clean.code, "), keys compared" in clean.out) == (0, True), clean
+    same = (
+        "UPDATE chain_event SET key = (SELECT key FROM chain_event WHERE chain_id = $1 AND id = 3)"
+        " WHERE chain_id = $1 AND id = 9"
+    )
+    execute(module_settings, same, filled)
+    without = call(*arguments, settings=module_settings)
+    assert (without.code, "), keys not compared" in without.out) == (0, True), without
+    found = call(*arguments, "--keys", "--key-window", 6, "--json", settings=module_settings)
+    assert found.code == 1, found
+    (finding,) = json.loads(found.out)["findings"]
+    assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from orderchain.batch import IntakeMark, IntakeReject, Term
-from orderchain.errors import ChainMissing, Fenced, RetryError, UnknownOutcome
+from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
@@ -28,6 +29,19 @@ a_row_few_or_many = pytest.mark.parametrize("count", [1, 3, 100])
 
 class GaveUp(Exception):
     """The caller did, in mid commit."""
+
+
+def marks_of(source: str, *positions: int) -> list[IntakeMark]:
+    """Return the marks of an intake that stood there, one after the other."""
+    return [
+        IntakeMark(source=source, position=position, digest=b"%d" % position, previous=previous)
+        for previous, position in zip((None, *positions), positions, strict=False)
+    ]
+
+
+def as_read(mark: IntakeMark) -> IntakeMark:
+    """Return `mark` as it is stored."""
+    return replace(mark, previous=None, rejects=())
 
 
 async def take_over(store: ChainStore, owner: str) -> Term:
@@ -137,7 +151,7 @@ async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = [next_batch(term, core, 100) for _ in range(5)]
-    marks = [IntakeMark(source="file:a", position=place, digest=b"") for place in range(5)]
+    marks = marks_of("file:a", 0, 1, 2, 3, 4)
     sent: list[bool] = []
 
     def send_next(place: int) -> Callable[[], None]:
@@ -156,7 +170,7 @@ async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore
         assert await store.has_committed(batch)
     assert sent == [True] * 4
     assert [found async for found in store.batches(0)] == batches
-    assert await store.intake("file:a") == marks[-1]
+    assert await store.intake("file:a") == as_read(marks[-1])
 
 
 async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
@@ -262,14 +276,11 @@ async def test_intake_mark_moves_with_its_batch_alone(open_store: OpenStore) -> 
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
-    first, second = (
-        IntakeMark(source="file:a", position=position, digest=b"%d" % position)
-        for position in (3, 6)
-    )
+    first, second = marks_of("file:a", 3, 6)
     assert await store.intake("file:a") is None
     await store.commit(next_batch(term, core), published_id=0, intake=[first])
     await store.commit(next_batch(term, core), published_id=0, intake=[second])
-    assert await store.intake("file:a") == second
+    assert await store.intake("file:a") == as_read(second)
     assert await store.intake("file:b") is None
 
 
@@ -364,13 +375,55 @@ async def test_intake_named_twice_in_one_commit_stands_at_the_later_mark(
 ) -> None:
     store = open_store()
     term = await take_over(store, "me")
-    marks = [
-        IntakeMark(source=source, position=position, digest=b"")
-        for source, position in (("topic:t:0", 3), ("topic:t:1", 4), ("topic:t:0", 6))
-    ]
-    await store.commit(next_batch(term), published_id=0, intake=marks)
-    assert await store.intake("topic:t:0") == marks[2]
-    assert await store.intake("topic:t:1") == marks[1]
+    first, last = marks_of("topic:t:0", 3, 6)
+    (other,) = marks_of("topic:t:1", 4)
+    await store.commit(next_batch(term), published_id=0, intake=[first, other, last])
+    assert await store.intake("topic:t:0") == as_read(last)
+    assert await store.intake("topic:t:1") == other
+
+
+@a_row_few_or_many
+@pytest.mark.parametrize("previous", [None, 2, 9], ids=["begins anew", "stale", "passes by"])
+async def test_mark_that_does_not_follow_the_stored_one_stores_nothing(
+    open_store: OpenStore, previous: int | None, count: int
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    (stored,) = marks_of("file:a", 3)
+    await store.commit(next_batch(term, core), published_id=0, intake=[stored])
+    wrong = IntakeMark(source="file:a", position=12, digest=b"w", previous=previous)
+    (sound,) = marks_of("file:b", 1)
+    batch = next_batch(term, core, count)
+    with pytest.raises(IntakeMoved, match="file:a"):
+        await store.commit(batch, published_id=0, intake=[sound, wrong])
+    again = await store.take_over_again("me", term)
+    assert not await store.has_committed(batch)
+    with pytest.raises(IntakeMoved, match="file:a"):
+        await store.move_intake([sound, wrong])
+    await store.take_over_again("me", again)
+    assert await store.intake("file:a") == stored
+    assert await store.intake("file:b") is None
+
+
+async def test_mark_of_a_source_that_was_never_read_follows_nothing(open_store: OpenStore) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    wrong = IntakeMark(source="file:a", position=12, digest=b"w", previous=7)
+    with pytest.raises(IntakeMoved):
+        await store.commit(next_batch(term), published_id=0, intake=[wrong])
+    await store.take_over_again("me", term)
+    assert await store.intake("file:a") is None
+
+
+async def test_move_of_an_intake_may_be_asked_for_twice(open_store: OpenStore) -> None:
+    """Its first answer may have been lost."""
+    store = open_store()
+    await take_over(store, "me")
+    first, second = marks_of("topic:t:0", 3, 6)
+    for mark in (first, first, second, second):
+        await store.move_intake([mark])
+    assert await store.intake("topic:t:0") == as_read(second)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import CheckpointLost
+from orderchain.errors import CheckpointLost, SettingError
 from orderchain.mark import Mark
 
 if TYPE_CHECKING:
@@ -84,3 +84,51 @@ async def test_save_in_a_transaction_from_a_place_that_was_moved_is_refused(
         async with open_transaction() as connection:
             await open_checkpoints().save(0, mark_at(7), connection)
     assert await store.load() == mark_at(5)
+
+
+async def test_save_never_moves_back(open_checkpoints: OpenCheckpoints) -> None:
+    store = open_checkpoints()
+    await store.save(0, mark_at(2))
+    with pytest.raises(SettingError, match="was 1, expected a place from 2 on"):
+        await store.save(2, mark_at(1))
+    assert await store.load() == mark_at(2)
+
+
+async def test_save_from_another_place_than_the_stored_one_is_refused_and_says_where_it_is(
+    open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
+) -> None:
+    store = open_checkpoints()
+    await store.save(0, mark_at(5))
+    for first_pid in (3, 7):
+        with pytest.raises(CheckpointLost, match=f"was at 5, expected {first_pid}: ") as told:
+            await store.save(first_pid, mark_at(9))
+        assert (told.value.expected_id, told.value.found_id) == (first_pid, 5)
+        with pytest.raises(CheckpointLost, match=f"was at 5, expected {first_pid}: "):
+            async with open_transaction() as connection:
+                await store.save(first_pid, mark_at(9), connection)
+    assert await store.load() == mark_at(5)
+
+
+async def test_save_from_a_place_that_is_gone_is_refused(
+    open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
+) -> None:
+    """A database was restored from a backup that is older than the receiver."""
+    store = open_checkpoints()
+    with pytest.raises(CheckpointLost, match=r"is gone, expected 5: .* restored from a backup"):
+        await store.save(5, mark_at(9))
+    with pytest.raises(CheckpointLost, match="is gone"):
+        async with open_transaction() as connection:
+            await store.save(5, mark_at(9), connection)
+    assert await store.load() is None
+
+
+async def test_first_save_of_a_start_anywhere_is_taken(open_checkpoints: OpenCheckpoints) -> None:
+    store = open_checkpoints()
+    await store.save(25, mark_at(25))
+    await store.save(25, mark_at(25))
+    assert await store.load() == mark_at(25)
+
+
+async def test_store_says_whose_place_it_keeps(open_checkpoints: OpenCheckpoints) -> None:
+    store = open_checkpoints("matching")
+    assert (store.chain_id, store.receiver) == (1, "matching")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -134,3 +134,67 @@ async def test_runs_behind_a_row_that_is_not_there_are_a_fork(
     after = msgspec.structs.replace(mark_behind(batch), id=beyond, batch_last_id=beyond)
     with pytest.raises(ForkFound):
         await read(open_gaps(), after, beyond + 1)
+
+
+async def test_source_says_whose_rows_it_reads(open_gaps: OpenGaps) -> None:
+    assert open_gaps().chain_id == 1
+    assert open_gaps(chain_id=9).chain_id == 9
+
+
+async def test_standing_with_a_batch_tells_the_seal_after_it(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    first, second = await committed(open_store, 3, 4)
+    source = open_gaps()
+    genesis = await start_of(source)
+    for batch_id, seal in (
+        (0, genesis.seal),
+        (first.last_id, first.seal),
+        (second.last_id, second.seal),
+        (second.first_id, None),  # in the middle of a batch
+        (second.last_id + 5, None),
+        (None, None),
+    ):
+        standing = await source.standing(second.last_id, batch_id)
+        assert standing.batch_seal == seal, batch_id
+        assert standing.mark == mark_behind(second)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_runs_after_a_place_with_an_older_seal_that_holds_are_the_rows_after_it(
+    open_store: OpenStore, open_gaps: OpenGaps, *, inside: bool
+) -> None:
+    first, _, third = await committed(open_store, 3, 3, 4)
+    at = third.events[1].id if inside else third.pid
+    after = msgspec.structs.replace(mark_behind(first), id=at)
+    runs = await read(open_gaps(), after, third.last_id)
+    rows = [event for run in runs for event in run.events]
+    assert rows == [event for event in third.events if event.id > at]
+    assert runs[-1].end == mark_behind(third)
+
+
+async def test_runs_after_a_place_with_an_older_seal_that_does_not_hold_are_refused(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    first, second, third = await committed(open_store, 3, 3, 4)
+    source = open_gaps()
+    for changes in (
+        {"id": second.last_id, "seal": b"\1" * 32},
+        {"id": second.last_id, "batch_last_id": second.first_id},  # no batch ends there
+    ):
+        after = msgspec.structs.replace(mark_behind(first), **changes)
+        with pytest.raises(SealMismatch):
+            await read(source, after, third.last_id)
+
+
+async def test_runs_may_be_let_go_of_at_any_place(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    (batch,) = await committed(open_store, 9)
+    source = open_gaps(page_rows=2)
+    for pages in range(5):
+        runs: Any = source.runs(await start_of(source), batch.last_id)
+        for _ in range(pages):
+            await anext(runs)
+        await runs.aclose()
+    assert (await read(source, await start_of(source), batch.last_id))[-1].last_id == batch.last_id

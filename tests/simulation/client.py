@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 2.0
 """A client's own deadline: past it, it asks again."""
 
+PATIENT_SHARE = 0.3
+"""Of calls that have none: whoever is never answered holds the world up."""
+
 SURELY_NOT = (OrderError, RetryError, StoppedError)
 """Errors that say that nothing was committed, and nothing will be."""
 
@@ -114,7 +117,7 @@ class Client:
             leader = await self._any_leader()
             keys = [order.key for order in orders]
             tries.begin(keys)
-            answer = await self._try(leader.sequencer, orders)
+            answer = await self._try(leader, orders)
             # What a dead process still says, it has not said.
             is_heard = not leader.process.is_dead
             is_sure = isinstance(answer, SURELY_NOT) and not isinstance(answer, KeyTooOld)
@@ -132,18 +135,34 @@ class Client:
             await asyncio.sleep(0.1)
         return self.world.random.choice(self.world.leaders)
 
-    async def _try(self, sequencer: Sequencer, orders: list[Order]) -> list[Ack] | Exception:
-        """Return what `sequencer` answers; TimeoutError when it does not."""
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                if len(orders) == 1:
-                    order = orders[0]
-                    return [await sequencer.submit(order.key, order.payload)]
-                return await sequencer.submit_many(orders)
-        except (OrderchainError, TimeoutError) as error:
-            return error
+    async def _try(self, leader: Leader, orders: list[Order]) -> list[Ack] | Exception:
+        """Return what `leader` answers; TimeoutError when it does not.
+
+        Some clients never give up: as long as its process lives, it owes them an answer.
+        """
+        asking = asyncio.ensure_future(self._ask(leader.sequencer, orders))
+        is_patient = self.world.random.random() < PATIENT_SHARE
+        await asyncio.wait([asking], timeout=ANSWER_SECONDS)
+        while is_patient and not asking.done() and not leader.process.is_dead:
+            await asyncio.wait([asking], timeout=ANSWER_SECONDS)
+        asking.cancel()
+        (answer,) = await asyncio.gather(asking, return_exceptions=True)
+        if isinstance(answer, asyncio.CancelledError):
+            return TimeoutError("no answer")
+        if isinstance(answer, BaseException) and not isinstance(answer, OrderchainError):
+            raise answer
+        return answer  # type: ignore[return-value] # an OrderchainError, if an error
+
+    async def _ask(self, sequencer: Sequencer, orders: list[Order]) -> list[Ack]:
+        if len(orders) == 1:
+            order = orders[0]
+            return [await sequencer.submit(order.key, order.payload)]
+        return await sequencer.submit_many(orders)
 
     def _keep(self, orders: list[Order], acks: list[Ack]) -> None:
         for order, ack in zip(orders, acks, strict=True):
             self.world.checker.on_ack(order.key, order.payload, ack)
+            self.world.checker.require(
+                ack.id <= self.world.chain.replicated_id, "S3 not replicated", order.key, ack
+            )
             self._places[order.key] = (order.payload, ack)

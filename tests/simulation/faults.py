@@ -5,11 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from orderchain.errors import FrameError
+from orderchain.event import Event
+from orderchain.frame import decode_header, encode_frame
+from orderchain.seal import SEAL_BYTES
+from orderchain.simulation.memory_log import MemoryLog
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .hosts import Host
+    from .hosts import Host, Leader
     from .world import World
+
+YEARS_NS = 10 * 365 * 24 * 3600 * 10**9
 
 
 def befall(world: World) -> None:
@@ -130,9 +140,64 @@ def throw_garbage(world: World) -> None:
     world.log.append([b"", world.random.randbytes(200), b"OCHN" + world.random.randbytes(200)])
 
 
+def forge_frames(world: World) -> None:
+    """Somebody who reads and writes the topic, and lacks the key, sends what should come next."""
+    record = world.log.records[-1] if world.log.records else b""
+    try:
+        last = decode_header(record)
+    except FrameError:
+        return
+    world.note("forged frames")
+    row = Event(last.last_id + 1, last.last_id, "forged", 0, b"")
+    header = msgspec.structs.replace(
+        last, first_pid=row.pid, first_id=row.id, last_id=row.id, count=1, is_batch_end=False,
+        seal_before=last.seal_after if last.is_batch_end else last.seal_before,
+        seal_after=bytes(SEAL_BYTES),
+    )  # fmt: skip
+    # Not by the eyes of the checker, which looks at what leaders publish.
+    MemoryLog.append(world.log, [encode_frame(header, [row], bytes(32))] * 3)
+
+
 def step_clock(world: World) -> None:
     host = world.random.choice(world.sequencers)
     host.clock.offset_ns = world.random.randrange(-(10**10), 10**10)
+
+
+def jump_clock(world: World) -> None:
+    """By years, and back."""
+    host = world.random.choice(world.sequencers)
+    world.note(host.name, "its clock is years ahead")
+    host.clock.offset_ns = YEARS_NS
+    later(world, 1.0, partial(setattr, host.clock, "offset_ns", 0))
+
+
+def cancel_waits(world: World) -> None:
+    """The synchronous standby is gone, and somebody has commits go on without it."""
+    world.note("the synchronous standby is gone, and nobody waits for it")
+    world.database.cancels_waits = True
+    later(world, 1.5, partial(setattr, world.database, "cancels_waits", False))
+
+
+def end_part(world: World) -> None:
+    """A task of a leader is cancelled, as by a mistake of somebody's."""
+    if not world.leaders:
+        return
+    leader = world.random.choice(world.leaders)
+    name = world.random.choice(sorted(leader.sequencer._tasks))
+    world.note(leader.process.name, "loses its task", name)
+    leader.sequencer._tasks[name].cancel()
+    world.loop.call_later(1.0, _require_end, world, leader, name, 2)
+
+
+def _require_end(world: World, leader: Leader, name: str, looks: int) -> None:
+    """Whatever must live ends the whole leader, unless that is paused."""
+    if leader.until_stopped.done() or leader.process.is_dead:
+        return
+    looks -= not leader.process.is_paused
+    if looks:
+        world.loop.call_later(1.0, _require_end, world, leader, name, looks)
+    else:
+        world.fail(f"L4 {leader.process.name} goes on without its {name}")
 
 
 FAULTS = (
@@ -147,7 +212,11 @@ FAULTS = (
     cut_broker,
     spoil_log,
     throw_garbage,
+    forge_frames,
     step_clock,
     spoil_standby,
     spoil_topic,
+    jump_clock,
+    cancel_waits,
+    end_part,
 )

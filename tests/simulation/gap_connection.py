@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orderchain.errors import RetryError
 from orderchain.schema import SCHEMA_VERSION
-from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between
+from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between, seal_at
 from orderchain.simulation.wire import WireBroken
 from orderchain.sql import load_sql
 
@@ -47,9 +47,12 @@ class MemoryReadConnection:
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _standing(self, chain: MemoryChain, at_id: int) -> Sequence[Any]:
+    def _standing(
+        self, chain: MemoryChain, at_id: int, batch_id: int | None, terms_max: int
+    ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
+        terms = chain.terms[:terms_max]
         return [
             {
                 "version": SCHEMA_VERSION,
@@ -68,13 +71,17 @@ class MemoryReadConnection:
                 "batch_epoch": mark.epoch,
                 "is_there": is_row or mark.batch_last_id == at_id,
                 "boundary_id": 0,
+                "term_epochs": [term.epoch for term in terms],
+                "term_nonces": [term.nonce for term in terms],
+                "term_frame_keys": [term.frame_key for term in terms],
+                "asked_seal": seal_at(chain, batch_id),
             }
         ]
 
     def _opening(
         self, chain: MemoryChain, after_id: int, until_id: int, rows: int, batches: int
     ) -> Sequence[Any]:
-        (found,) = self._standing(chain, after_id)
+        (found,) = self._standing(chain, after_id, None, 0)
         events = list(map(_row, rows_between(chain, after_id, until_id, rows)))
         ahead = self._batches_after(chain, after_id, batches)
         columns = zip(*ahead, strict=True) if ahead else [None] * 3

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orderchain.errors import (
+    ClockError,
     ConnectError,
     HaltError,
     RetryError,
@@ -35,6 +36,7 @@ STOP_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.25
 RECOVER_SECONDS = 8.0
 INTAKE_STOP_SECONDS = 1.0
+KAFKA_AWAY_SECONDS = 0.5
 
 
 class DriftingClock:
@@ -121,7 +123,7 @@ class SequencerHost(Host):
             try:
                 async with self._open() as sequencer:
                     await self._lead(process, sequencer)
-            except (RetryError, ConnectError, StoppedError, UnknownOutcome) as error:
+            except (RetryError, ConnectError, StoppedError, UnknownOutcome, ClockError) as error:
                 world.note(process.name, "stopped", repr(error))
             except HaltError as error:
                 world.on_halt(process.name, error)
@@ -167,6 +169,7 @@ class SequencerHost(Host):
     def _open(self) -> Sequencer:
         world, plan = self.world, self.world.plan
         database = world.database
+        refuses = plan.refuses_without_kafka and not plan.is_broker_gone
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
         return Sequencer(
             SequencerConfig(
@@ -187,6 +190,8 @@ class SequencerHost(Host):
                 publish_queue_bytes_max=plan.publish_queue_bytes_max,
                 key_window_rows=plan.key_window_rows,
                 kafka_at_start="optional",
+                when_kafka_is_away="refuse" if refuses else "continue",
+                kafka_away_seconds=KAFKA_AWAY_SECONDS,
             ),
             store=WiredChainStore(database, CHAIN_ID, store_wire, world.commit_wire()),
             keys=WiredKeyStore(database, CHAIN_ID, key_wire),

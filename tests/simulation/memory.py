@@ -63,9 +63,12 @@ class MemoryWatch:
         self._require(len(receiver.gaps) <= GAPS_KEPT, "gaps", len(receiver.gaps))
         if core is None or reception is None:
             return
-        kept = sum(len(record) for _, record in core._unproven or ())
-        self._require(kept <= plan.core_bounds * 100, f"{kept} bytes are kept to be compared")
-        self._require(len(core._nonces) <= plan.core_bounds, "nonces", len(core._nonces))
+        kept = sum(len(record) for _, record in core._kept)
+        self._require(
+            kept <= plan.core_bounds * 100 or len(core._kept) == 1,
+            f"{kept} bytes are kept to be compared",
+        )
+        self._require(len(core._frame_keys) <= plan.core_bounds, "terms", len(core._frame_keys))
         sights = len(reception.watch.lag._sights)
         self._require(sights <= plan.core_bounds, "sights of the head", sights)
 

@@ -57,6 +57,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     takeover_skip_ids: int
     batch_rows_max: int
     page_rows: int
+    patience_seconds: float
+    """How long a matching service waits for a run, at most, before it gives up and asks again."""
+    wrong_seals: float
+    """Share of frames with a seal after their batch that is not the database's."""
+    refuses_without_kafka: bool
+    """Sequencers take no order while the broker is away; not where it never comes back."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -94,4 +100,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             takeover_skip_ids=random.choice((0, 50)),
             batch_rows_max=random.choice((3, 3, 20, 100)),
             page_rows=random.choice((2, 10, 1_000)),
+            patience_seconds=random.choice((0.005, 0.05, 1_000.0)),
+            wrong_seals=random.choice((0.0, 0.0, 0.1, 0.5)),
+            refuses_without_kafka=random.random() < 0.2,
         )

@@ -92,13 +92,23 @@ class ReceiverHost(Host):
 
     async def _work_off(self, process_name: str, receiver: Receiver) -> None:
         head_delivered: int | None = None
-        async for run in receiver:
+        while (run := await self._next_run(receiver)) is not None:
             head_delivered = run.first_pid if head_delivered is None else head_delivered
             self.world.checker.on_run(process_name, head_delivered, run)
             head_delivered = run.last_id
             if self.world.random.random() < 0.2:
                 await asyncio.sleep(self.world.random.uniform(0.0, 0.2))  # works on it
             await self._take_effect(receiver, run)
+
+    async def _next_run(self, receiver: Receiver) -> Run | None:
+        """Wait for the next run as a service does that has other things to do, too."""
+        while True:
+            patience = self.world.random.uniform(0.0, self.world.plan.patience_seconds)
+            try:
+                async with asyncio.timeout(patience):
+                    return await anext(receiver, None)
+            except TimeoutError:
+                continue
 
     async def _take_effect(self, receiver: Receiver, run: Run) -> None:
         if self.world.plan.keeps_checkpoint_apart:

@@ -1,7 +1,8 @@
 """S8: the primary dies with its last rows, and a standby that lacks them is promoted.
 
 Whoever has handed on a lost row must halt: never go on, never take anything back. Whoever has not
-goes on with what there is now. No id that a lost row had is given out again.
+goes on with what there is now. No id that a lost row had is given out again, also where take-overs
+were lost with it, the broker is away, and clocks step back.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from orderchain.errors import ForkFound, OrderchainError, PrimaryBehind, SealMis
 from orderchain.simulation.lossy_link import LossyLink
 from orderchain.simulation.memory_log import MemoryFrameSource
 from orderchain.simulation.virtual_loop import run_virtual
+from sequencer import SequencerConfig
 
 from .plan import CHAIN_ID, Plan
 from .receiver_host import POLL_AFTER_SECONDS, ReceiverHost
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 SEEDS = 150
 NOTICED_SECONDS = 15.0
 """A take-over, new rows, and the longest time that a receiver looks at nothing."""
+
+DEFAULTS = SequencerConfig(chain_id=CHAIN_ID, database="simulated", kafka="simulated")
 
 pytestmark = pytest.mark.simulation
 
@@ -53,6 +57,7 @@ class JournalHost(ReceiverHost):
             name=self.name,
             start=self.place,
             poll_after_seconds=POLL_AFTER_SECONDS,
+            kafka_at_start="optional",
         )
         source = MemoryFrameSource(
             self.world.log, LossyLink(self.world.link_dial, self.world.random)
@@ -74,12 +79,13 @@ class LostPrimary(World):
             database_loss=0.0,
             sources="primary",
             topic_records=0,
-            takeover_skip_ids=1_000,
-            partition_ids=100_000,
-            is_time_ids=False,
+            takeover_skip_ids=DEFAULTS.takeover_skip_ids,
         )
         super().__init__(plan)
+        self.is_broker_lost = self.random.random() < 0.2
+        """From before the first row that is lost: no frame tells of them."""
         self.halts: dict[str, HaltError] = {}
+        self.restarted: set[str] = set()
         self.receivers = [JournalHost(self, f"receiver {n}") for n in range(3)]
 
     def on_halt(self, name: str, error: HaltError) -> None:
@@ -96,13 +102,38 @@ class LostPrimary(World):
         self.replica.replay()
         if self.random.random() < 0.5:
             self.random.choice(self.receivers).process.pause()  # it stays before what is lost
+        self.log.is_away = self.is_broker_lost
+        for life in range(self.random.choice((0, 1, 1, 2))):
+            await self._begin_life()
+            await self._submit(f"lost with take-over {life},", self.random.randint(1, 4))
         await self._submit("lost", self.random.randint(1, 4))
         await asyncio.sleep(self.random.choice((0.0, 0.01, 2.0)))
         self.promote()
         for process in self.processes:
             process.resume()
+        for host in self.sequencers:
+            # The machines of the new primary have clocks of their own.
+            host.clock.offset_ns += self.random.choice((0, 0, -(10**10)))
+        self._restart_some()
         await self._submit("new", self.random.randint(1, 5))
         await asyncio.sleep(NOTICED_SECONDS)
+
+    def _restart_some(self) -> None:
+        """What was delivered before must halt the start of a new process as well."""
+        for host in self.receivers:
+            if self.random.random() < 0.4:
+                host.kill()
+                host.restart()
+                self.restarted.add(host.name)
+
+    async def _begin_life(self) -> None:
+        """A leader that dies, and a take-over that the standby never hears of."""
+        host = self.random.choice(self.sequencers)
+        host.kill()
+        if self.random.random() < 0.5:
+            host.clock.offset_ns = self.random.randrange(-(10**10), 10**10)
+        await asyncio.sleep(self.random.uniform(0.0, 1.0))
+        host.restart()
 
     def promote(self) -> None:
         """The standby is the primary now; it has what it had."""
@@ -151,7 +182,7 @@ def is_prefix(part: list[Event], whole: list[Event]) -> bool:
 
 
 def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
-    halted = went_on = 0
+    halted = went_on = halted_anew = 0
     for seed in range(SEEDS):
         world = lose_primary(seed)
         new = [event for batch in world.promoted.batches for event in batch.events]
@@ -160,21 +191,26 @@ def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
             error = world.halts.get(receiver.name)
             if error is None:
                 went_on += 1
-                assert receiver.effects == new, told
+                assert receiver.effects == new, f"{told} had to halt, or to go on"
             else:
                 halted += 1
+                halted_anew += receiver.name in world.restarted
                 assert isinstance(error, PrimaryBehind | ForkFound | SealMismatch), told
                 assert is_prefix(receiver.effects, world.lost), told
                 assert not is_prefix(receiver.effects, new), f"{told} halted for nothing"
     assert halted > SEEDS / 2, "hardly a row was lost"
+    assert halted_anew > SEEDS / 10, "hardly a halt at a start"
     assert went_on > SEEDS / 20
 
 
 def test_ids_of_lost_rows_are_never_given_out_again() -> None:
-    for seed in range(30):
+    lives = 0
+    for seed in range(SEEDS):
         world = lose_primary(seed)
+        lives += any("with take-over" in event.key for event in world.lost)
         old_ids = {event.id for event in world.lost}
         new_rows = [event for batch in world.promoted.batches for event in batch.events]
         given_anew = [row.id for row in new_rows if row.key.startswith("new")]
         assert given_anew, seed
         assert old_ids.isdisjoint(given_anew), seed
+    assert lives > SEEDS / 2, "hardly a take-over was lost"

@@ -22,6 +22,7 @@ from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
 from .faults import befall
 from .hosts import Host, Leader, SequencerHost
+from .mad_frames import mad_frames
 from .memory import MemoryWatch, small_bounds
 from .orders_topic import OrdersTopic
 from .plan import CHAIN_ID, Plan
@@ -237,6 +238,7 @@ class World:
         self.database_server.is_away = self.standby_server.is_away = False
         self.log.is_away = self.plan.is_broker_gone
         self.orders.topic.is_away = False
+        self.database.cancels_waits = False
         for process in self.processes:
             process.resume()
         for host in (*self.sequencers, *self.receivers):
@@ -267,7 +269,7 @@ def simulate(seed: int, **changes: object) -> World:
         finally:
             worlds[0].end()
 
-    with quiet(), small_bounds(plan):
+    with quiet(), small_bounds(plan), mad_frames(plan):
         try:
             run_virtual(live(), seed=seed, seconds=600.0)
             worlds[0].check()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
 
 from gapfill import PreferredSources
-from matcher_receiver import Receiver
+from matcher_receiver import Receiver, waits
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
+from matcher_receiver.filling import Filling
+from matcher_receiver.gaps import GapLedger
 from matcher_receiver.watch import HeadWatch
 from orderchain.mark import Mark
 from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore
 from sequencer.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from matcher_receiver.decisions import FrameDecision, StandingDecision
     from orderchain.frame import FrameHeader
@@ -42,6 +44,13 @@ def gap_skipped() -> Iterator[None]:
         return judge(self, header)
 
     with patch.object(ReceiveCore, "judge", leap):
+        yield
+
+
+@contextmanager
+def senders_believed() -> Iterator[None]:
+    """Whatever copies a leader's nonce is taken for its frame."""
+    with patch("matcher_receiver.core.is_signed", lambda record, key: True):
         yield
 
 
@@ -78,7 +87,7 @@ def checkpoint_before_delivery() -> Iterator[None]:
 @contextmanager
 def checkpoint_without_comparing() -> Iterator[None]:
     """Two receivers of one name both go on."""
-    with patch.object(MemoryCheckpointStore, "_check", lambda self, first_pid: None):
+    with patch.object(MemoryCheckpointStore, "_check", lambda self, first_pid, end: None):
         yield
 
 
@@ -96,7 +105,9 @@ def standby_believed() -> Iterator[None]:
 
 @contextmanager
 def ledger_without_bound() -> Iterator[None]:
-    with patch("matcher_receiver.gaps.deque", lambda maxlen: deque()):
+    with patch(
+        "matcher_receiver.receiver.GapLedger", lambda kept, record: GapLedger(1_000_000, record)
+    ):
         yield
 
 
@@ -113,4 +124,38 @@ def primary_never_asked() -> Iterator[None]:
                 yield run
 
     with patch.object(PreferredSources, "runs", ask_the_first):
+        yield
+
+
+@contextmanager
+def cancelled_wait_ends_its_work() -> Iterator[None]:
+    """Whoever gives up waiting breaks off what is being read, wherever that has come to."""
+
+    async def outcome(self: waits.Waits, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if self.is_stopping:
+            raise waits.StopAsked
+        return await asyncio.create_task(work())
+
+    with patch.object(waits.Waits, "outcome", outcome):
+        yield
+
+
+@contextmanager
+def head_moved_before_a_wait() -> Iterator[None]:
+    """The same, and the source is let go of after the head has moved, not before."""
+    take = Filling._take
+
+    async def take_and_wait(self: Filling, run: Run | None) -> Run | None:
+        taken = await take(self, run)
+        await asyncio.sleep(0)
+        return taken
+
+    with cancelled_wait_ends_its_work(), patch.object(Filling, "_take", take_and_wait):
+        yield
+
+
+@contextmanager
+def frame_believed_about_its_seal() -> Iterator[None]:
+    """A run ends with the seal that a frame has told, and that is what is stored."""
+    with patch.object(ReceiveCore, "_proven_at", lambda self, row_id: self.head):
         yield

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from orderchain.errors import ConnectError, RetryError
-from orderchain.simulation.memory_store import MemoryChain
+from orderchain.simulation.memory_store import MemoryChain, MemoryChainStore
 from orderchain.simulation.wired_store import WiredChainStore
 from sequencer.client_numbers import ClientNumbers
 from sequencer.committer import Committer
@@ -15,6 +15,8 @@ from sequencer.key_index import KeyIndex
 from sequencer.key_keeper import KeyKeeper
 from sequencer.key_memory import KeyMemory
 from sequencer.publisher import Publisher
+from sequencer.service import Sequencer
+from sequencer.topic_intake import TopicIntake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,4 +175,47 @@ def stop_without_deadline() -> Iterator[None]:
 @contextmanager
 def publish_queue_without_bound() -> Iterator[None]:
     with patch.object(Publisher, "forget", lambda self, until_id: None):
+        yield
+
+
+@contextmanager
+def part_that_dies_in_silence() -> Iterator[None]:
+    with patch.object(Sequencer, "_on_end", lambda *_: None):
+        yield
+
+
+@contextmanager
+def callers_in_no_list() -> Iterator[None]:
+    """Whoever was taken from the queue is forgotten where no batch can be made."""
+    with patch.object(Sequencer, "_answering", lambda self, entries: nullcontext()):
+        yield
+
+
+@contextmanager
+def warning_taken_for_success() -> Iterator[None]:
+    """A commit counts that the synchronous standby was not waited for."""
+    is_replicated = MemoryChainStore._is_replicated
+
+    def believe(self: MemoryChainStore) -> bool:
+        is_replicated(self)
+        return True
+
+    with patch.object(MemoryChainStore, "_is_replicated", believe):
+        yield
+
+
+@contextmanager
+def mark_before_orders() -> Iterator[None]:
+    """An intake moves its mark before its orders are taken, and nothing compares it."""
+    hand_over = TopicIntake._hand_over
+
+    async def move_first(self: TopicIntake, partition: int, records: Any, mark: Any) -> Any:
+        self._marks[partition] = mark
+        return await hand_over(self, partition, records, mark)
+
+    with (
+        patch.object(TopicIntake, "_hand_over", move_first),
+        patch.object(MemoryChain, "refusal", lambda *_: None),
+        patch.object(Committer, "_is_next", lambda *_: True),
+    ):
         yield

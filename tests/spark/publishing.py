@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from tests.spark.planting import Row
 
 NONCE = bytes(range(16))
+FRAME_KEY = bytes(range(32))
+"""Of the one term that `store` begins."""
 
 
-def frame_of(rows: Sequence[Row], **fields: Any) -> bytes:
-    """The frame of `rows`, the seals and the epoch as given."""
+def frame_of(rows: Sequence[Row], key: bytes = FRAME_KEY, **fields: Any) -> bytes:
+    """The frame of `rows`, signed with `key`, the seals and the epoch as given."""
     events: list[Any] = [
         Event(row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
         for row in rows
@@ -40,7 +42,7 @@ def frame_of(rows: Sequence[Row], **fields: Any) -> bytes:
         }
         | fields
     )
-    return encode_frame(header, events)
+    return encode_frame(header, events, key)
 
 
 def heartbeat_of(head: int, seal: bytes, chain_id: int = CHAIN_ID) -> bytes:
@@ -48,7 +50,16 @@ def heartbeat_of(head: int, seal: bytes, chain_id: int = CHAIN_ID) -> bytes:
         chain_id=chain_id, epoch=9, publisher_epoch=9, publisher_nonce=NONCE,
         first_pid=head, first_id=head, last_id=head, count=0, seal_before=seal,
     )  # fmt: skip
-    return encode_frame(header, [])
+    return encode_frame(header, [], FRAME_KEY)
+
+
+async def begin_term(connection: asyncpg.Connection[Any], chain_id: int = CHAIN_ID) -> None:
+    """Store the term under which all frames are made here."""
+    await connection.execute(
+        "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, "
+        "system_identifier, timeline) VALUES ($1, 1, $2, $3, 'test', 0, 1, 1)",
+        chain_id, NONCE, FRAME_KEY,
+    )  # fmt: skip
 
 
 async def frames_of(dsn: str, rows: Sequence[Row]) -> list[bytes]:

@@ -10,6 +10,7 @@ import asyncpg
 from orderchain.row_image import column_images
 from orderchain.seal import genesis_seal, next_seal
 from tests.spark.planting import CHAIN_ID
+from tests.spark.publishing import begin_term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ async def store(
         await connection.execute(
             "SELECT chain_create($1, $2, $3, 0, $4)", CHAIN_ID, seal, "t", partition_ids
         )
+        await begin_term(connection)
         batches = batches_of(rows, batch_rows, partition_ids)
         for number, batch in enumerate(batches):
             epoch = 1 if number < len(batches) // 2 else 2

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
+from chain_verifier.report import Verdict
 from chain_verifier.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
 from orderchain.roles import AUDITOR, GAP_READER
@@ -147,6 +148,23 @@ def test_modes_with_one_journal_find_what_is_wrong_with_it(
     assert report.sources[0].rows == row_count(rows, head)
 
 
+def test_modes_with_no_row_and_no_known_head_prove_nothing(
+    agreed: Callable[..., Report],
+    journal_of: Callable[..., JournalSource],
+    parquet_of: Callable[[Sequence[Row]], ParquetSource],
+) -> None:
+    empty, other = journal_of([]), parquet_of([])
+    for sources in ((empty,), (journal_of([], "torn", torn=LINE[:40]),), (other,), (empty, other)):
+        report = agreed(*sources)
+        assert (report.verdict, report.is_clean, report.counts) == (Verdict.UNPROVEN, False, {})
+        assert {one.verdict for one in report.sources} == {Verdict.UNPROVEN}
+    behind = agreed(journal_of(ROWS, "all"), start=HEAD)
+    assert behind.verdict is Verdict.UNPROVEN
+    known = agreed(empty, other, head=0)
+    assert (known.verdict, known.is_clean) == (Verdict.COMPLETE, True)
+    assert agreed(journal_of(ROWS[:1], "one"), empty).verdict is Verdict.BROKEN
+
+
 def row_count(rows: Sequence[Any], head: int | None) -> int:
     """Rows of the chain up to the head, each as often as it stands."""
     own = [row for row in rows if row.chain_id == CHAIN_ID and None not in (row.id, row.pid)]
@@ -260,7 +278,9 @@ def test_local_with_a_database_that_breaks_off_or_cannot_be_used_is_no_verdict(
     assert "sesame" not in str(refused.value)
     asyncio.run(execute(database, f"REVOKE SELECT ON chain_event FROM {GAP_READER}"))  # noqa: S608
     barred = DatabaseSource(dsn=role_dsn(GAP_READER))
-    with pytest.raises(ConnectError, match="permission denied"):
+    with pytest.raises(
+        ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"
+    ):
         verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(barred,)))
     asyncio.run(execute(database, "UPDATE schema_version SET version = 99"))
     with pytest.raises(SchemaError, match="99"):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
 
-CHAIN_ID = 9_107
+CHAIN_IDS = count(9_107)
 ROWS = 2_000
 DELETED = 1_234
 DEADLINE_SECONDS = 180.0
@@ -36,13 +37,42 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 @pytest.fixture
-def settings(orderchain_environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+def chain_id() -> int:
+    """A chain of its own for each test: databases are fresh, topics are not."""
+    return next(CHAIN_IDS)
+
+
+@pytest.fixture
+def settings(
+    orderchain_environment: dict[str, str], chain_id: int, tmp_path: Path
+) -> dict[str, str]:
     """The settings of a database and a topic that hold the rows 1 to ROWS."""
     path = tmp_path / "o.csv"
     path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
-    must("chain", "create", CHAIN_ID, settings=orderchain_environment)
-    must("sequence", "--chain", CHAIN_ID, "--input", path, settings=orderchain_environment)
+    must("chain", "create", chain_id, settings=orderchain_environment)
+    must("sequence", "--chain", chain_id, "--input", path, settings=orderchain_environment)
     return orderchain_environment
+
+
+def test_findings_in_a_folder_that_the_workers_do_not_share_are_not_lost_in_silence(
+    cluster: SparkCluster, settings: dict[str, str], chain_id: int, tmp_path: Path
+) -> None:
+    """Under one name each process finds a folder of its own: its working directory."""
+    settings = settings | {"CWD": str(tmp_path)}
+    change = f"UPDATE chain_event SET key = key || 'x' WHERE chain_id = {chain_id}"  # noqa: S608
+    asyncio.run(execute(settings["CHAINCTL_DATABASE"], change))
+    verify = (
+        *(sys.executable, "-m", "chainctl", "verify", "--chain", chain_id, "--json"),
+        *("--source", "database", "--source", "topic", "--master", cluster.master),
+    )
+    own = run(*verify, "--findings", "/proc/self/cwd/found", settings=settings)
+    assert (own.code, own.out) == (3, ""), own
+    (line,) = own.err.splitlines()
+    assert f"findings could not be written to /proc/self/cwd/found: 0 of {ROWS}" in line
+    shared = run(*verify, "--findings", tmp_path / "shared", settings=settings)
+    assert (shared.code, json.loads(shared.out)["counts"]) == (1, {"differing": ROWS}), shared
+    parts = (tmp_path / "shared" / "findings.json").glob("*.json")
+    assert sum(len(part.read_text().splitlines()) for part in parts) == ROWS
 
 
 def run(*arguments: object, settings: Mapping[str, str]) -> Done:
@@ -59,18 +89,19 @@ def run(*arguments: object, settings: Mapping[str, str]) -> Done:
 
 
 def test_verify_on_a_cluster_proves_a_chain_and_names_what_is_deleted_then(
-    cluster: SparkCluster, settings: dict[str, str], tmp_path: Path
+    cluster: SparkCluster, settings: dict[str, str], chain_id: int, tmp_path: Path
 ) -> None:
     # Away from the checkout, so that workers and driver find the package where it is installed.
     settings = settings | {"CWD": str(tmp_path)}
-    verify = ("verify", "--chain", CHAIN_ID, "--source", "database", "--json")
+    verify = ("verify", "--chain", chain_id, "--source", "database", "--json")
     by_master = (sys.executable, "-m", "chainctl", *verify, "--master", cluster.master)
+    known = [set(cluster.executors(number)) for number in range(WORKERS)]
     clean = run(*by_master, "--source", "topic", "--seals", settings=settings)
     assert clean.code == 0, clean
     report: dict[str, Any] = json.loads(clean.out)
     assert (report["verdict"], report["head"]) == ("complete", ROWS)
     assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
-    logs = [cluster.executors(number) for number in range(WORKERS)]
+    logs = [set(cluster.executors(number)) - known[number] for number in range(WORKERS)]
     assert [len(log) for log in logs] == [1, 1]
     assert any("Finished task" in log.read_text() for (log,) in logs)
 
@@ -88,4 +119,5 @@ def test_verify_on_a_cluster_proves_a_chain_and_names_what_is_deleted_then(
     assert sorted(kinds) == ["batch_count", "gap"], submitted
     assert (kinds["gap"]["after_id"], kinds["gap"]["until_id"]) == (DELETED - 1, DELETED)
     # They ran on the cluster: each worker has started an executor for either.
-    assert [len(cluster.executors(number)) for number in range(WORKERS)] == [2, 2]
+    every = [set(cluster.executors(number)) - known[number] for number in range(WORKERS)]
+    assert [len(log) for log in every] == [2, 2]

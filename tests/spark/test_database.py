@@ -302,7 +302,9 @@ def test_database_with_a_role_that_may_not_read_is_refused(
 ) -> None:  # fmt: skip
     execute(f"REVOKE SELECT ON chain_event FROM {GAP_READER}")  # noqa: S608
     source = DatabaseSource(dsn=role_dsn(GAP_READER))
-    with pytest.raises(ConnectError, match="permission denied"):
+    with pytest.raises(
+        ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"
+    ):
         verify(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)), spark)
 
 

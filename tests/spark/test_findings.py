@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
+from chain_verifier.local.verify import verify_locally
 from chain_verifier.stages import watched_stages
 from chain_verifier.verify import verify
 from chainctl.exits import ExitCode
 from chainctl.main import main
-from orderchain.errors import RetryError
+from orderchain.errors import InputError, RetryError, SettingError
 from tests.spark.planting import CHAIN_ID
 
 if TYPE_CHECKING:
@@ -109,6 +111,42 @@ def test_findings_that_cannot_be_written_leave_no_verdict(
     )
     with pytest.raises(RetryError, match="findings could not be written to"):
         verify(request, spark)
+
+
+def damaged(spark: SparkSession, folder: Path) -> ParquetSource:
+    """Ten rows of which three are gone: a gap, and one more up to the head."""
+    rows(spark, "a").where("id <= 10 AND id <> 4").write.parquet(str(folder / "rows"))
+    return ParquetSource(path=str(folder / "rows"))
+
+
+def test_findings_at_a_url_are_left_to_spark_to_write_and_counted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A file system with an authority, as that of a bucket has: a path would lose a slash of it."""
+    java: Any = spark.sparkContext._jsc
+    (tmp_path / "bucket").mkdir()
+    java.hadoopConfiguration().set(
+        "fs.viewfs.mounttable.bucket.link./all", f"file://{tmp_path}/bucket"
+    )
+    url = "viewfs://bucket/all/findings [1]"
+    request = VerifyRequest(
+        chain_id=CHAIN_ID, sources=(damaged(spark, tmp_path),), head=12, findings_folder=url
+    )
+    assert verify(request, spark).counts == {"gap": 2}
+    written = tmp_path / "bucket" / "findings [1]"
+    lines = [
+        line
+        for part in (written / "findings.json").glob("*.json")
+        for line in part.read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(lines) == 2
+    with pytest.raises(InputError, match="an empty folder"):
+        verify(request, spark)
+    nowhere = replace(request, findings_folder="nowhere://bucket/x")
+    with pytest.raises(InputError, match="a place that Spark can write to"):
+        verify(nowhere, spark)
+    with pytest.raises(SettingError, match="not a URL"):
+        verify_locally(request)
 
 
 def test_stages_at_work_are_told_to_whoever_watches(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
@@ -125,3 +126,57 @@ def test_compare_with_rows_in_another_order_is_equal_in_content(compared: Compar
     report = compared(ROWS, [ROWS[1], ROWS[0], *ROWS[2:]])
     assert report.comparisons[0].is_equal
     assert report.counts == {"out_of_order": 1}
+
+
+_XX_PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F)
+_WORD = 2**64
+
+
+def _rotated(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (64 - bits))) % _WORD
+
+
+def _collider(payload: bytes) -> bytes:
+    """Other 16 bytes with the same xxHash64 under every seed.
+
+    A bit flipped in what the first word is mixed to becomes the highest bit of the state, whatever
+    that was; the second word takes it back.
+    """
+    first, second = _XX_PRIMES
+    words = []
+    for at, bit in ((0, 36), (8, 63)):
+        word = int.from_bytes(payload[at : at + 8], "little")
+        mixed = _rotated(word * second % _WORD, 31) * first % _WORD ^ (1 << bit)
+        back = _rotated(mixed * pow(first, -1, _WORD) % _WORD, 33) * pow(second, -1, _WORD)
+        words.append((back % _WORD).to_bytes(8, "little"))
+    return b"".join(words)
+
+
+def test_compare_with_a_payload_made_to_collide_under_any_key_of_a_fast_hash_names_its_row(
+    compared: Compare, spark: SparkSession
+) -> None:
+    payload = random.Random(1).randbytes(16)
+    other = _collider(payload)
+    assert payload != other
+    sides = [F.xxhash64(F.lit(seed), F.lit(side)) for seed in (1, 2) for side in (payload, other)]
+    found = spark.range(1).select(F.array(*sides)).collect()[0][0]
+    assert (found[0], found[2]) == (found[1], found[3])
+    base, own = list(ROWS), list(ROWS)
+    base[30], own[30] = replace(ROWS[30], payload=payload), replace(ROWS[30], payload=other)
+    report = compared(base, own)
+    assert differences(report) == [
+        difference(report, Kind.DIFFERING, id=ROWS[30].id, columns=("payload",))
+    ]
+
+
+def test_compare_with_rows_that_lack_a_value_on_both_sides_still_compares_the_rest(
+    compared: Compare,
+) -> None:
+    base, own = list(ROWS), list(ROWS)
+    base[5], own[5] = replace(ROWS[5], key=None), replace(ROWS[5], key=None, payload=b"other")
+    base[6], own[6] = replace(ROWS[6], payload=None), replace(ROWS[6], payload=b"")
+    report = compared(base, own)
+    assert differences(report) == [
+        difference(report, Kind.DIFFERING, id=ROWS[index].id, columns=("payload",))
+        for index in (5, 6)
+    ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
@@ -14,6 +16,7 @@ from msgspec.structs import replace
 
 from chain_verifier.config import DatabaseSource, JournalSource, TopicSource, VerifyRequest
 from chain_verifier.findings import Kind
+from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.verify import verify
@@ -22,7 +25,14 @@ from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, chain_of, head_of, write_journal
-from tests.spark.publishing import frame_of, frames_of, heartbeat_of, publish
+from tests.spark.publishing import (
+    FRAME_KEY,
+    NONCE,
+    frame_of,
+    frames_of,
+    heartbeat_of,
+    publish,
+)
 from tests.spark.storing import execute, store
 
 if TYPE_CHECKING:
@@ -142,7 +152,7 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
 ) -> None:
     """Heartbeats, records that are no frames of the chain, and repeats in other slices."""
     first = sliced(ROWS)
-    broken = first[0][:-1] + bytes([first[0][-1] ^ 1])
+    broken = first[0][:-1]
     refused = [b"{}", broken, b"", frame_of(ROWS[:5], chain_id=8)]
     repeats = [*sliced(ROWS[15:]), *sliced(ROWS[50:], 3)]
     topic.send(first[0], *refused, first[0], *first[1:4], *repeats, heartbeat_of(HEAD, bytes(32)))
@@ -151,9 +161,9 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
     assert report.sources[0].rows == len(ROWS)
     frames = 5 + len(repeats)
     assert set(report.sources[0].notes) == {
-        f"{frames} frames, 1 heartbeats",
-        "4 records that are no frame of the chain: 1 chain, 1 crc, 1 empty, 1 magic",
-        "8 frames hold rows that were published before",
+        f"{frames} frames, 1 heartbeat",
+        "no frame of the chain: 4 records (1 chain, 1 empty, 1 length, 1 magic)",
+        "with rows that were published before: 8 frames",
     }
     assert alone().verdict is Verdict.CONTIGUOUS
 
@@ -181,6 +191,42 @@ def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each
 def test_topic_with_nothing_in_it_is_a_gap_up_to_the_head(topic: Topic, alone: Verified) -> None:
     assert found(alone(head=HEAD)) == {(Kind.GAP, None, 0, HEAD, None)}
     assert alone(head=0).is_clean
+
+
+def test_topic_without_a_frame_of_the_chain_is_not_proven_whatever_else_it_holds(
+    topic: Topic, alone: Verified
+) -> None:
+    assert alone().verdict is Verdict.UNPROVEN
+    topic.send(b"{}", *sliced(ROWS, chain_id=8))
+    report = alone()
+    assert (report.verdict, report.is_clean, report.findings) == (Verdict.UNPROVEN, False, ())
+    topic.send(heartbeat_of(HEAD, bytes(32)))
+    assert alone().verdict is Verdict.UNPROVEN
+    topic.send(*sliced(ROWS))
+    assert alone().verdict is Verdict.CONTIGUOUS
+
+
+def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_database(
+    topic: Topic, both: Verified, frames: list[bytes], database: str
+) -> None:
+    """Nothing is known to be published yet, so nothing is lacking; nothing is compared either."""
+    seal = asyncio.run(_head_seal(database))
+    topic.send(*sliced(ROWS, chain_id=8))
+    report = both()
+    assert [source.verdict for source in report.sources] == [Verdict.COMPLETE, Verdict.UNPROVEN]
+    assert (report.verdict, report.is_clean) == (Verdict.UNPROVEN, False)
+    topic.send(heartbeat_of(HEAD, seal))
+    topic.remove_before(len(ROWS) // 10)
+    assert both().verdict is Verdict.COMPLETE
+
+
+async def _head_seal(dsn: str) -> bytes:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
+        return seal
+    finally:
+        await connection.close(timeout=5)
 
 
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(
@@ -241,7 +287,8 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     topic: Topic, both: Verified, frames: list[bytes], tmp_path: Path
 ) -> None:
     """On the topic retention removed two frames, a frame is lost, one is under another epoch, and
-    three are forged: with rows of no commit, with a changed row, and that one again.
+    the database disowns six: with rows of no commit, with a changed row, that one again, and the
+    lost one as a stranger has it, under a key of his own, and under a term of his own.
     """
     phantom = replace(OUTSIDE[0], id=HEAD + 10**6, pid=HEAD)
     changed = [replace(ROWS[40], key="other"), *ROWS[41:50]]
@@ -250,8 +297,15 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
         ROWS[20:30], epoch=2, seal_before=header.seal_before, seal_after=header.seal_after,
         is_batch_end=True,
     )  # fmt: skip
-    forged = [frame_of([phantom]), frame_of(changed), frame_of(changed)]
+    lost = decode_header(frames[3])
+    copied = {"seal_before": lost.seal_before, "seal_after": lost.seal_after, "is_batch_end": True}
+    strangers = [
+        frame_of(ROWS[30:40], bytes(32), **copied),
+        frame_of(ROWS[30:40], bytes(32), publisher_nonce=b"of another life.", **copied),
+    ]
+    forged = [frame_of([phantom]), frame_of(changed, bytes(32)), frame_of(changed)]
     topic.send(*frames[:2], other_epoch, *forged[:2], *frames[4:5], forged[2], *frames[5:])
+    topic.send(*strangers)
     topic.remove_before(2)
     path = write_journal(tmp_path / "j.jsonl", [*ROWS[:40], *ROWS[41:]])
     report = both(JournalSource(path=str(path)))
@@ -271,4 +325,21 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     lacking = [row_id for kind, row_id in against(report) if kind is Kind.LACKING]
     assert lacking == [*(row.id for row in ROWS[30:40]), ROWS[40].id]
     notes = {source.source: source.notes for source in report.sources}[f"topic:{topic.name}"]
-    assert "3 forged frames: their seals are not the database's" in notes
+    assert "forged, not signed by the leader that they name: 2 frames" in notes
+    assert "of an unknown term, of a life that was lost or of another database: 1 frame" in notes
+    assert "of a leader of this database, with rows that it lost: 2 frames" in notes
+
+
+def test_keys_of_frames_show_in_no_plan_of_sparks(
+    spark: SparkSession, topic: Topic, both: Verified, frames: list[bytes]
+) -> None:
+    topic.send(*frames)
+    assert both().is_clean
+    store: Any = spark._jsparkSession.sharedState().statusStore()  # type: ignore[attr-defined]
+    executions = store.executionsList()
+    plans = [executions.apply(n).physicalPlanDescription() for n in range(executions.size())]
+    shown = "\n".join(plan for plan in plans if "InArrow" in plan)
+    assert shown, "the plans that are looked at"
+    for form in (FRAME_KEY.hex(), repr(FRAME_KEY), b64encode(FRAME_KEY).decode(), str(FRAME_KEY)):
+        assert form.lower() not in "\n".join(plans).lower()
+    assert repr(FrameKeys({NONCE: FRAME_KEY})) == "FrameKeys(1 terms)"

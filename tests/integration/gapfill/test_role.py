@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from orderchain.errors import ConnectError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from gapfill import GapReader
 
     from .conftest import MakeStored
 
@@ -59,6 +63,17 @@ async def is_refused(login: asyncpg.Connection, statement: str) -> bool:
     finally:
         await transaction.rollback()
     return False
+
+
+async def test_reader_with_a_login_that_may_not_read_names_the_login_the_role_and_the_table(
+    make_stored: MakeStored, admin: asyncpg.Connection, reader: GapReader
+) -> None:
+    await make_stored([3])
+    await admin.execute("REVOKE SELECT ON chain_batch, chain_event FROM gap_reader")
+    with pytest.raises(ConnectError) as refused:
+        await reader.standing(0)
+    told = "expected a login that is a member of gap_reader (login gap_reader: permission denied"
+    assert f"{told} for table chain_" in str(refused.value)
 
 
 async def test_gap_reader_with_anything_but_a_fill_is_refused(

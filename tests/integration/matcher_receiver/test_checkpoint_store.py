@@ -19,6 +19,7 @@ from orderchain.errors import (
 )
 from orderchain.mark import Mark
 from orderchain.roles import RECEIVER_WRITER
+from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -155,6 +156,58 @@ async def kill_waiting_backend(admin: asyncpg.Connection) -> None:
             )
 
 
+async def test_save_whose_wait_was_cancelled_may_still_land_and_is_gone_on_from(
+    store: PostgresCheckpointStore, admin: asyncpg.Connection, chain_id: int
+) -> None:
+    """Also where the next save is for a later end, and the one before was cancelled as well."""
+    await store.save(0, mark(10))
+    blocker = admin.transaction()
+    await blocker.start()
+    await admin.execute("SELECT FROM receiver_checkpoint WHERE chain_id = $1 FOR UPDATE", chain_id)
+    for end in (20, 30):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await store.save(10, mark(end))
+    await blocker.rollback()
+    # Of the two it was the first that took place.
+    await admin.execute(
+        "UPDATE receiver_checkpoint SET head_delivered = 20, batch_last_id = 20 "
+        "WHERE chain_id = $1",
+        chain_id,
+    )
+    await store.save(10, mark(40))
+    assert await store.load() == mark(40)
+
+
+async def test_statement_of_a_save_itself_never_moves_a_place_back(
+    store: PostgresCheckpointStore, admin: asyncpg.Connection, chain_id: int
+) -> None:
+    """The second line: what a program of another making sends, the database refuses as well."""
+    await store.save(0, mark(10))
+    save = load_sql("matcher_receiver", "queries.sql")["save"]
+    values = (chain_id, "matching", 10, 5, 5, b"\5" * 32, 3)
+    assert await admin.fetch(save, *values) == []
+    assert await store.load() == mark(10)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_save_after_the_database_was_restored_says_what_was_found(
+    store: PostgresCheckpointStore, admin: asyncpg.Connection, *, is_gone: bool
+) -> None:
+    await store.save(0, mark(10))
+    await store.save(10, mark(20))
+    await admin.execute(
+        "DELETE FROM receiver_checkpoint"
+        if is_gone
+        else "UPDATE receiver_checkpoint SET head_delivered = 10, batch_last_id = 10"
+    )
+    found = "is gone" if is_gone else "was at 10"
+    expected = f"{found}, expected 20: another receiver works under this name, or the database was "
+    with pytest.raises(CheckpointLost, match=expected + "restored from a backup"):
+        await store.save(20, mark(30))
+    assert await store.load() == (None if is_gone else mark(10))
+
+
 async def test_load_after_its_backend_was_killed_is_a_retry_and_then_works(
     store: PostgresCheckpointStore, admin: asyncpg.Connection
 ) -> None:
@@ -173,7 +226,7 @@ async def test_load_after_its_backend_was_killed_is_a_retry_and_then_works(
 async def test_save_for_a_chain_that_was_never_created_is_told(
     stored: StoredChain, config: CheckpointConfig
 ) -> None:
-    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1)
+    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1, receiver="r")
     async with PostgresCheckpointStore(missing) as store:
         with pytest.raises(ChainMissing, match=str(2**31 - 1)):
             await store.save(0, mark(10))
@@ -181,7 +234,7 @@ async def test_save_for_a_chain_that_was_never_created_is_told(
 
 async def test_load_without_a_schema_is_told(empty_database: str) -> None:
     async with PostgresCheckpointStore(
-        CheckpointConfig(database=empty_database, chain_id=7)
+        CheckpointConfig(database=empty_database, chain_id=7, receiver="r")
     ) as store:
         with pytest.raises(SchemaError):
             await store.load()
@@ -191,7 +244,7 @@ async def test_load_with_a_wrong_password_never_shows_it(config: CheckpointConfi
     parts = urlsplit(config.database)
     netloc = f"receiver_writer:unseen-password@{parts.hostname}:{parts.port}"
     dsn = urlunsplit(parts._replace(netloc=netloc))
-    wrong = CheckpointConfig(database=dsn, chain_id=7)
+    wrong = CheckpointConfig(database=dsn, chain_id=7, receiver="r")
     async with PostgresCheckpointStore(wrong) as store:
         with pytest.raises(ConnectError) as caught:
             await store.load()

@@ -147,4 +147,5 @@ def write_clients(path: Path, *clients: Client) -> Path:
         for name, value in msgspec.to_builtins(each).items():
             lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
     path.write_text("\n".join(lines))
+    path.chmod(0o600)
     return path

@@ -108,6 +108,20 @@ def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_wheel_asks_for_no_driver_beyond_the_last_one_whose_private_names_were_seen(
+    wheel: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (metadata,) = tmp_path.glob("orderchain-*.dist-info")
+    asked = {
+        str(Requirement(text).specifier)
+        for text in Distribution.at(metadata).requires or []
+        if Requirement(text).name in {"asyncpg", "aiokafka"}
+    }
+    assert asked == {"<0.33,>=0.30", "<0.15,>=0.12"}
+
+
 @pytest.mark.parametrize("extra", PROMISES)
 def test_wheel_with_one_extra_imports_what_it_promises_and_brings_nothing_else(
     wheel: Path, tmp_path: Path, extra: str

@@ -139,6 +139,27 @@ async def test_intake_and_skip_of_impossible_ranges_are_refused(
         await writer.execute("INSERT INTO chain_skip VALUES (1, 5, 5, 1)")
 
 
+_TERM = (
+    "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier,"
+    " timeline) VALUES ($1, $2, $3, $4, 'o', 0, 1, 1)"
+)
+
+
+async def test_term_without_a_key_or_a_second_time_is_refused(
+    writer: asyncpg.Connection[Any],
+) -> None:
+    await writer.execute(_TERM, 1, 1, bytes(16), bytes(32))
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await writer.execute(_TERM, 1, 1, b"1" * 16, bytes(32))
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await writer.execute(_TERM, 1, 2, bytes(16), bytes(32))
+    for values in [(1, 0, b"1" * 16, bytes(32)), (1, 2, b"", bytes(32)), (1, 2, b"1" * 16, b"")]:
+        with pytest.raises(asyncpg.CheckViolationError):
+            await writer.execute(_TERM, *values)
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await writer.execute(_TERM, 9, 1, b"1" * 16, bytes(32))
+
+
 async def test_checkpoint_with_its_batch_behind_its_head_is_refused(connect: Connect) -> None:
     receiver = await connect(RECEIVER_WRITER)
     insert = "INSERT INTO receiver_checkpoint VALUES (1, 'matcher', $1, $2, $3, 1)"

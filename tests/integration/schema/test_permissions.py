@@ -201,6 +201,9 @@ _CHANGES = (
     "DELETE FROM chain_head",
     "DELETE FROM chain_skip",
     "UPDATE chain_skip SET until_id = 9",
+    "DELETE FROM chain_term",
+    "UPDATE chain_term SET frame_key = frame_key",
+    "TRUNCATE chain_term",
     "UPDATE schema_version SET version = 2",
     "DELETE FROM receiver_checkpoint",
     "INSERT INTO chain_event_1_0 VALUES (1, 1, 0, 'k', 0, '')",
@@ -224,6 +227,7 @@ _WRITES = (
     "UPDATE chain_head SET last_id = 9",
     "INSERT INTO chain_intake VALUES (1, 'file:a', 1, '')",
     "INSERT INTO chain_skip VALUES (1, 5, 6, 1)",
+    "INSERT INTO chain_term SELECT * FROM chain_term",
     "SELECT chain_event_extend(1, 1)",
     "SELECT * FROM chain_head FOR UPDATE",
 )
@@ -271,6 +275,13 @@ async def test_writer_does_all_that_a_commit_needs(connect: Connect) -> None:
             " ON CONFLICT (chain_id, source) DO UPDATE SET position = EXCLUDED.position"
         )
         await writer.execute("INSERT INTO chain_skip VALUES (1, 0, 1, 1)")
+        await writer.execute(
+            "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id,"
+            " system_identifier, timeline)"
+            " SELECT 1, 1, decode(repeat('00', 16), 'hex'),"
+            " decode(repeat('00', 32), 'hex'), 'o', 0,"
+            " system_identifier, 1 FROM pg_control_system(), pg_walfile_name(pg_current_wal_lsn())"
+        )
         await writer.execute("SELECT chain_event_extend(1, 500)")
     head = await writer.fetchrow("SELECT last_id, epoch FROM chain_head WHERE chain_id = 1")
     assert tuple(head) == (1, 1)
@@ -281,6 +292,7 @@ async def test_gap_reader_reads_all_that_a_fill_needs(connect: Connect) -> None:
     reader = await connect(GAP_READER)
     await reader.fetch("SELECT * FROM chain_event")
     await reader.fetch("SELECT * FROM chain_batch")
+    await reader.fetch("SELECT epoch, nonce, frame_key FROM chain_term")
     await reader.fetch("SELECT database_id, version FROM schema_version")
     await reader.fetch(
         "SELECT chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition"

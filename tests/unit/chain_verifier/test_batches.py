@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chain_verifier.batch_check import misfits_of
+from chain_verifier.batch_check import BatchCheck
 from chain_verifier.config import KeptSeal, parse_kept_seal
 from orderchain.errors import SettingError
 
@@ -41,7 +41,8 @@ def rows(**changes: list[Any]) -> dict[str, list[Any]]:
 
 
 def misfits(of: dict[str, Any], held: dict[str, list[Any]]) -> list[dict[str, object]]:
-    return list(misfits_of(CHAIN_ID, of, held))
+    found = BatchCheck(CHAIN_ID, bytes(32)).misfits(of, held)
+    return [{name: v for name, v in one.items() if name != "computed"} for one in found]
 
 
 def test_batch_with_its_own_rows_is_clean() -> None:
@@ -69,6 +70,54 @@ def test_batch_with_any_column_changed_does_not_match_its_seal(changes: dict[str
 )
 def test_batch_with_its_own_line_changed_does_not_match_its_seal(changes: dict[str, Any]) -> None:
     assert [one["kind"] for one in misfits(batch(**changes), rows())] == ["seal_mismatch"]
+
+
+def sealed(count: int) -> list[tuple[dict[str, Any], dict[str, list[Any]]]]:
+    """Batches of one row each, behind one another, with true seals."""
+    found, before = [], GENESIS
+    for number in range(1, count + 1):
+        held = {"id": [number], "pid": [number - 1], "key": ["k"], "event_time_ns": [0],
+                "payload": [b""]}  # fmt: skip
+        line = batch(first_id=number, id=number, prev_last_id=number - 1, row_count=1,
+                     seal_before=before, seal=b"")  # fmt: skip
+        (misfit,) = BatchCheck(CHAIN_ID, bytes(32)).misfits(line, held)
+        before = line["seal"] = misfit["computed"][0]
+        found.append((line, held))
+    return found
+
+
+GENESIS = b"g" * 32
+
+
+@pytest.mark.parametrize(
+    ("seals", "rows_of", "named"),
+    [
+        ([], [], []),
+        ([0], [], []),
+        ([3], [], [3]),
+        ([3, 4], [], [3, 4]),
+        ([2, 4, 8], [], [2, 4, 8]),
+        ([3], [4], [3, 4]),
+        ([3], [3], [3, 4]),  # the seal that it had can be told no more
+        ([4], [3], [3, 4]),
+        ([], [3, 4, 7], [3, 4, 7]),
+    ],
+)
+def test_batches_with_wrong_seals_or_rows_are_named_each_and_no_others(
+    seals: list[int], rows_of: list[int], named: list[int]
+) -> None:
+    chain = sealed(8)
+    for number in seals:
+        if number:
+            chain[number - 1][0]["seal"] = bytes([number]) * 32
+        if number < 8:
+            chain[number][0]["seal_before"] = bytes([number]) * 32
+    for number in rows_of:
+        chain[number - 1][1]["key"] = ["other"]
+    check = BatchCheck(CHAIN_ID, GENESIS)
+    found = [one for line, held in chain for one in check.misfits(line, held)]
+    assert [one["id"] for one in found] == named
+    assert {one["kind"] for one in found} <= {"seal_mismatch"}
 
 
 def test_batch_with_another_count_says_so_and_nothing_else() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from msgspec.structs import replace
+
 from chain_verifier.chains_report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
@@ -40,13 +42,21 @@ def test_chains_are_clean_only_if_each_was_read_to_its_end_without_a_finding() -
 def test_chains_are_told_one_by_one_and_counted_at_the_end() -> None:
     lines = ALL.lines()
     assert [line for line in lines if line.startswith("chain ")] == [
-        "chain 1: complete (start 0, head 9)",
-        "chain 2: broken (start 0, head 9)",
+        "chain 1: complete (start 0, head 9), keys not compared",
+        "chain 2: broken (start 0, head 9), keys not compared",
         "chain 3: not verified: database: could not be read to its end",
     ]
     assert lines[-1] == (
         "3 chains: 1 clean, 1 with findings, 1 not verified; 5.0 s, 2.0 s of it to start Spark"
     )
+
+
+def test_chain_of_which_nothing_was_read_is_neither_clean_nor_found_broken() -> None:
+    empty = replace(CLEAN, verdict=Verdict.UNPROVEN, head=None)
+    report = ChainsReport(outcomes=(CLEAN, empty), spark_start_seconds=0, seconds=1.0)
+    assert not report.is_clean
+    assert report.lines()[-1] == "2 chains: 1 clean, 0 with findings, 1 not verified; 1.0 s"
+    assert [one["is_clean"] for one in json.loads(report.to_json())["chains"]] == [True, False]
 
 
 def test_chains_as_json_hold_each_chain_as_it_would_be_alone() -> None:

@@ -28,7 +28,7 @@ def report_of(findings: Findings) -> Report:
 def test_report_with_no_findings_is_clean() -> None:
     report = report_of(Findings())
     assert report.is_clean
-    assert report.lines()[0] == "chain 7: complete (start 0, head 9)"
+    assert report.lines()[0] == "chain 7: complete (start 0, head 9), keys not compared"
     assert "    note: something to know" in report.lines()
 
 

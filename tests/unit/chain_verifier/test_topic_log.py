@@ -6,6 +6,7 @@ from typing import Any
 
 from chain_verifier.bounds import Bounds
 from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.horizon import Horizon
 from chain_verifier.published import Published, without_skipped
 from chain_verifier.topic_log import TopicLog, TopicRecord
@@ -45,17 +46,21 @@ class Topic(Published):
 def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
     topic = Topic(
         frame(0, 0, 10),
-        TopicRecord(offset=1, reason="crc"),
-        frame(2, 500, 510, is_genuine=False),
+        TopicRecord(offset=1, reason="body"),
+        frame(2, 500, 510, is_genuine=False, sender=UNSIGNED),
         frame(3, 10, 10, is_heartbeat=True),
-        frame(4, 900, 900, is_heartbeat=True, is_genuine=False),
+        frame(4, 900, 900, is_heartbeat=True, is_genuine=False, sender=UNSIGNED),
         frame(5, 0, 10),
+        frame(6, 500, 510, is_genuine=False, sender=UNKNOWN_TERM),
+        frame(7, 500, 510, is_genuine=False, sender=SIGNED),
     )
     assert topic.notes_on(HORIZON, HORIZON, [(10, 20)]) == (
-        "2 frames, 1 heartbeats",
-        "1 records that are no frame of the chain: 1 crc",
-        "2 forged frames: their seals are not the database's",
-        "1 frames hold rows that were published before",
+        "2 frames, 1 heartbeat",
+        "no frame of the chain: 1 record (1 body)",
+        "forged, not signed by the leader that they name: 2 frames",
+        "of an unknown term, of a life that was lost or of another database: 1 frame",
+        "of a leader of this database, with rows that it lost: 1 frame",
+        "with rows that were published before: 1 frame",
         "rows behind 10 up to 20 were skipped",
     )
     assert topic.span == 10
@@ -86,6 +91,21 @@ def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -
     assert told.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
     assert Topic(*records).narrowed(HORIZON) == HORIZON
     assert Topic(first=9, head=40).narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=0)
+
+
+def test_topic_without_a_frame_or_a_heartbeat_of_its_chain_is_silent() -> None:
+    refused = TopicRecord(offset=0, reason="chain")
+    disowned = frame(1, 500, 510, is_genuine=False)
+    assert Topic().is_silent
+    assert Topic(refused, disowned).is_silent
+    assert not Topic(refused, frame(1, 10, 10, is_heartbeat=True)).is_silent
+    assert not Topic(frame(0, 0, 10)).is_silent
+
+
+def test_topic_whose_frames_retention_has_removed_does_not_say_up_to_which_row() -> None:
+    topic = Topic(frame(5, 40, 40, is_heartbeat=True), first=5, head=40)
+    notes = topic.notes_on(topic.narrowed(HORIZON), HORIZON, ())
+    assert "retention has removed every frame with rows" in notes
 
 
 def test_gaps_within_a_skipped_range_are_none_and_all_others_stay() -> None:

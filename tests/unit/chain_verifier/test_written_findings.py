@@ -15,7 +15,7 @@ from chain_verifier.finding_frame import FINDING_TYPES
 from chain_verifier.findings import Finding, Kind, counted, gathered, joined
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
 from chain_verifier.local.written_findings import write_findings
-from orderchain.errors import InputError, RetryError
+from orderchain.errors import InputError, RetryError, SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,3 +123,28 @@ def test_findings_have_the_same_columns_in_both_modes(tmp_path: Path) -> None:
         {"kind": "fork", "source": "a", "pid": 3, "ids": [4, 5], "chain": 7},
         {"kind": "lacking", "source": "a", "against": "b", "id": 0, "chain": 7},
     ]
+
+
+def test_findings_that_are_not_all_there_afterwards_leave_no_verdict(tmp_path: Path) -> None:
+    """What differed is equal when it is looked for again to be written."""
+    base, own = write_chain(tmp_path / "base", "a"), write_chain(tmp_path / "own", "b")
+    folder = tmp_path / "findings"
+    request = VerifyRequest(chain_id=7, sources=(base, own), head=MANY, findings_folder=str(folder))
+
+    def change(line: str) -> None:
+        if line.startswith("writing"):
+            write_chain(tmp_path / "own", "a")
+
+    with pytest.raises(RetryError, match=f"0 of {MANY} are there"):
+        verify_locally(request, change)
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/findings", "file:/tmp/findings"])
+def test_findings_at_a_url_are_refused_without_spark(tmp_path: Path, url: str) -> None:
+    source = write_chain(tmp_path / "base", "a")
+    for request in (
+        VerifyRequest(chain_id=7, sources=(source,), findings_folder=url),
+        VerifyRequest(chain_id=7, sources=(ParquetSource(path=url),)),
+    ):
+        with pytest.raises(SettingError, match="not a URL"):
+            verify_locally(request)

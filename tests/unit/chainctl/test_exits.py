@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
+from chainctl.exits import (
+    MESSAGE_CHARACTERS_MAX,
+    ExitCode,
+    Terminated,
+    error_line,
+    exit_code,
+    traceback_text,
+)
 from chainctl.main import main
 from local_stack import errors as stack_errors
 from orderchain import errors
@@ -44,7 +51,9 @@ def test_exit_code_of_an_error_says_what_to_do_next(error: BaseException, code: 
 
 def test_error_line_with_line_ends_and_control_characters_is_one_plain_line() -> None:
     line = error_line(errors.RetryError("one\ntwo\x1b[31m\tthree\0"))
-    assert line == "one two [31m three"
+    assert line == "one\\ntwo\\x1b[31m\\tthree\\x00"
+    line = error_line(ValueError("one\ntwo\x1b[31m\tthree\0"))
+    assert line.startswith("internal error: ValueError: one two\\x1b[31m three\\x00 (")
 
 
 def test_error_line_with_a_secret_hides_it() -> None:
@@ -54,7 +63,7 @@ def test_error_line_with_a_secret_hides_it() -> None:
 
 
 def test_error_line_with_a_huge_message_is_cut() -> None:
-    assert len(error_line(errors.RetryError("x" * 100_000))) < 2_000
+    assert len(error_line(errors.RetryError("x" * 100_000))) == MESSAGE_CHARACTERS_MAX
 
 
 def test_error_line_of_a_missing_package_says_how_to_get_it() -> None:
@@ -132,6 +141,20 @@ def test_main_with_an_unforeseen_error_ends_in_one_line_and_exit_code_three(
     err = capsys.readouterr().err
     assert err.startswith("chainctl: internal error: ZeroDivisionError: of all things")
     assert err.count("\n") == 1
+
+
+def test_main_with_foreign_text_in_a_traceback_and_an_argument_shows_no_control_character(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("of all\x1b[2J\u202e things")
+
+    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
+    assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
+    assert main(["xyz\x1b[2J\u202e"]) == ExitCode.REFUSED
+    err = capsys.readouterr().err
+    assert "xyz\\x1b[2J\\u202e" in err
+    assert all(line.isprintable() for line in err.splitlines())
 
 
 def test_main_with_debug_shows_the_traceback_too(

@@ -41,9 +41,15 @@ def pass_over(path: Path, taken: IntakeMark, **options: str) -> list[str]:
         return [] if portion is None else [order.key for order in portion.orders]
 
 
+def place(mark: IntakeMark) -> tuple[int, bytes]:
+    return mark.position, mark.digest
+
+
 def test_mark_depends_on_the_rows_and_not_on_how_they_were_read(write: Write) -> None:
     path = write("o.csv", ROWS)
-    assert mark_after(path, 60) == mark_after(path, 10, 50) == mark_after(path, *[1] * 60)
+    marks = [mark_after(path, 60), mark_after(path, 10, 50), mark_after(path, *[1] * 60)]
+    assert len(set(map(place, marks))) == 1
+    assert [mark.previous for mark in marks] == [None, 10, 59]
     assert mark_after(path, 60).position == 60
     assert mark_after(path, 60).source == "file:o.csv"
 
@@ -118,10 +124,13 @@ def test_part_of_a_portion_has_the_mark_that_a_shorter_read_would_have(write: Wr
     assert portion is not None
     part = portion.part(5, 20)
     assert [order.key for order in part.orders] == [f"o.csv#{n}" for n in range(16, 31)]
-    assert part.mark == mark_after(path, 30)
-    assert part.part(3, 4).mark == mark_after(path, 19)
+    assert place(part.mark) == place(mark_after(path, 30))
+    assert place(part.part(3, 4).mark) == place(mark_after(path, 19))
     assert part.line_of(0) == 17
-    assert portion.mark == mark_after(path, 60)
+    assert place(portion.mark) == place(mark_after(path, 60))
+    # Each follows the one before it, wherever a portion is cut.
+    assert (portion.mark.previous, part.mark.previous) == (10, 15)
+    assert part.part(3, 4).mark.previous == 18
 
 
 def test_file_of_long_rows_is_read_in_portions_that_fit_the_memory(write: Write) -> None:

@@ -199,3 +199,11 @@ def test_journal_of_large_lines_finds_its_last_row(path: Path) -> None:
     with Journal(path, 1, "msgpack") as journal:
         assert journal.last_row is not None
         assert journal.last_row.id == 7
+
+
+def test_journal_is_its_users_alone_and_keeps_the_mode_that_it_was_given(path: Path) -> None:
+    write(path, 1, 2)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    write(path, 3, 4)
+    assert path.stat().st_mode & 0o777 == 0o640

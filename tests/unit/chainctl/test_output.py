@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from chainctl import output
+
+HOSTILE = "owner\nchainctl: error: forged\x1b[2J\u202e"
+ESCAPED = "owner\\nchainctl: error: forged\\x1b[2J\\u202e"
 
 
 def test_table_with_numbers_and_nothing_aligns_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +36,33 @@ def test_table_with_truths_and_nothing_says_yes_no_and_a_dash(
     ]
 
 
+def test_talk_data_and_table_with_foreign_text_write_one_printable_line_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.data(HOSTILE)
+    output.talk(HOSTILE)
+    output.table((HOSTILE, "n"), [(HOSTILE, 1)])
+    out, err = capsys.readouterr()
+    assert out.count(ESCAPED) == 2  # the head of a table is in capitals
+    assert out.count("\n") == 3
+    assert err == ESCAPED + "\n"
+    assert all(line.isprintable() for line in out.splitlines())
+
+
+def test_table_with_escaped_text_aligns_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(("key", "n"), [("a\x1b", 1), ("abcdefg", 2)])
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert len(head) == len(first) == len(second)
+
+
+def test_json_and_text_for_programs_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    output.data_json({"key": HOSTILE})
+    output.data_text("CREATE ROLE x;\n\tGRANT y;")
+    line, *text = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert json.loads(line) == {"key": HOSTILE}
+    assert text == ["CREATE ROLE x;", "\tGRANT y;"]
+
+
 def test_data_with_stdout_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     with pytest.raises(OSError, match="stdout is closed"):
@@ -46,8 +78,9 @@ def test_talk_with_stderr_closed_does_not_come_among_the_data(
 
 
 def test_rate_with_nothing_done_shows_no_rate() -> None:
-    assert output.rate(0, "rows", 1.0) == "0 rows"
-    assert output.rate(3_000, "rows", 1.5) == "3,000 rows in 1.5 s (2,000/s)"
+    assert output.rate(0, "row", 1.0) == "0 rows"
+    assert output.rate(1, "row", 0.5) == "1 row in 0.5 s (2/s)"
+    assert output.rate(3_000, "row", 1.5) == "3,000 rows in 1.5 s (2,000/s)"
 
 
 def test_progress_without_a_terminal_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,3 +207,11 @@ def test_shown_value_of_a_database_hides_the_password() -> None:
 def test_unknown_variables_are_told_apart_from_settings() -> None:
     environ = {"CHAINCTL_DATABSE": "x", "CHAINCTL_KAFKA": "h:1", "CHAINCTL_CONFIG": "f", "HOME": ""}
     assert unknown_variables(environ) == ["CHAINCTL_DATABSE"]
+
+
+def test_webhook_of_alerts_is_hidden_whole_and_known_as_a_secret() -> None:
+    url = "https://alerts.example/hook/T0KEN"
+    sourced = load_settings({}, {"CHAINCTL_ALERT_WEBHOOK": url})
+    assert sourced.settings.alert_webhook == url
+    assert sourced.settings.secrets() == (url,)
+    assert shown("alert_webhook", url) == "***"

@@ -24,11 +24,13 @@ def frame(number: int) -> bytes:
         Event(row, row - 1, f"flow.csv#{row}", 0, b"payload")
         for row in range(number - ROWS_A_FRAME + 1, number + 1)
     ]
-    return encode_frame(header(events[0].pid, events[0].id, number, ROWS_A_FRAME), events)
+    return encode_frame(
+        header(events[0].pid, events[0].id, number, ROWS_A_FRAME), events, bytes(32)
+    )
 
 
 def heartbeat(head: int) -> bytes:
-    return encode_frame(header(head, head, head, 0), [])
+    return encode_frame(header(head, head, head, 0), [], bytes(32))
 
 
 def header(first_pid: int, first_id: int, last_id: int, count: int) -> FrameHeader:

@@ -33,12 +33,14 @@ def run_of(after: int, until: int, source: str) -> Run:
 class Database:
     """Holds the rows behind `boundary`; each reading may move it, as retention would."""
 
+    chain_id = 1
+
     def __init__(self, boundary: int, *moves: int) -> None:
         self.boundary = boundary
         self.moves = list(moves)
         self.is_closed = False
 
-    async def standing(self, at_id: int) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         if 0 < at_id < self.boundary:
             raise RowsArchived(1, at_id, self.boundary)
         head = ChainHead(
@@ -70,6 +72,8 @@ class Database:
 
 
 class Archive:
+    chain_id = 1
+
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
 
@@ -171,6 +175,8 @@ async def test_the_database_is_closed_and_must_find_places_to_be_asked_for_them(
     assert database.is_closed
 
     class Plain:
+        chain_id = 1
+
         async def close(self) -> None:
             pass
 

@@ -35,8 +35,8 @@ class Connection(MemoryReadConnection):
 
     boundary_id = 0
 
-    def _standing(self, chain: Any, at_id: int) -> Any:
-        (row,) = super()._standing(chain, at_id)
+    def _standing(self, chain: Any, at_id: int, batch_id: int | None, terms_max: int) -> Any:
+        (row,) = super()._standing(chain, at_id, batch_id, terms_max)
         return [{**row, "boundary_id": self.boundary_id}]
 
     def _place(self, chain: Any) -> Any:

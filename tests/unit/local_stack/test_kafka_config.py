@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from local_stack import KafkaConfig, KafkaServer, ProxiedListener
+from local_stack import KafkaConfig, KafkaServer, ProxiedListener, SecuredListener
 from local_stack.kafka import _new_cluster_id
 from local_stack.service_user import Account
 
@@ -47,3 +47,21 @@ def test_settings_of_the_caller_win() -> None:
 def test_new_cluster_id_never_looks_like_an_option() -> None:
     ids = [_new_cluster_id() for _ in range(500)]
     assert all(len(one) == 22 and one[0] != "-" for one in ids)
+
+
+def test_kafka_config_with_secured_listener_names_it_its_protocol_and_its_settings() -> None:
+    secured = SecuredListener(
+        name="TRADERS",
+        port=20_005,
+        protocol="SASL_SSL",
+        host="localhost",
+        settings={"ssl.keystore.key": "two\nlines"},
+    )
+    config = KafkaConfig(
+        directory=Path("/x"), port=20_001, controller_port=20_002, secured=(secured,)
+    )
+    settings = settings_of(config)
+    assert "TRADERS://127.0.0.1:20005" in settings["listeners"].split(",")
+    assert "TRADERS://localhost:20005" in settings["advertised.listeners"].split(",")
+    assert "TRADERS:SASL_SSL" in settings["listener.security.protocol.map"].split(",")
+    assert settings["listener.name.traders.ssl.keystore.key"] == "two\\nlines"

@@ -14,6 +14,7 @@ def test_public_names_are_these() -> None:
         "PostgresServer",
         "Progress",
         "ProxiedListener",
+        "SecuredListener",
         "ServerFailed",
         "ServerStatus",
         "SetupNeeded",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -10,18 +11,36 @@ from uuid import UUID
 from orderchain.batch import Batch
 from orderchain.event import Event
 from orderchain.frame import FrameHeader, encode_frame
-from orderchain.mark import ChainHead, Mark
+from orderchain.mark import ChainHead, FrameTerm, Mark
 from orderchain.row_image import row_images
 from orderchain.seal import genesis_seal, next_seal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from matcher_receiver.core import ReceiveCore
+    from matcher_receiver.decisions import FrameDecision
+
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")
 NONCE = b"first leader's n"
 NEXT_NONCE = b"next leader's no"
 FIRST_COMMIT_US = 1_750_000_000_000_000
+
+
+def key_of(nonce: bytes) -> bytes:
+    """The frame key of the term with `nonce`."""
+    return sha256(nonce).digest()
+
+
+def signed(header: FrameHeader, events: Sequence[Event], by: bytes | None = None) -> bytes:
+    """A frame as the leader whose nonce is in the header would send it; or the one of `by`."""
+    return encode_frame(header, events, key_of(by or header.publisher_nonce))
+
+
+def decide(core: ReceiveCore, header: FrameHeader) -> FrameDecision:
+    """What a core says to a frame with this header, signed by whom it names."""
+    return core.admit(header, signed(header, ())) or core.judge(header)
 
 
 @dataclass
@@ -33,6 +52,7 @@ class Chain:
     seed: int = 0
     epoch: int = 1
     nonce: bytes = NONCE
+    older_terms: tuple[FrameTerm, ...] = ()
     batches: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,6 +102,7 @@ class Chain:
 
     def take_over(self, nonce: bytes = NEXT_NONCE) -> None:
         """A new leader: the next epoch, another nonce."""
+        self.older_terms = self.terms
         self.epoch += 1
         self.nonce = nonce
 
@@ -110,9 +131,23 @@ class Chain:
                 )
         return Mark(id=at_id, batch_last_id=last.batch_last_id, seal=last.seal, epoch=last.epoch)
 
+    def proves(self, mark: Mark) -> bool:
+        """Whether the row of a mark is there, and its batch has its seal."""
+        is_row = mark.id in (0, *self.ids)
+        batch = self.mark(mark.batch_last_id)
+        return (
+            is_row and batch.is_batch_end and (batch.seal, batch.epoch) == (mark.seal, mark.epoch)
+        )
+
     @property
     def genesis(self) -> bytes:
         return genesis_seal(self.database_id, self.chain_id)
+
+    @property
+    def terms(self) -> tuple[FrameTerm, ...]:
+        """Of all leaders, the newest first."""
+        newest = FrameTerm(epoch=self.epoch, nonce=self.nonce, frame_key=key_of(self.nonce))
+        return (newest, *self.older_terms)
 
     def head(self) -> ChainHead:
         mark = self.mark()
@@ -157,7 +192,7 @@ class Chain:
         return found
 
     def frames(self, batch: Batch, slice_rows: int = 1_000) -> list[bytes]:
-        return [encode_frame(header, rows) for header, rows in self.headers(batch, slice_rows)]
+        return [signed(header, rows) for header, rows in self.headers(batch, slice_rows)]
 
     def all_frames(self, slice_rows: int = 1_000) -> list[bytes]:
         return [frame for batch in self.batches for frame in self.frames(batch, slice_rows)]
@@ -177,7 +212,7 @@ class Chain:
         )
 
     def heartbeat(self) -> bytes:
-        return encode_frame(self.heartbeat_header(), [])
+        return signed(self.heartbeat_header(), [])
 
 
 def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: object) -> Chain:

@@ -7,8 +7,6 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from orderchain.errors import (
     CheckpointLost,
     NotYetReadable,
@@ -51,16 +49,28 @@ class MemorySource:
             return self.chain
         lagging = Chain(self.chain.chain_id, self.chain.database_id)
         lagging.epoch, lagging.nonce = self.chain.epoch, self.chain.nonce
+        lagging.older_terms = self.chain.older_terms
         lagging.batches = self.chain.batches[: -self.lag_batches]
         return lagging
 
-    async def standing(self, at_id: int) -> Standing:
+    @property
+    def chain_id(self) -> int:
+        return self.chain.chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         self.reads += 1
         await asyncio.sleep(self.read_seconds)
         self.before_read()
         chain = self._visible()
         mark = chain.mark(at_id) if at_id == 0 or at_id in chain.ids else None
-        return Standing(head=chain.head(), mark=mark, is_primary=self.is_primary)
+        asked = None if batch_id is None else chain.mark(batch_id)
+        return Standing(
+            head=chain.head(),
+            mark=mark,
+            is_primary=self.is_primary,
+            terms=chain.terms,
+            batch_seal=asked.seal if asked is not None and asked.is_batch_end else None,
+        )
 
     async def row_at_or_before(self, until_id: int) -> int:
         await asyncio.sleep(self.read_seconds)
@@ -72,29 +82,29 @@ class MemorySource:
         return before[-1].last_id if before else 0
 
     async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
-        standing = await self.standing(after.id)
-        if standing.mark != after and not (
-            standing.mark is not None
-            and msgspec.structs.replace(standing.mark, epoch=after.epoch) == after
-        ):
-            found = b"" if standing.mark is None else standing.mark.seal
+        standing = await self.standing(after.id, after.batch_last_id)
+        if standing.mark is None or standing.batch_seal != after.seal:
+            found = standing.batch_seal or b""
             raise SealMismatch(self.chain.chain_id, after.id, after.seal, found)
-        while after.id < until_id:
-            await asyncio.sleep(self.read_seconds)
-            self.before_read()
-            self.before_page()
-            chain = self._visible()
-            events = [event for event in chain.events if after.id < event.id <= until_id]
-            if not events:
-                if not self.is_primary:
-                    raise NotYetReadable(after.id, until_id)
-                raise RowsMissing(chain.chain_id, after.id, until_id)
-            page = events[: self.page_rows]
-            source = "primary" if self.is_primary else "standby"
-            end = chain.mark(page[-1].id)
-            run = Run(chain_id=chain.chain_id, events=page, end=end, source=source)
-            yield run
-            after = run.end
+        try:
+            while after.id < until_id:
+                await asyncio.sleep(self.read_seconds)
+                self.before_read()
+                self.before_page()
+                chain = self._visible()
+                events = [event for event in chain.events if after.id < event.id <= until_id]
+                if not events:
+                    if not self.is_primary:
+                        raise NotYetReadable(after.id, until_id)
+                    raise RowsMissing(chain.chain_id, after.id, until_id)
+                page = events[: self.page_rows]
+                source = "primary" if self.is_primary else "standby"
+                end = chain.mark(page[-1].id)
+                run = Run(chain_id=chain.chain_id, events=page, end=end, source=source)
+                yield run
+                after = run.end
+        finally:
+            await asyncio.sleep(self.read_seconds)  # as awkward at its end as the real one
 
     async def close(self) -> None:
         self.is_closed = True
@@ -115,6 +125,10 @@ class MemoryFrames:
         if self.is_started and not self.is_down:
             self._queue.extend(records)
             self._arrived.set()
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return None
 
     async def start(self) -> None:
         self.is_started = True
@@ -139,8 +153,9 @@ class MemoryFrames:
 class MemoryCheckpoints:
     """CheckpointStore that keeps what a database would."""
 
-    def __init__(self, chain_id: int) -> None:
+    def __init__(self, chain_id: int, receiver: str = "memory") -> None:
         self.chain_id = chain_id
+        self.receiver = receiver
         self.stored: Mark | None = None
         self.is_closed = False
 
@@ -149,7 +164,7 @@ class MemoryCheckpoints:
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         if self.stored is not None and self.stored.id != first_pid:
-            raise CheckpointLost(self.chain_id, "memory", first_pid)
+            raise CheckpointLost(self.chain_id, self.receiver, first_pid, self.stored.id)
         self.stored = end
 
     async def close(self) -> None:
@@ -185,4 +200,6 @@ class MemoryRecords(MemoryCheckpoints):
         self.halts.append((type(error).__name__, at_id))
 
     def record_gap(self, gap: Gap) -> None:
+        """Of one place the last word counts."""
+        self.gaps = [kept for kept in self.gaps if kept.after_id != gap.after_id]
         self.gaps.append(gap)

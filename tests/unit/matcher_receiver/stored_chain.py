@@ -51,6 +51,16 @@ class StoredChain:
             self.chain.epoch,
             self.chain.nonce,
         )
+        term = self.chain.terms[0]
+        await self.admin.execute(
+            "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, "
+            "system_identifier, timeline) VALUES ($1, $2, $3, $4, 'test', $5, 1, 1)",
+            self.chain.chain_id,
+            term.epoch,
+            term.nonce,
+            term.frame_key,
+            self.chain.mark().id,
+        )
 
     async def commit(self, rows: int, **settings: int) -> Batch:
         batch = self.chain.add(rows, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
@@ -32,12 +33,23 @@ from orderchain.errors import (
     HaltError,
     PrimaryBehind,
     SealMismatch,
+    SettingError,
 )
 from orderchain.event import Event
-from orderchain.frame import FrameHeader, encode_frame
-from orderchain.mark import Standing
+from orderchain.frame import FrameHeader
+from orderchain.mark import Mark, Standing
 from orderchain.run import Run
-from tests.unit.matcher_receiver.chains import CHAIN_ID, NEXT_NONCE, Chain, make_chain
+from tests.unit.matcher_receiver.chains import (
+    CHAIN_ID,
+    NEXT_NONCE,
+    Chain,
+    decide,
+    make_chain,
+    signed,
+)
+
+if TYPE_CHECKING:
+    from orderchain.frame import FrameHeader
 
 OTHER_DATABASE = UUID("9f2c2a52-7c5e-4e0a-9d53-0d1f2f0a7a11")
 OTHER_SEAL = b"\7" * 32
@@ -45,7 +57,12 @@ OTHER_SEAL = b"\7" * 32
 
 def standing_of(chain: Chain, at_id: int, *, is_primary: bool = True) -> Standing:
     mark = chain.mark(at_id) if at_id in (0, *chain.ids) else None
-    return Standing(head=chain.head(), mark=mark, is_primary=is_primary)
+    return Standing(head=chain.head(), mark=mark, is_primary=is_primary, terms=chain.terms)
+
+
+def proven_at(chain: Chain, batch: int, row_id: int) -> Mark:
+    """The place after a row, with the seal of a batch that the database has shown."""
+    return msgspec.structs.replace(chain.mark(chain.batches[batch].last_id), id=row_id)
 
 
 def core_at(chain: Chain, at_id: int) -> ReceiveCore:
@@ -76,7 +93,7 @@ def first_slices(chain: Chain, batch: int, slice_rows: int = 3) -> list[FrameHea
 def test_judge_with_another_chain_drops(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     header = altered(first_slices(chain, 1)[0], chain_id=CHAIN_ID + 1)
-    assert core.judge(header) is DROP_CHAIN
+    assert decide(core, header) is DROP_CHAIN
 
 
 def test_judge_with_unknown_nonce_asks_before_the_ids_are_looked_at(chain: Chain) -> None:
@@ -87,67 +104,67 @@ def test_judge_with_unknown_nonce_asks_before_the_ids_are_looked_at(chain: Chain
         first_slices(chain, 2)[0],  # would show a gap
         chain.heartbeat_header(),
     ):
-        assert core.judge(altered(header, publisher_nonce=b"x" * 16)) is CONFIRM_NONCE
+        assert decide(core, altered(header, publisher_nonce=b"x" * 16)) is CONFIRM_NONCE
 
 
 def test_judge_with_last_id_at_or_below_the_head_drops_as_old(chain: Chain) -> None:
     core = core_at(chain, chain.batches[1].last_id)
-    assert core.judge(first_slices(chain, 0)[0]) is DROP_OLD
-    assert core.judge(first_slices(chain, 1)[-1]) is DROP_OLD
+    assert decide(core, first_slices(chain, 0)[0]) is DROP_OLD
+    assert decide(core, first_slices(chain, 1)[-1]) is DROP_OLD
 
 
 def test_judge_with_next_frame_delivers(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
-    assert core.judge(first_slices(chain, 1)[0]) is DELIVER
+    assert decide(core, first_slices(chain, 1)[0]) is DELIVER
 
 
 def test_judge_with_next_slice_inside_a_batch_delivers(chain: Chain) -> None:
     first, second = first_slices(chain, 1)
     core = core_at(chain, first.last_id)
-    assert core.judge(second) is DELIVER
+    assert decide(core, second) is DELIVER
 
 
 def test_judge_with_next_frame_and_another_seal_checks(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
-    assert core.judge(altered(first_slices(chain, 1)[0], seal_before=OTHER_SEAL)) is CHECK_SEAL
+    assert decide(core, altered(first_slices(chain, 1)[0], seal_before=OTHER_SEAL)) is CHECK_SEAL
 
 
 def test_judge_with_next_frame_of_an_older_epoch_checks(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
-    assert core.judge(altered(first_slices(chain, 1)[0], epoch=0)) is CHECK_EPOCH
+    assert decide(core, altered(first_slices(chain, 1)[0], epoch=0)) is CHECK_EPOCH
 
 
 def test_judge_with_first_pid_above_the_head_fills_up_to_it(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     header = first_slices(chain, 2)[0]
-    assert core.judge(header) == Fill(header.first_pid, "frame")
+    assert decide(core, header) == Fill(header.first_pid, "frame")
 
 
 def test_judge_with_partly_old_frame_delivers_the_new_part(chain: Chain) -> None:
     whole = first_slices(chain, 1, slice_rows=6)[0]
     core = core_at(chain, chain.batches[1].events[2].id)
-    assert core.judge(whole) is DELIVER_NEW_PART
+    assert decide(core, whole) is DELIVER_NEW_PART
 
 
 def test_judge_with_partly_old_frame_and_another_seal_checks(chain: Chain) -> None:
     whole = altered(first_slices(chain, 1, slice_rows=6)[0], seal_before=OTHER_SEAL)
     core = core_at(chain, chain.batches[1].events[2].id)
-    assert core.judge(whole) is CHECK_SEAL
+    assert decide(core, whole) is CHECK_SEAL
 
 
 def test_judge_with_heartbeat_above_the_head_fills_up_to_it(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
-    assert core.judge(chain.heartbeat_header()) == Fill(chain.mark().id, "heartbeat")
+    assert decide(core, chain.heartbeat_header()) == Fill(chain.mark().id, "heartbeat")
 
 
 def test_judge_with_heartbeat_at_the_head_is_in_step(chain: Chain) -> None:
     core = core_at(chain, chain.mark().id)
-    assert core.judge(chain.heartbeat_header()) is IN_STEP
+    assert decide(core, chain.heartbeat_header()) is IN_STEP
 
 
 def test_judge_with_heartbeat_at_the_head_and_another_seal_checks(chain: Chain) -> None:
     core = core_at(chain, chain.mark().id)
-    assert core.judge(altered(chain.heartbeat_header(), seal_before=OTHER_SEAL)) is CHECK_SEAL
+    assert decide(core, altered(chain.heartbeat_header(), seal_before=OTHER_SEAL)) is CHECK_SEAL
 
 
 def test_judge_with_heartbeat_at_a_head_inside_a_batch_checks(chain: Chain) -> None:
@@ -160,14 +177,14 @@ def test_judge_with_heartbeat_at_a_head_inside_a_batch_checks(chain: Chain) -> N
         last_id=inside,
         seal_before=core.head.seal,
     )
-    assert core.judge(heartbeat) is CHECK_SEAL
+    assert decide(core, heartbeat) is CHECK_SEAL
 
 
 def test_judge_with_heartbeat_below_the_head_drops_as_old(chain: Chain) -> None:
     heartbeat = chain.heartbeat_header()
     chain.add(3)
     core = core_at(chain, chain.mark().id)
-    assert core.judge(heartbeat) is DROP_OLD
+    assert decide(core, heartbeat) is DROP_OLD
 
 
 # -- rows of frames -------------------------------------------------------------------------------
@@ -176,10 +193,11 @@ def test_judge_with_heartbeat_below_the_head_drops_as_old(chain: Chain) -> None:
 def test_deliver_with_slices_moves_the_seal_only_at_the_end_of_the_batch(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     for header, events in chain.headers(chain.batches[1], 3):
-        run = core.deliver(header, encode_frame(header, events))
+        run = core.deliver(header, signed(header, events))
         assert isinstance(run, Run)
         assert run.events == events
-        assert run.end == core.head == chain.mark(events[-1].id)
+        assert core.head == chain.mark(events[-1].id)
+        assert run.end == proven_at(chain, 0, events[-1].id)
 
 
 def test_deliver_with_broken_link_inside_moves_nothing(chain: Chain) -> None:
@@ -187,7 +205,7 @@ def test_deliver_with_broken_link_inside_moves_nothing(chain: Chain) -> None:
     header, events = chain.headers(chain.batches[1], 6)[0]
     events = [*events[:2], Event(*(events[2].id, 1, "k", 0, b"")), *events[3:]]
     before = core.head
-    assert core.deliver(header, encode_frame(header, events)) is CHECK_LINK
+    assert core.deliver(header, signed(header, events)) is CHECK_LINK
     assert core.head is before
 
 
@@ -197,17 +215,18 @@ def test_deliver_with_unreadable_body_moves_nothing(chain: Chain) -> None:
     lying = altered(header, count=header.count - 1)
     before = core.head
     with pytest.raises(FrameError):
-        core.deliver(lying, encode_frame(lying, events))
+        core.deliver(lying, signed(lying, events))
     assert core.head is before
 
 
 def test_deliver_new_part_with_head_row_in_the_frame_gives_the_rows_behind(chain: Chain) -> None:
     header, events = chain.headers(chain.batches[1], 6)[0]
     core = core_at(chain, events[2].id)
-    run = core.deliver_new_part(header, encode_frame(header, events))
+    run = core.deliver_new_part(header, signed(header, events))
     assert isinstance(run, Run)
     assert run.events == events[3:]
-    assert run.end == chain.mark(events[-1].id)
+    assert core.head == chain.mark(events[-1].id)
+    assert run.end == proven_at(chain, 0, events[-1].id)
 
 
 def test_deliver_new_part_without_the_head_row_checks(chain: Chain) -> None:
@@ -215,7 +234,7 @@ def test_deliver_new_part_without_the_head_row_checks(chain: Chain) -> None:
     core = core_at(chain, events[2].id)
     other = [*events[:2], Event(events[3].id, events[1].id, "k", 0, b""), *events[4:]]
     lying = altered(header, count=len(other))
-    assert core.deliver_new_part(lying, encode_frame(lying, other)) is CHECK_LINK
+    assert core.deliver_new_part(lying, signed(lying, other)) is CHECK_LINK
     assert core.head.id == events[2].id
 
 
@@ -223,7 +242,7 @@ def test_deliver_new_part_with_broken_link_checks(chain: Chain) -> None:
     header, events = chain.headers(chain.batches[1], 6)[0]
     core = core_at(chain, events[2].id)
     broken = [*events[:4], Event(events[4].id, 1, "k", 0, b""), events[5]]
-    assert core.deliver_new_part(header, encode_frame(header, broken)) is CHECK_LINK
+    assert core.deliver_new_part(header, signed(header, broken)) is CHECK_LINK
 
 
 # -- the database's word about our head -----------------------------------------------------------
@@ -231,10 +250,10 @@ def test_deliver_new_part_with_broken_link_checks(chain: Chain) -> None:
 
 def test_standing_with_the_same_head_is_in_step_and_makes_the_nonce_known(chain: Chain) -> None:
     core = ReceiveCore(CHAIN_ID, chain.mark())
-    assert core.judge(chain.heartbeat_header()) is CONFIRM_NONCE
+    assert decide(core, chain.heartbeat_header()) is CONFIRM_NONCE
     assert core.judge_standing(standing_of(chain, chain.mark().id), "start") is IN_STEP
     assert core.state is State.LIVE
-    assert core.judge(chain.heartbeat_header()) is IN_STEP
+    assert decide(core, chain.heartbeat_header()) is IN_STEP
 
 
 def test_standing_with_a_later_head_fills_up_to_it(chain: Chain) -> None:
@@ -249,7 +268,7 @@ def test_standing_from_a_standby_never_makes_a_nonce_known(
 ) -> None:
     core = ReceiveCore(CHAIN_ID, chain.mark())
     core.judge_standing(standing_of(chain, chain.mark().id, is_primary=is_primary), "start")
-    known = core.judge(chain.heartbeat_header()) is not CONFIRM_NONCE
+    known = decide(core, chain.heartbeat_header()) is not CONFIRM_NONCE
     assert known is is_primary
 
 
@@ -309,8 +328,26 @@ def test_nonces_are_forgotten_oldest_first_beyond_the_bound(chain: Chain) -> Non
     for term in range(NONCES_MAX):
         chain.take_over(b"nonce of term %02d" % term)
         core.judge_standing(standing_of(chain, core.head.id), "poll")
-        assert core.judge(chain.heartbeat_header()) is IN_STEP
-    assert core.judge(first) is CONFIRM_NONCE
+        assert decide(core, chain.heartbeat_header()) is IN_STEP
+    assert decide(core, first) is CONFIRM_NONCE
+
+
+def test_frames_of_older_terms_are_believed_once_the_primary_has_told_of_them(chain: Chain) -> None:
+    older = first_slices(chain, 1)[0]
+    chain.take_over()
+    core = ReceiveCore(CHAIN_ID, chain.mark(chain.batches[0].last_id))
+    assert decide(core, older) is CONFIRM_NONCE
+    core.judge_standing(standing_of(chain, core.head.id), "start")
+    assert decide(core, older) is DELIVER
+    assert decide(core, first_slices(chain, 1)[0]) is DELIVER
+
+
+def test_terms_that_the_primary_no_longer_tells_of_are_believed_no_more(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    lost = chain.heartbeat_header()
+    chain.nonce = NEXT_NONCE  # another database goes on, which never knew of that leader
+    core.judge_standing(standing_of(chain, core.head.id), "poll")
+    assert decide(core, lost) is CONFIRM_NONCE
 
 
 def test_nonce_of_a_leader_that_is_not_there_stays_unknown(chain: Chain) -> None:
@@ -318,7 +355,7 @@ def test_nonce_of_a_leader_that_is_not_there_stays_unknown(chain: Chain) -> None
     chain.nonce = b""
     core.judge_standing(standing_of(chain, core.head.id), "poll")
     chain.nonce = NEXT_NONCE
-    assert core.judge(chain.heartbeat_header()) is CONFIRM_NONCE
+    assert decide(core, chain.heartbeat_header()) is CONFIRM_NONCE
 
 
 # -- gaps -----------------------------------------------------------------------------------------
@@ -421,27 +458,27 @@ def test_halt_keeps_its_error_and_its_place(chain: Chain) -> None:
 def deliver_with_seal(core: ReceiveCore, chain: Chain, batch: int, seal: bytes) -> None:
     for header, events in chain.headers(chain.batches[batch], 3):
         lying = altered(header, seal_after=seal) if header.is_batch_end else header
-        assert isinstance(core.deliver(lying, encode_frame(lying, events)), Run)
+        assert isinstance(core.deliver(lying, signed(lying, events)), Run)
 
 
 def test_seal_alone_wrong_is_replaced_by_the_databases(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
-    assert core.judge(first_slices(chain, 2)[0]) is CHECK_SEAL
+    assert decide(core, first_slices(chain, 2)[0]) is CHECK_SEAL
     assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
-    run = run_of(chain, core.proven.id, core.head.id)
+    run = run_of(chain, core.compared_from.id, core.head.id)
     assert core.compare(run.events, run.end) is IN_STEP
     assert core.head == chain.mark(core.head.id)
-    assert core.judge(first_slices(chain, 2)[0]) is DELIVER
+    assert decide(core, first_slices(chain, 2)[0]) is DELIVER
 
 
 def test_batch_end_that_was_not_marked_is_replaced_by_the_databases(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     header, events = chain.headers(chain.batches[1], 6)[0]
     unmarked = altered(header, is_batch_end=False, seal_after=bytes(32))
-    core.deliver(unmarked, encode_frame(unmarked, events))
+    core.deliver(unmarked, signed(unmarked, events))
     assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
-    run = run_of(chain, core.proven.id, core.head.id)
+    run = run_of(chain, core.compared_from.id, core.head.id)
     assert core.compare(run.events, run.end) is IN_STEP
     assert core.head == chain.mark(core.head.id)
 
@@ -449,7 +486,7 @@ def test_batch_end_that_was_not_marked_is_replaced_by_the_databases(chain: Chain
 def test_seal_wrong_with_other_rows_halts(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
-    run = run_of(chain, core.proven.id, core.head.id)
+    run = run_of(chain, core.compared_from.id, core.head.id)
     forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
     assert error_of(core.compare(forged, run.end), SealMismatch)
 
@@ -465,17 +502,134 @@ def test_seal_wrong_after_a_fill_has_nothing_to_compare_and_halts(chain: Chain) 
     assert error_of(core.judge_standing(other, "poll"), SealMismatch)
 
 
-def test_records_kept_to_compare_stay_within_the_bound() -> None:
+def test_records_of_a_large_batch_stay_within_the_bound_and_its_end_is_compared() -> None:
     chain = Chain()
     chain.add(200, payload_bytes=UNPROVEN_BYTES_MAX // 100)
     core = core_at(chain, 0)
-    for header, events in chain.headers(chain.batches[0], 10):
-        core.deliver(header, encode_frame(header, events))
-    standing = standing_of(chain, core.head.id)
-    other = msgspec.structs.replace(
-        standing, mark=msgspec.structs.replace(standing.mark, seal=OTHER_SEAL)
+    deliver_with_seal(core, chain, 0, OTHER_SEAL)
+    assert sum(len(record) for _, record in core._kept) == core._kept_bytes <= UNPROVEN_BYTES_MAX
+    assert core.judge_standing(standing_of(chain, core.head.id), "poll") is COMPARE
+    assert core.compared_from == chain.mark(core.compared_from.id), "inside of the batch"
+    run = run_of(chain, core.compared_from.id, core.head.id)
+    assert 50 < len(run.events) < 100
+    forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
+    assert error_of(core.compare(forged, run.end), SealMismatch)
+    assert core.compare(run.events, run.end) is IN_STEP
+
+
+# -- a seal that the database has shown -----------------------------------------------------------
+
+
+def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has_told(chain: Chain) -> None:
+    """Also when the frames after it agree with the wrong one."""
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core.deliver(*framed(altered(header, seal_after=OTHER_SEAL), events))
+    header, events = chain.headers(chain.batches[2], 6)[0]
+    lying = altered(header, seal_before=OTHER_SEAL, seal_after=b"\6" * 32)
+    run = core.deliver(*framed(lying, events))
+    assert isinstance(run, Run)
+    assert run.end == proven_at(chain, 0, events[-1].id)
+    assert core.judge_standing(standing_of(chain, core.head.id), "poll") is COMPARE
+    run = run_of(chain, core.compared_from.id, core.head.id)
+    assert chain.proves(core.compared_from), "from where the database is read again"
+    assert core.compare(run.events, run.end) is IN_STEP
+    assert core.head == chain.mark()
+
+
+def framed(header: FrameHeader, events: list[Event]) -> tuple[FrameHeader, bytes]:
+    return header, signed(header, events)
+
+
+@pytest.mark.parametrize("is_primary", [True, False])
+def test_standing_with_an_older_seal_that_holds_is_the_same_place(
+    chain: Chain, *, is_primary: bool
+) -> None:
+    """A place that was stored: a row, and the seal of a batch before its own."""
+    place = proven_at(chain, 0, chain.batches[2].last_id)
+    core = ReceiveCore(CHAIN_ID, place)
+    standing = msgspec.structs.replace(
+        standing_of(chain, place.id, is_primary=is_primary), batch_seal=place.seal
     )
-    assert error_of(core.judge_standing(other, "poll"), SealMismatch)
+    assert core.judge_standing(standing, "start") is IN_STEP
+    assert core.head == (chain.mark() if is_primary else place)
+
+
+@pytest.mark.parametrize("batch_seal", [None, OTHER_SEAL])
+def test_standing_with_an_older_seal_that_does_not_hold_halts(
+    chain: Chain, batch_seal: bytes | None
+) -> None:
+    place = proven_at(chain, 0, chain.batches[2].last_id)
+    core = ReceiveCore(CHAIN_ID, place)
+    standing = msgspec.structs.replace(standing_of(chain, place.id), batch_seal=batch_seal)
+    assert error_of(core.judge_standing(standing, "start"), SealMismatch)
+
+
+def test_proof_of_a_place_passed_since_is_what_runs_end_with(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core.deliver(*framed(header, events))
+    asked = core.head
+    header, events = chain.headers(chain.batches[2], 6)[0]
+    core.deliver(*framed(header, events))
+    assert core.accept_proof(asked, standing_of(chain, asked.id))
+    assert core.compared_from == chain.mark(asked.id)
+    header, events = chain.headers(chain.add(2), 6)[0]
+    run = core.deliver(*framed(header, events))
+    assert isinstance(run, Run)
+    assert run.end == proven_at(chain, 1, events[-1].id)
+
+
+def test_proof_of_where_the_head_is_leaves_nothing_to_compare(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    header, events = chain.headers(chain.batches[1], 6)[0]
+    core.deliver(*framed(header, events))
+    assert core.accept_proof(core.head, standing_of(chain, core.head.id))
+    assert core.compared_from == core.head == chain.mark(events[-1].id)
+
+
+@pytest.mark.parametrize("fault", ["seal", "row", "database"])
+def test_proof_that_contradicts_is_none(chain: Chain, fault: str) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    deliver_with_seal(core, chain, 1, OTHER_SEAL if fault == "seal" else chain.batches[1].seal)
+    standing = standing_of(chain, core.head.id)
+    if fault == "row":
+        standing = msgspec.structs.replace(standing, mark=None)
+    if fault == "database":
+        head = msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
+        standing = msgspec.structs.replace(standing, head=head)
+    before = core.compared_from
+    assert not core.accept_proof(core.head, standing)
+    assert core.compared_from == before
+
+
+def test_proof_of_a_standby_is_no_proof(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    deliver_with_seal(core, chain, 1, OTHER_SEAL)
+    before = core.compared_from
+    assert core.accept_proof(core.head, standing_of(chain, core.head.id, is_primary=False))
+    assert core.compared_from == before
+
+
+# -- words of another chain -----------------------------------------------------------------------
+
+
+def test_run_and_standing_of_another_chain_are_refused(chain: Chain) -> None:
+    core = core_at(chain, chain.batches[0].last_id)
+    standing = standing_of(chain, core.head.id)
+    head = msgspec.structs.replace(standing.head, chain_id=CHAIN_ID + 1)
+    foreign = msgspec.structs.replace(standing, head=head)
+    run = run_of(chain, core.head.id, chain.mark().id)
+    before = core.head
+    for refused in (
+        lambda: core.judge_standing(foreign, "poll"),
+        lambda: core.judge_gap(foreign, Fill(99, "frame")),
+        lambda: core.accept_proof(core.head, foreign),
+        lambda: core.accept_filled(msgspec.structs.replace(run, chain_id=CHAIN_ID + 1)),
+    ):
+        with pytest.raises(SettingError, match=f"was {CHAIN_ID + 1}, expected chain {CHAIN_ID}"):
+            refused()
+    assert core.head is before
 
 
 def error_of(decision: object, kind: type[HaltError]) -> bool:

@@ -22,7 +22,7 @@ from .virtual_time import virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7)
+CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7, receiver="r")
 
 
 class MemoryReports(MemoryRecords):
@@ -203,7 +203,7 @@ def test_report_over_the_checkpoint_of_another_receiver_is_given_up(
 
     story()
     assert len(answers.asked) == 1
-    assert "no head report of chain 7: receiver's name was 'receiver'" in caplog.text
+    assert "no head report of chain 7: receiver's name was 'r'" in caplog.text
 
 
 @pytest.mark.parametrize("error", AWAY, ids=["refused", "broken"])

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import RetryError
 from orderchain.event import Event
-from orderchain.frame import encode_frame
 
-from .chains import Chain
+from .chains import Chain, signed
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 
@@ -115,7 +114,7 @@ class World:
             self.delivered += run.events
             assert self.delivered == self.chain.events[: len(self.delivered)], "not a prefix"
             assert run.end.id == self.delivered[-1].id
-            assert run.end == self.chain.mark(run.end.id), "not the seal of the database"
+            assert self.chain.proves(run.end), "not the seal of the database"
             self.place = run.end
             await receiver.checkpoint(run)
             if self.is_slow:
@@ -193,7 +192,7 @@ class World:
             last_id=beyond + 1,
             count=1,
         )
-        return encode_frame(phantom, [Event(beyond + 1, beyond, "phantom", 0, b"")])
+        return signed(phantom, [Event(beyond + 1, beyond, "phantom", 0, b"")])
 
     def heal(self) -> None:
         self.is_database_down = self.frames.is_down = self.is_slow = False

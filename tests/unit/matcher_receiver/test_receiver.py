@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from matcher_receiver import State
+from matcher_receiver import Receiver, State
 from orderchain.errors import (
     CheckpointLost,
     ConnectError,
@@ -20,12 +21,14 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.frame import encode_frame
 from orderchain.run import Run
 
-from .chains import Chain, ids_of
+from .chains import Chain, ids_of, signed
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
+
+if TYPE_CHECKING:
+    from orderchain.mark import Mark
 
 # -- where it starts and ends ---------------------------------------------------------------------
 
@@ -260,7 +263,7 @@ async def test_frames_that_arrive_while_a_fill_is_handed_out_are_delivered_after
 @virtual
 async def test_slow_caller_finds_its_frames_in_kafka_and_causes_no_reading() -> None:
     rig = Rig([4])
-    async with rig.receiver() as receiver:
+    async with rig.receiver(prove_seconds=3_600.0) as receiver:
         await take(receiver, rig.chain.mark().id)
         reads = rig.source.reads
         for _ in range(5):
@@ -431,6 +434,155 @@ async def test_rows_missing_in_the_database_are_told_and_never_skipped() -> None
         assert receiver.head_delivered == rig.chain.batches[1].last_id
 
 
+# -- a gap, from the moment it is seen -------------------------------------------------------------
+
+
+def away() -> None:
+    raise RetryError("the database is down")
+
+
+async def stand_before_a_gap(rig: Rig, receiver: Receiver, seconds: float) -> tuple[int, int]:
+    """A frame shows a gap while the database is away; return the gap."""
+    await take(receiver, rig.chain.mark().id)
+    after_id = receiver.head_delivered
+    rig.source.before_read = away
+    lost = rig.chain.add(12)
+    rig.commit_and_publish(3)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(receiver), seconds)
+    return after_id, lost.last_id
+
+
+@virtual
+async def test_gap_that_shows_while_the_database_is_away_is_told_from_then_on() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        gap = await stand_before_a_gap(rig, receiver, 120.0)
+        stats = receiver.stats()
+        assert stats.state is rig.states[-1] is State.FILLING
+        assert stats.open_gap == gap
+        assert stats.lag_ids == gap[1] - gap[0]
+        assert stats.lag_seconds == pytest.approx(120.0, abs=0.5)
+        rig.source.before_read = lambda: None
+        await take(receiver, rig.chain.mark().id)
+        (entry,) = receiver.gaps
+        assert (entry.after_id, entry.until_id, entry.outcome) == (*gap, "filled")
+        assert entry.duration_ns >= 119_000_000_000
+        stats = receiver.stats()
+        assert (stats.state, stats.open_gap, stats.lag_ids) == (State.LIVE, None, 0)
+        assert stats.lag_seconds == 0.0
+
+
+@virtual
+async def test_gap_that_shows_while_the_database_is_away_stays_in_the_ledger_at_a_stop() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        gap = await stand_before_a_gap(rig, receiver, 60.0)
+    (entry,) = receiver.gaps
+    assert (entry.after_id, entry.until_id, entry.rows) == (*gap, 0)
+    assert entry.outcome == "interrupted"
+    assert entry.duration_ns >= 59_000_000_000
+
+
+@virtual
+async def test_fill_that_is_cut_by_a_stop_stays_in_the_ledger_with_what_was_read() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        after_id = receiver.head_delivered
+        lost = rig.chain.add(12)
+        rig.commit_and_publish(3)
+        run = await anext(receiver)
+        (entry,) = receiver.gaps
+        assert (entry.after_id, entry.until_id, entry.outcome) == (after_id, lost.last_id, "open")
+    (entry,) = receiver.gaps
+    assert (entry.after_id, entry.until_id) == (after_id, lost.last_id)
+    assert (entry.rows, entry.outcome) == (len(run.events), "interrupted")
+
+
+@virtual
+async def test_catching_up_that_is_cut_is_no_gap() -> None:
+    rig = Rig([20])
+    async with rig.receiver() as receiver:
+        await anext(receiver)
+    assert list(receiver.gaps) == []
+
+
+@virtual
+async def test_gap_that_turns_out_to_be_none_leaves_no_trace() -> None:
+    rig = Rig([4])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        phantoms = Chain(seed=3)
+        phantoms.batches, phantoms.nonce = list(rig.chain.batches), rig.chain.nonce
+        phantoms.add(5, skip=100)
+        rig.frames.put(*phantoms.frames(phantoms.add(5)))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 0.5)
+        stats = receiver.stats()
+    assert rig.states[-2:] == [State.FILLING, State.LIVE]
+    assert (stats.state, stats.open_gap, stats.lag_ids) == (State.LIVE, None, 0)
+    assert stats.lag_seconds == 0.0
+    assert stats.dropped == {"phantom": 1}
+    assert list(receiver.gaps) == []
+
+
+# -- proofs ---------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_live_frames_alone_move_the_seal_of_the_checkpoint_by_a_reading_now_and_then() -> (
+    None
+):
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=10.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        reads = rig.source.reads
+        for _ in range(300):
+            rig.commit_and_publish(5)
+            await take(receiver, rig.chain.mark().id)
+            await asyncio.sleep(0.1)
+        rig.commit_and_publish(5)
+        (run,) = await take(receiver, rig.chain.mark().id)
+        assert 2 <= rig.source.reads - reads <= 3
+        assert rig.chain.proves(run.end)
+        assert run.end.batch_last_id >= rig.chain.batches[150].last_id
+        assert receiver.stats().gaps == 0
+
+
+@virtual
+async def test_database_that_hangs_while_it_is_to_prove_does_not_hold_up_live_frames() -> None:
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=1.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.source.read_seconds = 600.0
+        for _ in range(20):
+            rig.commit_and_publish(5)
+            await asyncio.wait_for(take(receiver, rig.chain.mark().id), 0.1)
+            await asyncio.sleep(0.5)
+        assert receiver.stats().rows_live == 100
+
+
+@virtual
+async def test_rows_that_the_database_denies_halt_although_frames_agree_among_themselves() -> None:
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=1.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        mad = Chain(seed=9)
+        mad.batches, mad.nonce = list(rig.chain.batches), rig.chain.nonce
+
+        async def follow() -> None:
+            for _ in range(20):
+                rig.chain.add(3)
+                rig.frames.put(*mad.frames(mad.add(3)))
+                await anext(receiver)
+                await asyncio.sleep(0.5)
+
+        with pytest.raises((ForkFound, SealMismatch, PrimaryBehind)):
+            await follow()
+        assert receiver.state is State.HALTED
+
+
 # -- halting --------------------------------------------------------------------------------------
 
 
@@ -478,13 +630,13 @@ async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> 
         await take(receiver, rig.chain.mark().id)
         header, events = rig.chain.headers(rig.chain.add(3))[0]
         lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
-        rig.frames.put(encode_frame(lying, events))
+        rig.frames.put(signed(lying, events))
         rig.commit_and_publish(3)
         await take(receiver, rig.chain.mark().id)
         assert receiver.stats().dropped == {"seal": 1}
         rig.commit_and_publish(3)
         runs = await take(receiver, rig.chain.mark().id)
-        assert runs[-1].end == rig.chain.mark()
+        assert rig.chain.proves(runs[-1].end)
 
 
 @virtual
@@ -496,7 +648,7 @@ async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_tell
         header, events = rig.chain.headers(rig.chain.add(3))[0]
         other = msgspec.structs.replace(events[1], payload=b"nobody committed this")
         lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
-        rig.frames.put(encode_frame(lying, [events[0], other, events[2]]))
+        rig.frames.put(signed(lying, [events[0], other, events[2]]))
         await take(receiver, header.last_id)
         rig.commit_and_publish(3)
         for _ in range(2):
@@ -532,6 +684,67 @@ async def test_cancelled_waits_lose_and_repeat_nothing() -> None:
                 continue
             ids += [event.id for event in run.events]
     assert ids == rig.chain.ids
+
+
+@virtual
+async def test_reads_that_take_longer_than_the_caller_waits_are_finished_all_the_same() -> None:
+    """`wait_for(anext(receiver), 0.1)` with pages of 0.2 s."""
+    rig = Rig([60])
+    ids: list[int] = []
+    pages = 0
+
+    def count() -> None:
+        nonlocal pages
+        pages += 1
+
+    rig.source.read_seconds, rig.source.before_page = 0.2, count
+    async with rig.receiver() as receiver:
+        began = virtual_clock().time()
+        while len(ids) < 60:
+            assert virtual_clock().time() - began < 30.0
+            try:
+                run = await asyncio.wait_for(anext(receiver), 0.1)
+            except TimeoutError:
+                continue
+            ids += [event.id for event in run.events]
+    assert ids == rig.chain.ids
+    assert pages == 12, "each page is read once"
+
+
+@virtual
+async def test_stop_after_a_wait_was_cancelled_ends_what_goes_on() -> None:
+    rig = Rig([40])
+    async with rig.receiver() as receiver:
+        rig.source.read_seconds = 600.0
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 0.1)
+        began = virtual_clock().time()
+        receiver.stop()
+        assert [run async for run in receiver] == []
+        assert virtual_clock().time() - began < 0.01
+
+
+@virtual
+async def test_handler_is_not_called_again_when_only_its_checkpoint_was_cancelled() -> None:
+    rig = Rig([10])
+    handled: list[int] = []
+    assert rig.checkpoints is not None
+    save = rig.checkpoints.save
+
+    async def slow_save(first_pid: int, end: Mark, connection: object | None = None) -> None:
+        await asyncio.sleep(1.0)
+        await save(first_pid, end, connection)
+
+    async def handler(run: Run) -> None:
+        handled.extend(event.id for event in run.events)
+
+    async with rig.receiver(to_head_at_start=True) as receiver:
+        rig.checkpoints.save = slow_save  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receiver.run(handler), 0.5)
+        await receiver.run(handler)
+    assert handled == rig.chain.ids
+    assert rig.checkpoints.stored == rig.chain.mark()
 
 
 # -- checkpoints ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from matcher_receiver import StartAt
 from orderchain.errors import SealMismatch, SettingError
 from orderchain.snapshot import Snapshot
 
-from .chains import FIRST_COMMIT_US, ids_of, make_chain
+from .chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 from .rig import Rig, take, virtual
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ SIZES = [4, 6, 5]
 
 class Snapshots:
     """A service's snapshots."""
+
+    chain_id = CHAIN_ID
 
     def __init__(self, snapshot: Snapshot | None) -> None:
         self.snapshot = snapshot
@@ -89,6 +91,7 @@ async def test_start_at_a_place_that_the_source_cannot_find_is_told() -> None:
     class Plain:
         """A source that finds no places."""
 
+        chain_id = rig.chain.chain_id
         standing, runs, close = rig.source.standing, rig.source.runs, rig.source.close
 
     rig.source = Plain()  # type: ignore[assignment]

@@ -19,13 +19,14 @@ from matcher_receiver.decisions import (
     DELIVER,
     DELIVER_NEW_PART,
     DROP_CHAIN,
+    DROP_MAC,
     DROP_OLD,
     IN_STEP,
     Fill,
 )
 from orderchain.mark import Standing
 
-from .chains import Chain, make_chain
+from .chains import NEXT_NONCE, Chain, make_chain, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     header: FrameHeader
     head: Mark
     is_known: bool
+    is_signed: bool
 
 
 class Line(NamedTuple):
@@ -60,32 +62,33 @@ def is_heartbeat(case: Case) -> bool:
 LINES = {
     2: Line(lambda c: c.header.chain_id != 7, lambda _: DROP_CHAIN, "drop `chain`"),
     3: Line(lambda c: not c.is_known, lambda _: CONFIRM_NONCE, "`ConfirmNonce`"),
-    4: Line(
+    4: Line(lambda c: not c.is_signed, lambda _: DROP_MAC, "drop `mac`"),
+    5: Line(
         lambda c: is_heartbeat(c) and c.header.last_id > c.head.id,
         lambda c: Fill(c.header.last_id, "heartbeat"),
         "`Fill(last_id)`",
     ),
-    5: Line(
+    6: Line(
         lambda c: is_heartbeat(c) and c.header.last_id < c.head.id,
         lambda _: DROP_OLD,
         "drop as old",
     ),
-    6: Line(
+    7: Line(
         lambda c: is_heartbeat(c) and c.head.is_batch_end and c.header.seal_before == c.head.seal,
         lambda _: IN_STEP,
         "in step",
     ),
-    7: Line(is_heartbeat, lambda _: CHECK_SEAL, "`Check` `seal`"),
-    8: Line(lambda c: c.header.last_id <= c.head.id, lambda _: DROP_OLD, "drop as old"),
-    9: Line(
+    8: Line(is_heartbeat, lambda _: CHECK_SEAL, "`Check` `seal`"),
+    9: Line(lambda c: c.header.last_id <= c.head.id, lambda _: DROP_OLD, "drop as old"),
+    10: Line(
         lambda c: c.header.first_pid > c.head.id,
         lambda c: Fill(c.header.first_pid, "frame"),
         "`Fill(first_pid)`",
     ),
-    10: Line(lambda c: c.header.seal_before != c.head.seal, lambda _: CHECK_SEAL, "`Check` `seal`"),
-    11: Line(lambda c: c.header.epoch < c.head.epoch, lambda _: CHECK_EPOCH, "`Check` `epoch`"),
-    12: Line(lambda c: c.header.first_pid == c.head.id, lambda _: DELIVER, "`Deliver`"),
-    13: Line(lambda _: True, lambda _: DELIVER_NEW_PART, "`DeliverNewPart`"),
+    11: Line(lambda c: c.header.seal_before != c.head.seal, lambda _: CHECK_SEAL, "`Check` `seal`"),
+    12: Line(lambda c: c.header.epoch < c.head.epoch, lambda _: CHECK_EPOCH, "`Check` `epoch`"),
+    13: Line(lambda c: c.header.first_pid == c.head.id, lambda _: DELIVER, "`Deliver`"),
+    14: Line(lambda _: True, lambda _: DELIVER_NEW_PART, "`DeliverNewPart`"),
 }
 
 
@@ -100,7 +103,9 @@ def cores(chain: Chain) -> Iterator[ReceiveCore]:
     """One at the end of a batch, one inside of one; both know the leader."""
     for at_id in (chain.batches[0].last_id, chain.batches[1].events[3].id):
         core = ReceiveCore(chain.chain_id, chain.mark(at_id))
-        core.judge_standing(Standing(head=chain.head(), mark=core.head, is_primary=True), "start")
+        core.judge_standing(
+            Standing(head=chain.head(), mark=core.head, is_primary=True, terms=chain.terms), "start"
+        )
         core.go_live()
         yield core
 
@@ -108,9 +113,9 @@ def cores(chain: Chain) -> Iterator[ReceiveCore]:
 def cases(chain: Chain, head: Mark) -> Iterator[Case]:
     """Headers of all kinds: whose, by whom, with ids on every side of the head, with which seal."""
     leader = chain.nonce
-    for chain_id, nonce, seal, epoch in product(
+    for chain_id, nonce, seal, epoch, is_signed in product(
         (7, 8), (leader, b"nobody knows me!"), (head.seal, b"\7" * 32),
-        (head.epoch - 1, head.epoch, head.epoch + 1),
+        (head.epoch - 1, head.epoch, head.epoch + 1), (True, False),
     ):  # fmt: skip
         ids = [(last_id, last_id, last_id, 0) for last_id in range(head.id - 2, head.id + 3)] + [
             (pid, pid + 1, last_id, last_id - pid)
@@ -129,7 +134,7 @@ def cases(chain: Chain, head: Mark) -> Iterator[Case]:
                 last_id=last_id,
                 count=count,
             )
-            yield Case(header, head, nonce == leader)
+            yield Case(header, head, nonce == leader, is_signed)
 
 
 def test_first_line_that_fits_decides_whatever_else_fits(chain: Chain) -> None:
@@ -137,7 +142,9 @@ def test_first_line_that_fits_decides_whatever_else_fits(chain: Chain) -> None:
     for core in cores(chain):
         for case in cases(chain, core.head):
             number = next(number for number, line in LINES.items() if line.fits(case))
-            assert core.judge(case.header) == LINES[number].decision(case), (number, case)
+            record = signed(case.header, (), None if case.is_signed else NEXT_NONCE)
+            decision = core.admit(case.header, record) or core.judge(case.header)
+            assert decision == LINES[number].decision(case), (number, case)
             seen[number] += 1
     assert seen.keys() == LINES.keys(), "a line that no header meets"
 

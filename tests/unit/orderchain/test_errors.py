@@ -79,9 +79,9 @@ def test_input_error_names_the_line(line: int | None, start: str) -> None:
         (errors.Fenced(1, 2, 3), {"chain_id": 1, "epoch": 2, "current_epoch": 3}, "epoch is 3"),
         (errors.Fenced(1, 2), {"current_epoch": None}, "another process leads it"),
         (
-            errors.CheckpointLost(1, "r", 7),
-            {"chain_id": 1, "receiver": "r", "expected_id": 7},
-            "no longer at 7",
+            errors.CheckpointLost(1, "r", 7, 5),
+            {"chain_id": 1, "receiver": "r", "expected_id": 7, "found_id": 5},
+            "was at 5, expected 7",
         ),
         (errors.UnknownOutcome(1, 2, 3, 4), {"first_id": 3, "last_id": 4}, "ids 3 to 4"),
         (errors.RowsMissing(1, 2, 3), {"after_id": 2, "until_id": 3}, "after 2 up to 3"),

@@ -6,7 +6,6 @@ import ast
 import inspect
 import textwrap
 from struct import pack_into
-from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -17,11 +16,13 @@ from orderchain import link
 from orderchain.event import Event
 from orderchain.frame import (
     HEADER_BYTES,
+    MAC_BYTES,
     FrameHeader,
     decode_body,
     decode_header,
     decode_linked_body,
     encode_frame,
+    is_signed,
 )
 from orderchain.limits import (
     CHAIN_ID_MAX,
@@ -32,6 +33,9 @@ from orderchain.limits import (
     KEY_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
+from tests.vectors.frames import mac_of
+
+KEY = bytes(range(32))
 
 PATIENT = settings(deadline=None, print_blob=True)
 
@@ -115,14 +119,51 @@ def test_frame_with_any_rows_comes_back_as_it_was(
         seal_after=seals[1],
         is_batch_end=is_batch_end,
     )
-    record = encode_frame(header, events)
+    record = encode_frame(header, events, KEY)
     assert decode_header(record) == header
     assert decode_body(record, header) == events
+    assert is_signed(record, KEY)
+
+
+@PATIENT
+@given(
+    at=st.integers(0, 7),
+    bit=st.integers(0, 7),
+    rows=_rows,
+    key=st.binary(min_size=32, max_size=32),
+)
+def test_frame_is_signed_with_its_own_key_and_unchanged_alone(
+    at: int, bit: int, rows: list[tuple[int, str, int, bytes]], key: bytes
+) -> None:
+    events = events_after(3, rows)
+    record = encode_frame(header_of(events), events, key)
+    assert is_signed(record, key)
+    other = bytearray(key)
+    other[at] ^= 1 << bit
+    assert not is_signed(record, bytes(other))
+    for place in (8, HEADER_BYTES - MAC_BYTES - 1, HEADER_BYTES - 1, HEADER_BYTES, len(record) - 1):
+        changed = bytearray(record)
+        changed[place] ^= 1 << bit
+        assert not is_signed(bytes(changed), key), place
+
+
+def test_body_that_moves_into_the_header_takes_no_mac_with_it() -> None:
+    """The last bytes of a payload, which a client chooses, can be no beginning of the header."""
+    inner = encode_frame(heartbeat(9), [], KEY)[: HEADER_BYTES - MAC_BYTES]
+    inner = inner[:6] + (2 * HEADER_BYTES - MAC_BYTES).to_bytes(2, "big") + inner[8:]
+    events = events_after(3, [(1, "k", 0, inner)])
+    record = encode_frame(header_of(events), events, KEY)
+    fields, mac = record[: HEADER_BYTES - MAC_BYTES], record[HEADER_BYTES - MAC_BYTES :][:MAC_BYTES]
+    body = record[HEADER_BYTES:]
+    # The same bytes in the same order, told apart elsewhere.
+    moved = inner + fields + mac + body[: -len(inner)]
+    assert int.from_bytes(moved[6:8], "big") == len(inner + fields + mac)
+    assert not is_signed(moved, KEY)
 
 
 @pytest.mark.parametrize("head", [0, 1, ID_MAX])
 def test_heartbeat_carries_the_head_and_no_body(head: int) -> None:
-    record = encode_frame(heartbeat(head), [])
+    record = encode_frame(heartbeat(head), [], KEY)
     header = decode_header(record)
     assert header == heartbeat(head)
     assert header.is_heartbeat
@@ -131,46 +172,48 @@ def test_heartbeat_carries_the_head_and_no_body(head: int) -> None:
 
 def test_frame_with_rows_is_no_heartbeat() -> None:
     events = events_after(0, [(1, "k", 0, b"")])
-    assert not decode_header(encode_frame(header_of(events), events)).is_heartbeat
+    assert not decode_header(encode_frame(header_of(events), events, KEY)).is_heartbeat
 
 
 def test_frame_with_the_largest_values_comes_back() -> None:
     events = [
         Event(ID_MAX, ID_MAX - 1, "k" * KEY_BYTES_MAX, 2**63 - 1, bytes(PAYLOAD_BYTES_MAX)),
     ]
-    record = encode_frame(header_of(events, chain_id=CHAIN_ID_MAX), events)
+    record = encode_frame(header_of(events, chain_id=CHAIN_ID_MAX), events, KEY)
     assert len(record) <= FRAME_BYTES_MIN <= FRAME_BYTES_MAX
     assert decode_body(record, decode_header(record)) == events
 
 
 def test_frame_with_the_most_rows_comes_back() -> None:
     events = events_after(0, [(1, "k", 0, b"")] * FRAME_ROWS_MAX)
-    record = encode_frame(header_of(events), events)
+    record = encode_frame(header_of(events), events, KEY)
     assert len(decode_body(record, decode_header(record))) == FRAME_ROWS_MAX
 
 
 def with_appended_field(record: bytes, field: bytes) -> bytes:
-    """What a later writer would send: the field stands behind ours, the CRC stays last."""
-    header = bytearray(record[: HEADER_BYTES - 4] + field)
-    pack_into(">H", header, 6, len(header) + 4)
+    """What a later writer would send: the field stands behind ours, the MAC stays last."""
+    header = bytearray(record[: HEADER_BYTES - MAC_BYTES] + field)
+    pack_into(">H", header, 6, len(header) + MAC_BYTES)
     body = record[HEADER_BYTES:]
-    return bytes(header) + crc32(body, crc32(header)).to_bytes(4, "big") + body
+    return bytes(header) + mac_of(body, bytes(header), KEY) + body
 
 
 @pytest.mark.parametrize("field", [b"\0", b"later field", bytes(1000)])
 def test_frame_with_appended_header_field_is_still_read(field: bytes) -> None:
     events = events_after(5, [(1, "a", 1, b"x"), (9, "b", 2, b"y")])
-    record = encode_frame(header_of(events), events)
+    record = encode_frame(header_of(events), events, KEY)
+    assert is_signed(with_appended_field(record, field), KEY)
     header = decode_header(with_appended_field(record, field))
     assert header == header_of(events)
     assert decode_body(with_appended_field(record, field), header) == events
 
 
 def test_frame_with_flag_of_a_later_writer_is_still_read() -> None:
-    record = bytearray(encode_frame(heartbeat(9), []))
+    record = bytearray(encode_frame(heartbeat(9), [], KEY))
     record[5] |= 0x80
-    record[-4:] = crc32(record[:-4]).to_bytes(4, "big")
+    record[-MAC_BYTES:] = mac_of(b"", bytes(record[:-MAC_BYTES]), KEY)
     assert decode_header(bytes(record)) == heartbeat(9)
+    assert is_signed(bytes(record), KEY)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +224,8 @@ def test_frame_with_flag_of_a_later_writer_is_still_read() -> None:
         (frame_module._decode_rows, 0),
         (decode_header, 0),
         (encode_frame, 0),
-        (frame_module._checksum, 0),
+        (is_signed, 0),
+        (frame_module._mac, 0),
         # Measured: one pass over the rows is quicker than columns of ids and pids.
         (link.is_linked, 1),
     ],

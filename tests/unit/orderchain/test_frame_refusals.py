@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import pytest
@@ -16,14 +15,17 @@ from orderchain.errors import FrameError
 from orderchain.event import Event
 from orderchain.frame import (
     HEADER_BYTES,
+    MAC_BYTES,
     FrameHeader,
     decode_body,
     decode_header,
     decode_linked_body,
     encode_frame,
+    is_signed,
 )
 from orderchain.limits import FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
 from orderchain.link import first_break, is_linked
+from tests.vectors.frames import mac_of
 
 PATIENT = settings(deadline=None, print_blob=True)
 EVENTS = [
@@ -44,26 +46,36 @@ HEADER = FrameHeader(
     seal_after=bytes(range(32, 64)),
     is_batch_end=True,
 )
-FRAME = encode_frame(HEADER, EVENTS)
-REASONS = {"empty", "oversized", "truncated", "magic", "version", "length", "crc", "bounds"}
+KEY = bytes(range(32))
+FRAME = encode_frame(HEADER, EVENTS, KEY)
+REASONS = {"empty", "oversized", "truncated", "magic", "version", "length", "mac", "bounds"}
 
 
 def refusal_of(record: bytes | None) -> str:
+    """The reason why a reader that knows the term does not take `record`."""
     with pytest.raises(FrameError) as caught:
-        decode_body(record or b"", decode_header(record))
+        decode_body(record or b"", accepted(record))
     assert str(caught.value).startswith(caught.value.reason + ": ")
     # Whoever wants linked rows gets the same answer.
     with pytest.raises(FrameError) as linked:
-        decode_linked_body(record or b"", decode_header(record))
+        decode_linked_body(record or b"", accepted(record))
     assert linked.value.reason == caught.value.reason
     return caught.value.reason
 
 
+def accepted(record: bytes | None) -> FrameHeader:
+    """The header of a frame of the term. Raises FrameError, with `mac` for one of nobody's."""
+    header = decode_header(record)
+    if not is_signed(record or b"", KEY):
+        raise FrameError("mac", "not signed")
+    return header
+
+
 def signed(record: bytes) -> bytes:
-    """Return `record` with the checksum that fits it: damage that no CRC would show."""
+    """Return `record` with the MAC that fits it: lies of one who has the key."""
     header_bytes = int.from_bytes(record[6:8], "big")
-    crc = crc32(record[header_bytes:], crc32(record[: header_bytes - 4]))
-    return record[: header_bytes - 4] + crc.to_bytes(4, "big") + record[header_bytes:]
+    fields, body = record[: header_bytes - MAC_BYTES], record[header_bytes:]
+    return fields + mac_of(body, fields, KEY) + body
 
 
 def with_bytes(at: int, value: bytes) -> bytes:
@@ -73,7 +85,7 @@ def with_bytes(at: int, value: bytes) -> bytes:
 def with_body(body: bytes, **changed: Any) -> bytes:
     """Return a correctly signed frame whose body is `body`."""
     header = msgspec.structs.replace(HEADER, **changed)
-    record = bytearray(encode_frame(header, EVENTS)[:HEADER_BYTES] + body)
+    record = bytearray(encode_frame(header, EVENTS, KEY)[:HEADER_BYTES] + body)
     struct.pack_into(">I", record, 16, len(body))
     return signed(bytes(record))
 
@@ -98,7 +110,7 @@ def test_frame_cut_off_anywhere_is_refused(size: int) -> None:
 @pytest.mark.parametrize("size", range(1, HEADER_BYTES))
 def test_heartbeat_cut_off_anywhere_is_refused(size: int) -> None:
     zero = {"first_pid": 20, "first_id": 20, "last_id": 20, "count": 0}
-    record = encode_frame(msgspec.structs.replace(HEADER, **zero), [])  # type: ignore[arg-type]
+    record = encode_frame(msgspec.structs.replace(HEADER, **zero), [], KEY)  # type: ignore[arg-type]
     with pytest.raises(FrameError):
         decode_header(record[:size])
 
@@ -127,7 +139,7 @@ def test_frame_of_random_bytes_is_refused(record: bytes) -> None:
 
 @PATIENT
 @given(at=st.integers(0, len(FRAME) - 1), value=st.binary(min_size=1, max_size=9))
-def test_frame_with_damage_that_the_checksum_covers_is_refused_or_within_bounds(
+def test_frame_with_damage_that_the_mac_covers_is_refused_or_within_bounds(
     at: int, value: bytes
 ) -> None:
     record = with_bytes(at, value)[: len(FRAME)]
@@ -155,9 +167,12 @@ def test_frame_with_foreign_content_is_refused(record: bytes) -> None:
     assert refusal_of(record) == "magic"
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
-def test_frame_with_unknown_version_says_to_upgrade(version: int) -> None:
-    with pytest.raises(FrameError, match=f"was {version}, expected 1: upgrade") as caught:
+@pytest.mark.parametrize(
+    ("version", "older"), [(0, "sequencer"), (1, "sequencer"), (3, "receiver"), (255, "receiver")]
+)
+def test_frame_with_unknown_version_says_what_to_upgrade(version: int, older: str) -> None:
+    told = f"^version: was {version}, expected 2: upgrade the {older}$"
+    with pytest.raises(FrameError, match=told) as caught:
         decode_header(signed(with_bytes(4, bytes([version]))))
     assert caught.value.reason == "version"
 
@@ -206,19 +221,19 @@ def test_heartbeat_with_differing_ids_is_refused(field: str) -> None:
     ids = {"first_pid": 20, "first_id": 20, "last_id": 20} | {field: 19}
     header = msgspec.structs.replace(HEADER, count=0, **ids)  # type: ignore[arg-type]
     with pytest.raises(FrameError, match="bounds"):
-        decode_header(encode_frame(header, []))
+        decode_header(encode_frame(header, [], KEY))
 
 
 def test_heartbeat_with_rows_is_refused() -> None:
     header = msgspec.structs.replace(HEADER, count=0, first_pid=20, first_id=20, last_id=20)
     with pytest.raises(FrameError, match="bounds"):
-        decode_header(encode_frame(header, EVENTS))
+        decode_header(encode_frame(header, EVENTS, KEY))
 
 
 def test_heartbeat_has_no_rows_to_decode() -> None:
     header = msgspec.structs.replace(HEADER, count=0, first_pid=20, first_id=20, last_id=20)
     with pytest.raises(FrameError, match="body"):
-        decode_body(encode_frame(header, []), header)
+        decode_body(encode_frame(header, [], KEY), header)
 
 
 # ----------------------------------------------------------------------------------- hostile rows

@@ -19,11 +19,14 @@ from orderchain.frame import (
     decode_body,
     decode_header,
     encode_frame,
+    is_signed,
 )
+from tests.vectors.frames import frame_of, refused_frames
 
 ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "frames.json").read_text(encoding="utf-8"))
 SEALS = json.loads((ROOT / "tests" / "vectors" / "seals.json").read_text(encoding="utf-8"))
+KEY = bytes.fromhex(VECTORS["frame_key"])
 DOCUMENT = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
 _BYTES = ("publisher_nonce", "seal_before", "seal_after")
 
@@ -50,6 +53,7 @@ def test_vector_is_decoded_into_its_header_and_rows(vector: dict[str, Any]) -> N
     record = bytes.fromhex(vector["frame"])
     header = decode_header(record)
     assert header == header_of(vector)
+    assert is_signed(record, KEY)
     assert (decode_body(record, header) if header.count else []) == events_of(vector)
 
 
@@ -59,15 +63,38 @@ def test_vector_is_decoded_into_its_header_and_rows(vector: dict[str, Any]) -> N
     ids=lambda vector: vector["name"],
 )
 def test_vector_is_what_encoding_gives(vector: dict[str, Any]) -> None:
-    assert encode_frame(header_of(vector), events_of(vector)).hex() == vector["frame"]
+    assert encode_frame(header_of(vector), events_of(vector), KEY).hex() == vector["frame"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])
 def test_vector_to_be_refused_is_refused_for_its_reason(vector: dict[str, Any]) -> None:
     record = bytes.fromhex(vector["frame"])
+    if vector["reason"] == "mac":
+        assert decode_header(record)
+        assert not is_signed(record, KEY)
+        return
     with pytest.raises(FrameError) as caught:
         decode_body(record, decode_header(record))
     assert caught.value.reason == vector["reason"]
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [vector for vector in VECTORS["refused"] if vector["reason"] in {"bounds", "body"}],
+    ids=lambda vector: vector["name"],
+)
+def test_vector_that_lies_is_signed_all_the_same(vector: dict[str, Any]) -> None:
+    assert is_signed(bytes.fromhex(vector["frame"]), KEY)
+
+
+def test_vectors_are_what_is_made_without_the_codec() -> None:
+    for vector in VECTORS["frames"]:
+        assert frame_of(vector, KEY).hex() == vector["frame"], vector["name"]
+    made = refused_frames(bytes.fromhex(VECTORS["frames"][0]["frame"]), KEY)
+    kept = {vector["name"]: vector["frame"] for vector in VECTORS["refused"]}
+    assert {name: frame.hex() for name, frame in made.items()} == {
+        name: kept[name] for name in made
+    }
 
 
 def test_document_table_covers_the_header_without_a_hole() -> None:

@@ -23,17 +23,20 @@ PUBLIC = {
     "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
     "collector": "calm_collector",
-    "dsn": "hosts_of mask_dsn",
+    "counted": "counted",
+    "dsn": "hosts_of login_of mask_dsn",
     "event": "Event",
-    "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame",
+    "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame is_signed",
     "key_page": "ClientNumber KeyPage",
     "link": "first_break is_linked",
-    "mark": "ChainHead Mark Standing",
+    "mark": "ChainHead FrameTerm Mark Standing",
     "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
     "HeadReports KeyStore Lease PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
-    "refusals": "connect_refusal is_too_many_connections schema_refusal sqlstate_of "
-    "statement_refusal",
+    "printable": "printable",
+    "reasons": "reason_of",
+    "refusals": "connect_refusal is_too_many_connections privilege_refusal read_only_refusal "
+    "schema_refusal sqlstate_of statement_refusal",
     "row_image": "column_images row_images",
     "run": "Run",
     "schema": "schema_sql",
@@ -67,7 +70,7 @@ def test_public_name_has_a_docstring(module: str) -> None:
     assert [name for name in public_names(module) if not vars(found)[name].__doc__] == []
 
 
-def test_kernel_needs_msgspec_alone() -> None:
+def test_kernel_needs_msgspec_and_blake3_alone() -> None:
     program = (
         "import sys; before = set(sys.modules)\n"
         f"for name in {MODULES!r}: __import__('orderchain.' + name)\n"
@@ -77,7 +80,7 @@ def test_kernel_needs_msgspec_alone() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     # msgspec uses typing_extensions where it is installed, and does not need it.
-    assert set(done.stdout.split()) - {"typing_extensions"} == {"orderchain", "msgspec"}
+    assert set(done.stdout.split()) - {"typing_extensions"} == {"orderchain", "msgspec", "blake3"}
 
 
 # ---------------------------------------------------------------------------------------- limits
@@ -119,7 +122,7 @@ def test_limit_states_its_reason(name: str) -> None:
 
 
 def test_seal_and_nonce_have_the_sizes_of_the_wire() -> None:
-    assert (seal.SEAL_BYTES, frame.NONCE_BYTES, frame.HEADER_BYTES) == (32, 16, 144)
+    assert (seal.SEAL_BYTES, frame.NONCE_BYTES, frame.HEADER_BYTES) == (32, 16, 156)
 
 
 def test_default_topic_names_the_chain() -> None:

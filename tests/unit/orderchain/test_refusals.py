@@ -17,6 +17,8 @@ from orderchain.errors import (
 from orderchain.refusals import (
     connect_refusal,
     is_too_many_connections,
+    privilege_refusal,
+    read_only_refusal,
     schema_refusal,
     sqlstate_of,
     statement_refusal,
@@ -32,7 +34,13 @@ DSN = f"postgresql://user:{SECRET}@db.example:6432/orders"
         (asyncpg.InvalidPasswordError("no"), ConnectError, "wrong user or password"),
         (asyncpg.InvalidAuthorizationSpecificationError("no"), ConnectError, "login"),
         (asyncpg.InvalidCatalogNameError("no"), ConnectError, "a database that exists"),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for database"),
+            ConnectError,
+            "a login that may connect to this database (login user: permission denied for dat",
+        ),
         (asyncpg.TooManyConnectionsError("full"), RetryError, "not ready"),
+        (asyncpg.CannotConnectNowError(""), RetryError, "not ready: CannotConnectNowError"),
         (asyncpg.CannotConnectNowError("starting"), RetryError, "not ready"),
         (asyncpg.AdminShutdownError("stopping"), RetryError, "not ready"),
         (TimeoutError(), ConnectError, "silent"),
@@ -97,10 +105,17 @@ def test_sqlstate_is_the_servers_code_or_empty() -> None:
     ("error", "kind", "words"),
     [
         (asyncpg.UndefinedTableError("no table"), SchemaError, "chainctl schema apply"),
-        (asyncpg.InsufficientPrivilegeError("denied"), ConnectError, "a role that may look"),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for table chain_event"),
+            ConnectError,
+            "expected a login that is a member of gap_reader "
+            "(login user: permission denied for table chain_event)",
+        ),
         (TimeoutError(), RetryError, "within 3.0 s"),
         (ConnectionResetError("reset"), RetryError, "reset"),
+        (ConnectionResetError(), RetryError, "the statement failed: ConnectionResetError"),
         (asyncpg.InterfaceError("closed"), RetryError, "closed"),
+        (asyncpg.InterfaceError(""), RetryError, "the statement failed: InterfaceError"),
         (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
     ],
 )
@@ -112,8 +127,30 @@ def test_statement_that_failed_says_what_to_do_next(
         DSN,
         driver_errors=(asyncpg.PostgresError, asyncpg.InterfaceError),
         deadline_seconds=3.0,
-        role_that="may look",
+        role="gap_reader",
     )
     assert type(refusal) is kind
     assert words in str(refusal)
     assert SECRET not in str(refusal)
+
+
+def test_privilege_refusal_of_an_address_without_a_user_names_the_login_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = asyncpg.InsufficientPrivilegeError("permission denied for table chain_head")
+    monkeypatch.setenv("PGUSER", "svc")
+    refusal = privilege_refusal(error, "postgresql://db.example/orders", "sequencer_writer")
+    assert "(login svc: permission denied for table chain_head)" in str(refusal)
+
+
+@pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("no"), OSError(), TimeoutError()])
+def test_privilege_refusal_of_any_other_error_is_none(error: Exception) -> None:
+    assert privilege_refusal(error, DSN, "gap_reader") is None
+
+
+def test_read_only_refusal_names_the_login_and_what_is_needed() -> None:
+    error = asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT")
+    told = str(read_only_refusal(error, DSN, "auditor"))
+    assert "expected a login that may write (on the primary) and is a member of auditor" in told
+    assert "(login user: cannot execute INSERT)" in told
+    assert read_only_refusal(asyncpg.InsufficientPrivilegeError("no"), DSN, "auditor") is None

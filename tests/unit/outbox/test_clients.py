@@ -61,6 +61,7 @@ def test_url_that_can_not_be_called_is_refused_without_its_secret(url: str) -> N
 def test_file_of_clients_is_read(tmp_path: Path) -> None:
     path = tmp_path / "clients.toml"
     path.write_text(f'[[client]]\nname = "payments"\ntoken_sha256 = ["{HASH}"]\ncall_token = "s"\n')
+    path.chmod(0o600)
     found = read_clients(path).by_token("a token")
     assert found is not None
     assert repr(found) == "Client(name='payments')", "it shows no secret"
@@ -80,6 +81,7 @@ def test_file_of_clients_is_read(tmp_path: Path) -> None:
 def test_file_of_clients_that_is_none_is_refused(tmp_path: Path, text: str, match: str) -> None:
     path = tmp_path / "clients.toml"
     path.write_text(text)
+    path.chmod(0o600)
     with pytest.raises(SettingError, match=match):
         read_clients(path)
 
@@ -87,3 +89,15 @@ def test_file_of_clients_that_is_none_is_refused(tmp_path: Path, text: str, matc
 def test_file_of_clients_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="No such file"):
         read_clients(tmp_path / "none")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o666])
+def test_file_of_clients_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "clients.toml"
+    path.write_text(f'[[client]]\nname = "payments"\ntoken_sha256 = ["{HASH}"]\n')
+    path.chmod(mode)
+    with pytest.raises(SettingError, match=rf"\(mode {mode:o}\).*chmod 6[04]0") as caught:
+        read_clients(path)
+    assert HASH not in str(caught.value)
+    path.chmod(0o640)
+    assert read_clients(path).by_name("payments") is not None, "its group may read it"

@@ -30,6 +30,7 @@ def test_public_names_are_these() -> None:
         "Message",
         "MessageError",
         "NoFilter",
+        "PartEnded",
         "Progress",
         "RedisFilter",
         "RedisFilterConfig",

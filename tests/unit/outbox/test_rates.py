@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.service.rates import Bucket
+from outbox.service.rates import Bucket, Room
 
 SECOND = 10**9
 
@@ -46,3 +46,17 @@ def test_never_more_goes_through_than_burst_and_rate_allow(
             through += count
         # One request may be larger than the bucket: it is paid for afterwards.
         assert through <= burst + 7.0 * now / SECOND + 50
+
+
+def test_one_client_can_not_take_the_room_of_others() -> None:
+    room = Room(10, 4)
+    room.take("greedy", 4)
+    assert not room.has_client_room("greedy", 1)
+    assert room.has_client_room("other", 4)
+    room.take("other", 4)
+    room.take("third", 2)
+    assert not room.has_room(1)
+    room.give_back("greedy", 4)
+    assert room.has_room(4)
+    assert room.has_client_room("greedy", 4)
+    assert room.total == 6

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderchain.batch import TERM_SPREAD_IDS
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX
 from orderchain.link import is_linked
@@ -112,16 +113,17 @@ def test_ids_with_any_clock_rise_are_linked_and_keep_to_one_partition_a_batch(
     wall_ns=st.integers(0, 2**63),
     row_count=st.integers(1, 1_000),
     strategy=st.sampled_from(["sequential", "time"]),
+    spread=st.integers(0, TERM_SPREAD_IDS - 1),
 )
 def test_first_id_is_never_below_the_least_one_and_leaves_room_for_partitions(
-    least_id: int, wall_ns: int, row_count: int, strategy: IdStrategy
+    least_id: int, wall_ns: int, row_count: int, strategy: IdStrategy, spread: int
 ) -> None:
     first = first_id(
         strategy,
+        term=make_term(partition_ids=DAY_IDS, spread=spread),
         least_id=least_id,
         wall_ns=wall_ns,
         row_count=row_count,
-        partition_ids=DAY_IDS,
     )
     assert first >= least_id
     assert first + row_count <= ID_MAX - 3 * DAY_IDS

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sequencer.connecting import SyncWaitCancelled
 from sequencer.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -122,6 +123,30 @@ async def test_session_that_the_server_ends_says_why() -> None:
     pipeline.connection_lost(None)
     with pytest.raises(asyncpg.AdminShutdownError, match="terminating"):
         await answer
+
+
+def warning(routine: bytes) -> bytes:
+    """A warning as the server sends it; what it says for people is in the server's language."""
+    fields = b"SWARNUNG\0VWARNING\0C01000\0Mes wird gewarnt\0R" + routine + b"\0\0"
+    return b"N" + struct.pack("!i", len(fields) + 4) + fields
+
+
+async def test_commit_whose_standby_was_not_waited_for_is_no_success() -> None:
+    _, pipeline = make_pipeline()
+    first, second = pipeline.send("COPY", []), pipeline.send("COPY", [])
+    pipeline.data_received(COPY_IN + warning(b"SyncRepWaitForLSN") + DONE + READY)
+    pipeline.data_received(COPY_IN + DONE + READY)
+    with pytest.raises(SyncWaitCancelled):
+        await first
+    assert second.result() is None
+
+
+async def test_other_warnings_say_nothing_of_a_commit() -> None:
+    """As that of a trigger, or that the database should be vacuumed: with the same code."""
+    _, pipeline = make_pipeline()
+    answer = pipeline.send("COPY", [])
+    pipeline.data_received(COPY_IN + warning(b"exec_stmt_raise") + DONE + READY)
+    assert answer.result() is None
 
 
 async def test_asker_that_has_gone_harms_nobody_behind_it() -> None:

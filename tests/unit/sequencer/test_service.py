@@ -26,6 +26,7 @@ from .builders import make_orders
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch, Term
+    from orderchain.clock import Clock
     from orderchain.event import Event
 
 
@@ -39,7 +40,7 @@ class World:
         self.store = MemoryChainStore(self.database, 1)
         self.sink = MemoryFrameSink(self.log)
 
-    def sequencer(self, **settings: Any) -> Sequencer:
+    def sequencer(self, clock: Clock | None = None, **settings: Any) -> Sequencer:
         config = SequencerConfig(
             **{
                 "chain_id": 1,
@@ -56,7 +57,7 @@ class World:
             keys=MemoryKeyStore(self.database, 1),
             lease=MemoryLease(self.database, 1),
             sink=self.sink,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
         )
 
     async def steal(self) -> None:
@@ -313,4 +314,50 @@ async def test_batch_is_answered_although_the_next_one_is_fenced(
     assert [ack.id for ack in outcomes[0]] == [row.id for row in world.rows()]  # type: ignore[union-attr]
     assert [type(outcome) for outcome in outcomes[1:]] == [Fenced, Fenced]
     with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_commit_that_no_standby_was_waited_for_is_unknown_until_one_has_it(
+    world: World,
+) -> None:
+    sequencer = await world.sequencer().__aenter__()
+    world.database.cancels_waits = True
+    submitted = sequencer.submit_nowait("a", b"1")
+    while sequencer.stats().unknown_outcomes == 0 or not world.rows():  # noqa: ASYNC110 - as told
+        await asyncio.sleep(0)
+    assert not submitted.done()
+    world.database.cancels_waits = False
+    ack = await submitted
+    assert world.chain.replicated_id == ack.id
+    await sequencer.__aexit__(None, None, None)
+    assert [row.key for row in world.rows()] == ["a"]
+
+
+async def test_commit_that_no_standby_is_ever_waited_for_stays_unknown(world: World) -> None:
+    sequencer = await world.sequencer(recover_seconds=0.3).__aenter__()
+    world.database.cancels_waits = True
+    with pytest.raises(UnknownOutcome):
+        await sequencer.submit("a", b"1")
+    with pytest.raises(UnknownOutcome):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_commit_read_back_under_another_leader_counts_once_a_standby_has_it(
+    world: World,
+) -> None:
+    """That other one has raised the epoch, which says nothing of the standby."""
+    sequencer = await world.sequencer(recover_seconds=0.3).__aenter__()
+    world.store.faults.append(CommitFault.LOST_AFTER)
+    original = world.store.take_over_again
+
+    async def too_late(owner: str, held: Term) -> Term:
+        if not world.database.cancels_waits:
+            await world.steal()
+            world.database.cancels_waits = True
+        return await original(owner, held)
+
+    world.store.take_over_again = too_late  # type: ignore[method-assign]
+    with pytest.raises(UnknownOutcome):
+        await sequencer.submit("a", b"1")
+    with pytest.raises(UnknownOutcome):
         await sequencer.__aexit__(None, None, None)

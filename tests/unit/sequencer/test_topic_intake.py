@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import ConnectError, Fenced, IntakeLost, RetryError, StoppedError
+from orderchain.errors import (
+    BrokerAway,
+    ConnectError,
+    Fenced,
+    IntakeLost,
+    IntakeMoved,
+    RetryError,
+    StoppedError,
+)
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.link import is_linked
 from orderchain.simulation.memory_store import CommitFault
@@ -387,3 +396,107 @@ async def test_cancelled_intake_leaves_what_it_handed_over_to_be_committed(feed:
     async with feed.running():
         await until(feed.is_taken)
     assert feed.keys() == [f"k{number}" for number in range(500)]
+
+
+REFUSING = {"when_kafka_is_away": "refuse", "kafka_away_seconds": 0.005}
+
+
+async def until_refused(sequencer: Sequencer, world: World) -> None:
+    """Take the chain's broker away, and submit until that is noticed."""
+    world.log.is_away = True
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        for number in count():
+            try:
+                await sequencer.submit(f"before {number}", b"")
+            except BrokerAway:
+                return
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("refused_first", range(4))
+async def test_orders_that_are_refused_while_kafka_is_away_are_taken_when_it_is_back(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, refused_first: int
+) -> None:
+    """Whichever call of an intake is the first to be refused: none is passed by, none added."""
+    for partition in range(3):
+        feed.topic.add(partition, f"old {partition}".encode(), b"1")
+    async with feed.world.sequencer(**REFUSING, **LEASE) as sequencer:
+        queue_each, calls = sequencer.queue_each, count()
+
+        async def refuse_from(*given: Any, **more: Any) -> Any:
+            if next(calls) == refused_first:
+                await until_refused(sequencer, feed.world)
+            return await queue_each(*given, **more)
+
+        monkeypatch.setattr(sequencer, "queue_each", refuse_from)
+        intake = feed.intake(sequencer, start="latest")
+        running = asyncio.create_task(intake.run())
+        await until(lambda: intake.stats().interruptions > 0 or feed.is_taken())
+        for partition in range(3):
+            feed.topic.add(partition, f"new {partition}".encode(), b"1")
+        await until(lambda: intake.stats().interruptions > 1)
+        feed.world.log.is_away = False
+        await until(feed.is_taken)
+        intake.stop()
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
+    rows = feed.world.rows()
+    keys = [row.key for row in rows if not row.key.startswith("before")]
+    assert sorted(keys) == [f"new {partition}" for partition in range(3)]
+
+
+async def test_second_intake_of_a_topic_is_told_apart_and_adds_nothing(feed: Feed) -> None:
+    """Its records are those of the first one: without remembered keys they would be rows twice."""
+    for number in range(30):
+        feed.topic.add(0, f"k{number}".encode(), b"1")
+    async with feed.world.sequencer(key_window_rows=0, **LEASE) as sequencer:
+        first = feed.intake(sequencer, batch_rows=2)
+        second = feed.intake(sequencer, batch_rows=2)
+        second._source = MemoryRecordSource(feed.topic)
+        running = [asyncio.create_task(intake.run()) for intake in (first, second)]
+        await until(feed.is_taken)
+        await until(lambda: any(task.done() for task in running))
+        first.stop()
+        second.stop()
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+    assert IntakeMoved in map(type, outcomes)
+    assert feed.keys() == [f"k{number}" for number in range(30)]
+
+
+async def test_intake_that_is_begun_again_beside_the_same_sequencer_takes_each_record_once(
+    feed: Feed,
+) -> None:
+    """The one before was cancelled, and what it had handed over was not committed yet."""
+    for number in range(200):
+        feed.topic.add(number % 3, f"k{number}".encode(), b"1")
+    async with feed.world.sequencer(key_window_rows=0, **LEASE) as sequencer:
+        for taken in range(0, 150, 10):
+            running = asyncio.create_task(feed.intake(sequencer, stop_seconds=0.0001).run())
+            await until(lambda taken=taken: len(feed.world.rows()) > taken)  # type: ignore[misc]
+            running.cancel()
+            await asyncio.wait([running])
+        while not feed.is_taken():
+            running = asyncio.create_task(feed.intake(sequencer).run())
+            await until(lambda running=running: running.done() or feed.is_taken())  # type: ignore[misc]
+            running.cancel()
+            (outcome,) = await asyncio.gather(running, return_exceptions=True)
+            assert isinstance(outcome, (IntakeMoved, asyncio.CancelledError))
+    assert sorted(feed.keys()) == sorted(f"k{number}" for number in range(200))
+
+
+@pytest.mark.parametrize("is_leading_task", [True, False])
+async def test_intake_whose_task_is_cancelled_by_somebody_else_says_so(
+    feed: Feed, is_leading_task: bool
+) -> None:
+    async with feed.world.sequencer(**LEASE) as sequencer:
+        before = asyncio.all_tasks()
+        running = asyncio.create_task(feed.intake(sequencer).run())
+        await until(feed.is_taken)
+        name = "until_stopped" if is_leading_task else "_read"
+        (task,) = [
+            task
+            for task in asyncio.all_tasks() - before
+            if task.get_coro().__qualname__.endswith(f".{name}")  # type: ignore[union-attr]
+        ]
+        task.cancel()
+        with pytest.raises(StoppedError, match="was cancelled"):
+            await asyncio.wait_for(running, DEADLINE_SECONDS)

@@ -1,0 +1,316 @@
+"""Connections to PostgreSQL: how one is opened, and in one line why none is.
+
+Nothing else opens a connection of asyncpg or imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import urlencode
+
+import asyncpg
+
+from orderchain.clients.database_config import server_name
+from orderchain.errors import ConnectError, OrderchainError, RetryError
+from orderchain.refusals import schema_refusal, sqlstate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orderchain.clients.database_config import DatabaseConfig
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+
+DRIVER_ERRORS: Final = (
+    OSError,  # TimeoutError, ssl.SSLError and all of the network's are such
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
+"""All that a connection raises for what servers and networks do."""
+
+CLOSE_SECONDS: Final = 1.0
+"""A connection that does not close by then is dropped: the server cleans up behind it."""
+
+TOO_MANY_CONNECTIONS: Final = "53300"
+
+_PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
+"""Of SQLSTATEs: connection, rollback, resources (disk full), object in use, intervention, system
+error. The statement itself is guilty of none of them, so the same one may succeed later."""
+
+_NOT_ALLOWED: Final = frozenset({"42501", "25006"})
+"""Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
+
+_WRONG_PASSWORD: Final = "28P01"  # noqa: S105 - a code
+_NO_DATABASE: Final = "3D000"
+_AUTHORISATION_CLASS: Final = "28"
+
+_HANG_UPS: Final = (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoesNotExistError)
+
+_ALERT_SECONDS: Final = 3.0
+"""The longest look for the reason of a hang-up: two round trips."""
+_TLS_REQUEST: Final = struct.pack("!ii", 8, 80_877_103)
+"""What asks a server of PostgreSQL for TLS; it answers with one letter."""
+
+_CERTIFICATE_TIMES: Final = frozenset({9, 10})
+"""OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
+_CERTIFICATE_NAMES: Final = frozenset({62, 64})
+"""The same for a host's name, and for its address, that the certificate does not have."""
+
+_log = logging.getLogger(__name__)
+
+
+async def connect(
+    config: DatabaseConfig,
+    *,
+    application_name: str,
+    within_seconds: float,
+    settings: Mapping[str, str] | None = None,
+) -> Connection:
+    """Return a new connection to the first server that will do, of those that `config` names.
+
+    Each of them gets its share of `within_seconds`, so that one that is silent does not keep us
+    from the next. `settings` are those of the session; what `config` says of them counts more.
+    The first connection to a host where another machine may pose as the server logs a warning.
+    Raises ConnectError, which says in one line what each server lacks; RetryError where that may
+    pass: it starts, stops or is full, or none has the role that is wanted now; SettingError for
+    files gone since.
+    """
+    if warning := config.exposure():
+        _warn_once(warning)
+    options = _options(config, application_name, settings or {})
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_seconds
+    # A standby is preferred: only when none will do does any server.
+    targets = _targets(config)
+    attempts = [(target, at) for target in targets for at in config.addresses]
+    refusals: list[tuple[OrderchainError, Exception]] = []
+    for index, (target, (host, port)) in enumerate(attempts):
+        share = (end - loop.time()) / (len(attempts) - index)
+        try:
+            return await _connect_one(config, options, host, port, target, share)
+        except DRIVER_ERRORS as error:
+            if isinstance(error, _HANG_UPS) and config.is_tls_certain:
+                error = await _alert(config, host, port) or error
+            refusal = connect_refusal(error, config, host, port)
+            if not _may_another_do(error):
+                raise refusal from error
+            refusals.append((refusal, error))
+    causes = [error for _, error in refusals]
+    cause = next((error for error in causes if is_too_many_connections(error)), causes[-1])
+    raise _of_all([refusal for refusal, _ in refusals], config) from cause
+
+
+def is_too_many_connections(error: BaseException) -> bool:
+    """Say whether the server, or the role, has no connection left: `error`, or what it is from."""
+    return TOO_MANY_CONNECTIONS in (sqlstate_of(error), sqlstate_of(error.__cause__ or error))
+
+
+async def close_connection(connection: Connection, within_seconds: float = CLOSE_SECONDS) -> None:
+    """Close `connection` in good time, or drop it; never raises for what the server does."""
+    with suppress(*DRIVER_ERRORS):
+        await connection.close(timeout=within_seconds)
+
+
+# -- what errors mean --------------------------------------------------------------------------
+
+
+def connect_refusal(
+    error: Exception, config: DatabaseConfig, host: str, port: int
+) -> OrderchainError:
+    """Return what to raise when connecting to one server raised `error`; never shows a secret."""
+    server = server_name(host, port)
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return RetryError(f"database {server}: not {config.target_session_attrs} now")
+    state = sqlstate_of(error)
+    if state[:2] in _PASSING_CLASSES:
+        return RetryError(f"database {server}: not ready: {_words(error)}")
+    where = f"{server}: " if len(config.addresses) > 1 else ""
+    return ConnectError("database", config.shown, where + _expected(error, config, server))
+
+
+def statement_refusal(error: Exception, config: DatabaseConfig, *, role_that: str) -> Exception:
+    """Return what to raise when a statement on an open connection raised `error`.
+
+    `role_that` ends the sentence "a role that ...". SchemaError where our tables are not there,
+    ConnectError where the role may not do this, RetryError where the connection broke, the deadline
+    passed or the same statement may succeed later; OrderchainError where it never will; `error`
+    itself where it is none of the database's.
+    """
+    if not isinstance(error, DRIVER_ERRORS):
+        return error
+    if refusal := schema_refusal(error):
+        return refusal
+    state = sqlstate_of(error)
+    if state in _NOT_ALLOWED:
+        return ConnectError("database", config.shown, f"a role that {role_that}")
+    if isinstance(error, TimeoutError):
+        return RetryError(f"the database gave no answer in time ({config.shown})")
+    if state and state[:2] not in _PASSING_CLASSES:
+        return OrderchainError(f"the database refused the statement: {_words(error)}")
+    return RetryError(f"the statement failed: {_words(error)}")
+
+
+def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
+    """Return the words for what was expected where `error` came up."""
+    state = sqlstate_of(error)
+    if state == _WRONG_PASSWORD:
+        return "a login that the server accepts (wrong user or password)"
+    if state[:2] == _AUTHORISATION_CLASS:
+        hint = (
+            "" if config.is_tls_certain else f"; does it ask for TLS? sslmode is {config.tls_mode}"
+        )
+        return f"a login that the server accepts ({_words(error)}{hint})"
+    if state == _NO_DATABASE:
+        return "a database that exists"
+    if isinstance(error, ssl.SSLError):
+        return _expected_of_tls(error, config)
+    if isinstance(error, TimeoutError):
+        return "a server that answers in time (it is silent)"
+    if isinstance(error, socket.gaierror):
+        return f"a host name that can be resolved ({error.strerror})"
+    if "rejected SSL upgrade" in str(error):
+        return f"a server that speaks TLS: it has none (sslmode is {config.tls_mode})"
+    if isinstance(error, OSError):
+        return f"a server that listens at {server}"
+    return f"a connection ({type(error).__name__})"
+
+
+def _expected_of_tls(error: ssl.SSLError, config: DatabaseConfig) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        if "ALERT" in (error.reason or ""):
+            return _refused_certificate(config, error.reason)
+        return f"TLS that both sides accept ({error.reason or _words(error)})"
+    reason = error.verify_message.rstrip(".")
+    if error.verify_code in _CERTIFICATE_TIMES:
+        return f"a server's certificate that is valid today ({reason})"
+    if error.verify_code in _CERTIFICATE_NAMES:
+        return f"a server's certificate for the host that was asked for ({reason})"
+    return f"a server's certificate signed by sslrootcert {config.sslrootcert} ({reason})"
+
+
+def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
+    """Return the words for a server that ends TLS: nearly always over the client's certificate."""
+    if config.sslcert:
+        return f"a client certificate that the server accepts, not {config.sslcert} ({reason})"
+    return f"a client certificate, or other TLS: none was given (sslcert; {reason})"
+
+
+def _may_another_do(error: Exception) -> bool:
+    """Say whether the next server is asked: not where this one has refused whom we are."""
+    return sqlstate_of(error)[:2] in {"", *_PASSING_CLASSES}
+
+
+def _of_all(refusals: list[OrderchainError], config: DatabaseConfig) -> OrderchainError:
+    """Return one refusal for all servers: a lasting one only where each of them has a cause."""
+    if len(refusals) == 1:
+        return refusals[0]
+    texts = list(dict.fromkeys(_reason_of(refusal) for refusal in refusals))
+    if any(isinstance(refusal, RetryError) for refusal in refusals):
+        return RetryError("; ".join(texts))
+    return ConnectError("database", config.shown, "; ".join(texts))
+
+
+def _reason_of(refusal: OrderchainError) -> str:
+    return refusal.expected if isinstance(refusal, ConnectError) else str(refusal)
+
+
+# -- opening -----------------------------------------------------------------------------------
+
+
+async def _connect_one(
+    config: DatabaseConfig,
+    options: Mapping[str, Any],
+    host: str,
+    port: int,
+    target: str,
+    within_seconds: float,
+) -> Connection:
+    """Connect to one server. Whatever asyncpg would take from the environment is given."""
+    seconds = max(within_seconds, 0.0)
+    if config.connect_timeout and int(config.connect_timeout):
+        seconds = min(seconds, float(config.connect_timeout))
+    password = config.read_password(host, port)
+    async with asyncio.timeout(seconds):
+        return await asyncpg.connect(
+            host=host,
+            port=port,
+            password=lambda: password,  # as text, an empty one would be looked for elsewhere
+            target_session_attrs=target,
+            timeout=None,
+            **options,
+        )
+
+
+async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError | None:
+    """Return the alert with which a server ends TLS, as over a client's certificate; else None.
+
+    It comes when the client takes the connection for open already, and asyncpg loses it.
+    """
+    if host.startswith("/") or config.sslnegotiation == "direct":
+        return None
+    try:
+        async with asyncio.timeout(_ALERT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(_TLS_REQUEST)
+                if await reader.readexactly(1) == b"S":
+                    await writer.start_tls(config.tls_context(), server_hostname=host)
+                    await reader.read(1)  # the server waits, too, unless it ends the connection
+            finally:
+                writer.close()  # first: an abort alone leaves a writer of TLS open to itself
+                writer.transport.abort()
+    except ssl.SSLError as error:
+        return error
+    except (OSError, EOFError):
+        return None
+    return None
+
+
+def _options(
+    config: DatabaseConfig, application_name: str, settings: Mapping[str, str]
+) -> dict[str, Any]:
+    given = {"application_name": config.application_name, "options": config.options}
+    return {
+        "user": config.login,
+        "database": config.database,
+        # By name where a session may go on without TLS: with a context asyncpg insists on it.
+        "ssl": config.tls_context() if config.is_tls_certain else config.tls_mode,
+        "dsn": _own_certificate(config),
+        "direct_tls": config.sslnegotiation == "direct",
+        "server_settings": {
+            "application_name": application_name,
+            **settings,
+            **{name: value for name, value in given.items() if value},
+        },
+    }
+
+
+def _own_certificate(config: DatabaseConfig) -> str | None:
+    """Return the only way in which asyncpg takes a client's certificate without a context."""
+    if config.is_tls_certain or not config.sslcert:
+        return None
+    fields = ("sslcert", "sslkey", "sslpassword")
+    return "postgresql:///?" + urlencode({each: getattr(config, each) for each in fields})
+
+
+def _targets(config: DatabaseConfig) -> tuple[str, ...]:
+    wanted = config.target_session_attrs or "any"
+    return ("standby", "any") if wanted == "prefer-standby" else (wanted,)
+
+
+@lru_cache(maxsize=64)
+def _warn_once(warning: str) -> None:
+    _log.warning("%s", warning)
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

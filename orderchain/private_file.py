@@ -1,0 +1,23 @@
+"""Files that hold orders: made so that nobody but their user may read them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRIVATE_MODE: Final = 0o600
+"""Of journals, reports and snapshots. A file that is there already keeps the mode it has."""
+
+
+def private_opener(path: str | Path, flags: int) -> int:
+    """Open as `open(..., opener=private_opener)` asks; a file that this makes is its user's."""
+    return os.open(path, flags, PRIVATE_MODE)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8. Raises OSError."""
+    with open(path, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)

@@ -1,0 +1,115 @@
+"""A transaction of the caller's, and what is known of its commit before anything is sent.
+
+Sent is only what has surely committed. A commit may have failed without an error (PostgreSQL rolls
+a broken transaction back when it is told to commit, and says so in a word that drivers pass over);
+it may be in memory alone (`synchronous_commit = off`), or on the primary alone (a wait for the
+standby that was cut off). What may be sent later is left to the sweep: the commit of its claim
+waits for the disk and the standby, and so for everything that was committed before it.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orderchain.errors import SettingError
+from outbox.adding import store_messages
+from outbox.durability import SYNCHRONOUS, is_cut_wait, is_durable
+from outbox.message import Message, draw_message_ids
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from typing import Any
+    from uuid import UUID
+
+    import asyncpg
+
+
+class BusinessTransaction:
+    """A transaction of the caller's, whose messages are sent at once after its commit."""
+
+    def __init__(
+        self,
+        connection: asyncpg.Connection[asyncpg.Record],
+        claim: UUID | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` raises where nothing may be added any more."""
+        self._connection = connection
+        self._check = check
+        self.claim = claim
+        """By which they are claimed where they are stored; None: whoever finds them sends them."""
+        self.messages: list[Message] = []
+        self.was_used = False
+
+    async def add(
+        self,
+        destination: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> UUID:
+        """Store one message, and return its id; as `outbox.add`.
+
+        Raises PartEnded where whoever was to send it works no more.
+        """
+        (message_id,) = draw_message_ids(1)
+        await self.add_many([Message(message_id, destination, payload, key, headers)])
+        return message_id
+
+    async def add_many(self, messages: Sequence[Message]) -> None:
+        """Store all of `messages` or none, in one statement; as `outbox.add_many`."""
+        self._check()
+        # Before it is known whether they are stored: cut off, the statement may break the
+        # transaction, and its caller may go on to commit.
+        self.was_used = True
+        await store_messages(self._connection, messages, claim=self.claim)
+        self.messages += messages
+
+
+@dataclass
+class Commit:
+    """What is known of a commit."""
+
+    matters: bool = True
+    """Set it before the end of the block: whether anything follows from the commit."""
+    is_durable: bool = False
+    """Whether it is on disk: not where the session has `synchronous_commit` off."""
+    was_cut: bool = False
+    """Whether its wait for a synchronous standby was cut off."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether what follows from it may be made known."""
+        return self.is_durable and not self.was_cut
+
+
+@asynccontextmanager
+async def watched_transaction(
+    connection: asyncpg.Connection[asyncpg.Record],
+) -> AsyncIterator[Commit]:
+    """Hold a transaction that commits at the end of the block, and say what that came to.
+
+    One that an error has broken, which the block has caught, raises in place of its commit. Raises
+    SettingError inside of another transaction, whose commit would be the one that counts.
+    """
+    if connection.is_in_transaction():
+        expected = "one outside of a transaction: what it adds is sent at the end of this one"
+        raise SettingError("connection", "in a transaction", expected)
+    commit = Commit()
+
+    def heard(_: object, message: Any) -> None:  # noqa: ANN401 - of the driver's, untyped
+        commit.was_cut = commit.was_cut or is_cut_wait(message)
+
+    try:
+        async with connection.transaction():
+            yield commit
+            if commit.matters:
+                # As late as can be: what the block has set for its transaction counts.
+                commit.is_durable = is_durable(await connection.fetchval(SYNCHRONOUS))
+                connection.add_log_listener(heard)
+    finally:
+        if not connection.is_closed():
+            connection.remove_log_listener(heard)

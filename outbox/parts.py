@@ -1,0 +1,159 @@
+"""The parts of a service: each must live, and when one ends all of them do.
+
+A part that died in silence is worse than none: what it should have done is not done, and nobody
+knows. So its error is everybody's, and nothing new is accepted from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from orderchain.errors import OrderchainError
+from orderchain.printable import printable
+from orderchain.reasons import reason_of
+from outbox.errors import LASTING, PartEnded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
+    from typing import Any
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS: Final = 1.0
+"""Between two tries of a part that was broken off by what may pass."""
+
+
+class Parts:
+    """The tasks of one service, by name."""
+
+    def __init__(self, service: str, on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end` is called once, when a part has ended that should not have."""
+        self._service = service
+        self._on_end = on_end
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended = asyncio.Event()
+        self._spared: set[str] = set()  # not cancelled when another one has ended
+        self._expected: set[str] = set()  # those whose end is no failure
+        self._cancelled: set[str] = set()
+        self.failure: PartEnded | None = None
+        """Why the service works no more; its cause is what the part raised, if it raised."""
+
+    @property
+    def are_begun(self) -> bool:
+        """Whether there are any."""
+        return bool(self._tasks)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all."""
+        return set(self._tasks)
+
+    def begin(
+        self, name: str, work: Coroutine[Any, Any, None], *, is_spared: bool = False
+    ) -> asyncio.Task[None]:
+        """Run `work` as a part, whose end, whatever it is, is the end of all.
+
+        `is_spared`: it is not cancelled then, since it ends by itself, in order.
+        """
+        task = asyncio.create_task(work, name=f"orderchain {self._service} {name}")
+        self._tasks[name] = task
+        if is_spared:
+            self._spared.add(name)
+        task.add_done_callback(lambda done: self._one_ended(name, done))
+        return task
+
+    def check(self) -> None:
+        """Raise PartEnded when a part has ended."""
+        if self.failure is not None:
+            raise PartEnded(self._service, self.failure.part) from self.failure.__cause__
+
+    async def wait(self) -> None:
+        """Wait for the end of a part; raise what it raised, or PartEnded where it raised nothing.
+
+        Returns where all were ended in order.
+        """
+        await self._ended.wait()
+        if self.failure is not None:
+            raise self.failure.__cause__ or self.failure
+
+    async def during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return what `work` returns. Raises PartEnded as soon as a part ends, and cancels it."""
+        self.check()
+        doing = asyncio.ensure_future(work())
+        ending = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait([doing, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                self.check()
+            return await doing
+        finally:
+            ending.cancel()
+            doing.cancel()
+            await asyncio.wait([doing, ending])
+
+    def cancel(self, names: Collection[str]) -> None:
+        """Cancel parts, each of them once: a second time would cut off how it ends."""
+        for name in set(names) - self._cancelled:
+            self._cancelled.add(name)
+            self._expected.add(name)
+            self._tasks[name].cancel()
+
+    def expect_end(self, name: str) -> None:
+        """Let a part end by itself: that is no failure any more."""
+        self._expected.add(name)
+
+    async def end(self, timeout_seconds: float | None = None) -> None:
+        """Cancel what was not, and wait for the ends of all; never raises."""
+        self.cancel(self._tasks)
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+        self._tasks.clear()
+        self._ended.set()
+
+    def _one_ended(self, name: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if name in self._expected or self.failure is not None:
+            if error is not None:
+                _log.warning("%s: %s ended with %r", self._service, name, error)
+            return
+        self.failure = PartEnded(self._service, name)
+        self.failure.__cause__ = error
+        _log.error("%s; its error: %r", self.failure, error)
+        self._ended.set()
+        self._on_end()
+        self.cancel(set(self._tasks) - self._spared)
+
+
+async def endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do `work`, and again when it was broken off by what may pass. Raises what does not pass."""
+    while True:
+        try:
+            await work()
+        except LASTING:
+            raise
+        except OrderchainError as error:  # a server that restarts refuses connections, too
+            _log.warning("%s: %s", name, reason_of(error))
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
+    """Bring `work` to its end, also when the caller is cancelled meanwhile; then raise that.
+
+    For what must not stop half-way, and has deadlines of its own.
+    """
+    doing = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        while not doing.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([doing])
+        if not doing.cancelled() and (error := doing.exception()) is not None:
+            _log.warning("the end of what was cancelled: %s", printable(repr(error)))
+        raise

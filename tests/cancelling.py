@@ -1,0 +1,137 @@
+"""Cancels a coroutine at its n-th wait: for tests that leave no place out.
+
+`CancelledAt` counts the waits of one coroutine; `CancelAt` those of every task
+that works for a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+_Result = TypeVar("_Result")
+
+
+class CancelledAt:
+    """Runs a coroutine as a task, and cancels that when it waits for the `place`-th time (from 1).
+
+    As a caller does whose patience ends just then: the wait has begun, and what is waited for may
+    come in the same turn of the loop. `was_reached` says whether it waited so often.
+    """
+
+    def __init__(self, place: int, work: Coroutine[Any, Any, _Result]) -> None:
+        self._place = place
+        self.waits = 0
+        self.task: asyncio.Task[_Result] = asyncio.create_task(self._run(work))
+
+    @property
+    def was_reached(self) -> bool:
+        return self.waits >= self._place
+
+    async def outcome(self) -> _Result | BaseException:
+        """Return what came of it: its result or its error, CancelledError among them."""
+        (outcome,) = await asyncio.gather(self.task, return_exceptions=True)
+        return outcome
+
+    async def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        result: _Result = await self._step(work)
+        return result
+
+    @coroutine
+    def _step(self, work: Coroutine[Any, Any, _Result]) -> Generator[Any, Any, _Result]:
+        error: BaseException | None = None
+        while True:
+            try:
+                waited = work.send(None) if error is None else work.throw(error)
+            except StopIteration as end:
+                result: _Result = end.value
+                return result
+            self.waits += 1
+            if self.waits == self._place:
+                asyncio.get_running_loop().call_soon(self.task.cancel)
+            try:
+                yield waited
+            except BaseException as raised:  # noqa: BLE001 - handed on to the coroutine
+                error = raised
+            else:
+                error = None
+
+
+_T = TypeVar("_T")
+
+
+class Cancelled(Exception):
+    """The call was cancelled, as it was meant to be."""
+
+
+class CancelAt:
+    """Counts each suspension of each task that is made from now on; at the `at`-th of them the call
+    that is under way is cancelled. From 1 on, until a whole story is over before that (`is_over`).
+    """
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._count = 0
+        self._call: asyncio.Task[Any] | None = None
+        self._loop = asyncio.get_running_loop()
+        self.was_in = ""
+        """The call that was cancelled."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the story had fewer awaits than `at`."""
+        return self._count < self._at
+
+    async def call(self, name: str, call: Coroutine[Any, Any, _T]) -> _T:
+        """Await `call` in a task of its own. Raises Cancelled where it was cancelled."""
+        before = self._loop.get_task_factory()
+        self._loop.set_task_factory(self._make_task)
+        try:
+            self._call = task = self._loop.create_task(call, name=name)
+            await asyncio.wait([task])
+        finally:
+            self._call = None
+            self._loop.set_task_factory(before)
+        if task.cancelled():
+            raise Cancelled
+        return task.result()
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(Counted(coroutine, self._note_await), loop=loop, **settings)
+
+    def _note_await(self) -> None:
+        self._count += 1
+        if self._count == self._at and self._call is not None:
+            self.was_in = self._call.get_name()
+            self._loop.call_soon(self._call.cancel)
+
+
+class Counted(Coroutine[Any, Any, Any]):
+    """A coroutine that tells of each of its suspensions."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], note: Callable[[], None]) -> None:
+        self._inner = inner
+        self._note = note
+
+    def send(self, value: Any) -> Any:
+        waits_for = self._inner.send(value)
+        self._note()
+        return waits_for
+
+    def throw(self, *error: Any) -> Any:
+        waits_for = self._inner.throw(*error)
+        self._note()
+        return waits_for
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._inner.__await__()

@@ -1,0 +1,47 @@
+"""Names in the database that others chose cannot write lines of their own on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import Call
+
+HOSTILE = "svc\nchainctl: error: forged\r\x1b[2J\u202e"
+ESCAPED = "svc\\nchainctl: error: forged\\r\\x1b[2J\\u202e"
+
+
+@pytest.fixture
+def settings(database: str) -> dict[str, str]:
+    """A chain whose leader and receiver have names that would clear the screen."""
+
+    async def make() -> None:
+        admin = await asyncpg.connect(database)
+        await admin.execute("SELECT chain_create(7, decode(repeat('00', 32), 'hex'), 't', 0, 1000)")
+        await admin.execute("UPDATE chain_head SET owner = $1", HOSTILE)
+        await admin.execute(
+            "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail) "
+            "VALUES (7, $1, 0, 'x', $1)", HOSTILE,
+        )  # fmt: skip
+        await admin.close()
+
+    asyncio.run(make())
+    return {"CHAINCTL_DATABASE": database}
+
+
+@pytest.mark.parametrize("command", ["status", "lag"])
+def test_names_that_others_chose_are_escaped_in_tables_and_whole_in_json(
+    call: Call, settings: dict[str, str], command: str
+) -> None:
+    shown = call(command, "--chain", 7, settings=settings)
+    assert ESCAPED in shown.out
+    assert all(line.isprintable() for line in shown.out.splitlines())
+    told = call(command, "--chain", 7, "--json", settings=settings)
+    assert json.dumps(HOSTILE, ensure_ascii=False) in json.dumps(
+        json.loads(told.out), ensure_ascii=False
+    )

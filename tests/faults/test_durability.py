@@ -1,0 +1,211 @@
+"""What an acknowledgement means: settings that change under a leader, standbys that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from local_stack import PostgresConfig, PostgresServer
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.errors import DurabilityError, OrderchainError, UnknownOutcome
+from sequencer import Ack, Order, Sequencer, open_sequencer
+
+from .inspector import Chain, inspect
+from .test_database import acked, in_time, make_orders
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from .conftest import MakeChain
+
+CANCELLED = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+TERMINATED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+class Settings:
+    """Changes settings of a server that runs, as its DBA does."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+
+    async def set(self, name: str, value: str) -> None:
+        await self.connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        await self._reload(name, value)
+
+    async def reset(self) -> None:
+        await self.connection.execute("ALTER SYSTEM RESET ALL")
+        await self.connection.execute("SELECT pg_reload_conf()")
+
+    async def _reload(self, name: str, value: str) -> None:
+        await self.connection.execute("SELECT pg_reload_conf()")
+        query = "SELECT reset_val FROM pg_settings WHERE name = $1"
+        async with asyncio.timeout(30):
+            while await self.connection.fetchval(query, name) != value:
+                pass
+
+
+@pytest.fixture
+async def settings(postgres_to_break: PostgresServer) -> AsyncIterator[Settings]:
+    connection = await asyncpg.connect(postgres_to_break.dsn(SUPERUSER))
+    # What changes settings must not wait for a standby that is gone.
+    await connection.execute("SET synchronous_commit = 'local'")
+    settings = Settings(connection)
+    yield settings
+    if connection.is_closed():
+        connection = await asyncpg.connect(postgres_to_break.dsn(SUPERUSER))
+        settings = Settings(connection)
+    await settings.reset()
+    await connection.close()
+
+
+async def until_a_commit_waits(settings: Settings) -> None:
+    async with asyncio.timeout(30):
+        while not await settings.connection.fetchval(WAITING):
+            pass
+
+
+@asynccontextmanager
+async def led(chain: Chain) -> AsyncIterator[Sequencer]:
+    """A sequencer that ends by an error in most of these tests: its callers' errors count."""
+    sequencer = await open_sequencer(chain.config).__aenter__()
+    try:
+        yield sequencer
+    finally:
+        async with asyncio.timeout(60):
+            with suppress(OrderchainError):
+                await sequencer.__aexit__(None, None, None)
+
+
+async def submit_until_one_waits(
+    sequencer: Sequencer, settings: Settings, rows: int
+) -> tuple[list[list[Order]], list[asyncio.Task[list[Ack]]]]:
+    """Submit until a commit waits for a standby: the setting takes effect a moment later."""
+    calls: list[list[Order]] = []
+    tasks: list[asyncio.Task[list[Ack]]] = []
+    async with asyncio.timeout(30):
+        while not await settings.connection.fetchval(WAITING):
+            if not tasks or tasks[-1].done():
+                orders = [Order(f"{len(calls)}.{n}", b"x") for n in range(rows)]
+                calls.append(orders)
+                tasks.append(asyncio.create_task(sequencer.submit_many(orders)))
+            await asyncio.sleep(0)
+    return calls, tasks
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("ended", [CANCELLED, TERMINATED], ids=["cancelled", "terminated"])
+async def test_commit_whose_wait_for_a_standby_is_ended_is_never_acknowledged(
+    chain_on_breakable_postgres: MakeChain, settings: Settings, rows: int, ended: str
+) -> None:
+    """Nor when the waits of the take-overs behind it are ended, too."""
+    chain = await chain_on_breakable_postgres(recover_seconds=3.0)
+    async with led(chain) as sequencer:
+        await sequencer.submit("before", b"")
+        await settings.set("synchronous_standby_names", "gone")
+        _, tasks = await submit_until_one_waits(sequencer, settings, rows)
+        async with asyncio.timeout(60):
+            while not tasks[-1].done():
+                await settings.connection.execute(ended)
+        assert isinstance(tasks[-1].exception(), UnknownOutcome)
+        assert all(task.exception() is None for task in tasks[:-1])
+
+
+@pytest.fixture
+async def standby(
+    postgres_to_break: PostgresServer, server_folder: Path
+) -> AsyncIterator[PostgresServer]:
+    config = PostgresConfig(
+        directory=server_folder / "standby",
+        port=free_port(),
+        passwords=postgres_to_break.config.passwords,
+    )
+    server = PostgresServer(config)
+    await asyncio.to_thread(server.initialise_standby, postgres_to_break)
+    try:
+        await asyncio.to_thread(server.start)
+        yield server
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_has_it(
+    chain_on_breakable_postgres: MakeChain, settings: Settings, standby: PostgresServer
+) -> None:
+    """The take-over behind it waits for the same standby: that is the proof."""
+    chain = await chain_on_breakable_postgres()
+    database = chain.database.rpartition("/")[2]
+    async with led(chain) as sequencer:
+        await settings.set("synchronous_standby_names", "*")
+        await in_time(sequencer.submit("before", b""))
+        standby.freeze()
+        calls, tasks = await submit_until_one_waits(sequencer, settings, 100)
+        await settings.connection.execute(CANCELLED)
+        async with asyncio.timeout(30):
+            while sequencer.stats().unknown_outcomes == 0:  # noqa: ASYNC110 - only it tells
+                await asyncio.sleep(0)
+        await until_a_commit_waits(settings)
+        assert not tasks[-1].done()
+        standby.thaw()
+        acks = await in_time(tasks[-1])
+        # What is acknowledged survives the loss of the primary at this very moment.
+        await asyncio.to_thread(standby.execute, "SELECT pg_promote()")
+        promoted = await asyncpg.connect(standby.dsn(SUPERUSER, database))
+        ids = {row[0] for row in await promoted.fetch("SELECT id FROM chain_event")}
+        await promoted.close()
+    assert {ack.id for ack in acks} <= ids
+    assert len(acks) == len(calls[-1])
+
+
+async def test_synchronous_commit_that_is_switched_off_under_a_leader_loses_nothing(
+    chain_on_breakable_postgres: MakeChain,
+    settings: Settings,
+    postgres_to_break: PostgresServer,
+) -> None:
+    # The writer of the log sleeps for so long that a crash finds what nobody has flushed.
+    await settings.set("wal_writer_delay", "10000")
+    chain = await chain_on_breakable_postgres()
+    orders = make_orders(50)
+    async with led(chain) as sequencer:
+        await sequencer.submit("before", b"")
+        await settings.set("synchronous_commit", "off")
+        acks = [await in_time(sequencer.submit(order.key, order.payload)) for order in orders[:25]]
+        acks += await in_time(sequencer.submit_many(orders[25:]))
+        postgres_to_break.kill()
+    postgres_to_break.start()
+    await inspect(chain, acked(orders, acks))
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+async def test_leader_whose_database_becomes_unsafe_stops_and_says_so(
+    chain_on_breakable_postgres: MakeChain, settings: Settings, setting: str
+) -> None:
+    chain = await chain_on_breakable_postgres()
+    async with led(chain) as sequencer:
+        await sequencer.submit("before", b"")
+        await settings.set(setting, "off")
+        with pytest.raises(DurabilityError, match=f"{setting} was 'off', expected on"):
+            await in_time(sequencer.until_stopped())
+        with pytest.raises(DurabilityError):
+            await sequencer.submit("after", b"")
+    with pytest.raises(DurabilityError):
+        await open_sequencer(chain.config).__aenter__()
+
+
+async def test_leader_that_was_told_to_accept_an_unsafe_database_goes_on(
+    chain_on_breakable_postgres: MakeChain, settings: Settings
+) -> None:
+    chain = await chain_on_breakable_postgres(unsafe_durability=True)
+    async with open_sequencer(chain.config) as sequencer:
+        await settings.set("fsync", "off")
+        counter = await chain.value("SELECT counter FROM chain_lease")
+        async with asyncio.timeout(30):
+            while await chain.value("SELECT counter FROM chain_lease") < counter + 2:  # type: ignore[operator]
+                pass
+        await sequencer.submit("after", b"")

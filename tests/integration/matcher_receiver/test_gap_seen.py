@@ -1,0 +1,101 @@
+"""A gap over a real database that does not answer: it is told from the moment it is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from matcher_receiver import State
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from matcher_receiver import Receiver
+    from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+    from .conftest import MakeReceiver, Publish
+
+DEADLINE_SECONDS = 30
+
+
+async def taken(receiver: Receiver, until_id: int) -> list[int]:
+    ids: list[int] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not ids or ids[-1] < until_id:
+            ids += [event.id for event in (await anext(receiver)).events]
+    return ids
+
+
+async def outcomes(admin: asyncpg.Connection) -> list[tuple[int, str]]:
+    rows = await admin.fetch("SELECT after_id, outcome FROM receiver_gap ORDER BY after_id")
+    return [tuple(row) for row in rows]
+
+
+async def test_gap_while_the_database_hangs_is_filling_with_lag_and_all_of_its_time(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await publish(stored.chain.frames(await stored.commit(5)))
+        await taken(receiver, stored.chain.mark().id)
+        after_id = receiver.head_delivered
+        lost = await stored.commit(5)
+        frames = stored.chain.frames(await stored.commit(5))
+        async with admin.transaction():
+            await admin.execute("LOCK TABLE chain_head IN ACCESS EXCLUSIVE MODE")
+            waiting = asyncio.ensure_future(taken(receiver, stored.chain.mark().id))
+            await publish(frames)
+            query = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND usename = 'gap_reader' AND wait_event_type = 'Lock'"
+            )
+            while not await admin.fetchval(query):
+                assert not waiting.done()
+                await asyncio.sleep(0.02)
+            before = receiver.stats()
+            await admin.execute("SELECT pg_sleep(0.3)")
+            stats = receiver.stats()
+        assert stats.state is State.FILLING
+        assert stats.open_gap == (after_id, lost.last_id)
+        assert stats.lag_ids == lost.last_id - after_id
+        assert stats.lag_seconds >= before.lag_seconds + 0.3
+        assert await waiting == [row_id for row_id in stored.chain.ids if row_id > after_id]
+        (gap,) = receiver.gaps
+        assert gap.duration_ns >= 300_000_000
+        assert receiver.state is State.LIVE
+
+
+async def test_gap_that_is_open_when_the_process_is_killed_stands_in_the_ledger(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    killed = make_receiver(poll_after_seconds=600.0)
+    await killed.__aenter__()
+    try:
+        await publish(stored.chain.frames(await stored.commit(5)))
+        await killed.checkpoint(await anext(killed))
+        after_id = killed.head_delivered
+        await stored.commit(120)
+        await publish(stored.chain.frames(await stored.commit(5)))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await anext(killed)  # the first page of three
+            while await outcomes(admin) != [(after_id, "open")]:  # noqa: ASYNC110 - a table
+                await asyncio.sleep(0.02)
+            # It does nothing from here on, as if it had been killed; the next one starts.
+            async with make_receiver(poll_after_seconds=600.0) as receiver:
+                assert await outcomes(admin) == [(after_id, "interrupted")]
+                await taken(receiver, stored.chain.mark().id)
+    finally:
+        await killed.__aexit__(None, None, None)
+
+
+async def test_gap_that_is_open_at_a_stop_is_stored_as_interrupted(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await publish(stored.chain.frames(await stored.commit(5)))
+        await taken(receiver, stored.chain.mark().id)
+        after_id = receiver.head_delivered
+        await stored.commit(120)
+        await publish(stored.chain.frames(await stored.commit(5)))
+        run = await anext(receiver)
+    assert await outcomes(admin) == [(after_id, "interrupted")]
+    assert await admin.fetchval("SELECT row_count FROM receiver_gap") == len(run.events)

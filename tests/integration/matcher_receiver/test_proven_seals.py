@@ -1,0 +1,130 @@
+"""A frame that is wrong about a seal halts nobody: not now, and not the next start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from orderchain.errors import SealMismatch, StillHalted
+from orderchain.frame import encode_frame
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from matcher_receiver import Receiver
+    from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+    from .conftest import MakeReceiver, Publish
+
+DEADLINE_SECONDS = 30
+WRONG_SEAL = b"\2" * 32
+
+
+async def work_off(receiver: Receiver, until_id: int) -> list[int]:
+    """Hand on and store the checkpoint up to a row."""
+    ids: list[int] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not ids or ids[-1] < until_id:
+            run = await anext(receiver)
+            ids += [event.id for event in run.events]
+            await receiver.checkpoint(run)
+    return ids
+
+
+async def committed_with_a_wrong_seal(stored: StoredChain, rows: int) -> bytes:
+    """Commit a batch; return its frame, whose rows are right."""
+    ((header, events),) = stored.chain.headers(await stored.commit(rows))
+    return encode_frame(msgspec.structs.replace(header, seal_after=WRONG_SEAL), events)
+
+
+async def test_receiver_restarted_after_a_wrong_seal_in_the_last_frame_goes_on(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
+) -> None:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await publish(stored.chain.frames(await stored.commit(5)))
+        ids = await work_off(receiver, stored.chain.mark().id)
+        await publish([await committed_with_a_wrong_seal(stored, 5)])
+        ids += await work_off(receiver, stored.chain.mark().id)
+        assert receiver.stats().rows_live == 10
+    for _ in range(2):
+        async with make_receiver(poll_after_seconds=600.0) as receiver:
+            await publish(stored.chain.frames(await stored.commit(3)))
+            ids += await work_off(receiver, stored.chain.mark().id)
+            assert receiver.stats().dropped == {}
+    assert ids == stored.chain.ids
+
+
+async def test_frames_that_agree_on_a_wrong_seal_do_not_halt_either(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
+) -> None:
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await publish([await committed_with_a_wrong_seal(stored, 5)])
+        ids = await work_off(receiver, stored.chain.mark().id)
+        ((header, events),) = stored.chain.headers(await stored.commit(4))
+        agreeing = msgspec.structs.replace(header, seal_before=WRONG_SEAL, seal_after=b"\3" * 32)
+        await publish([encode_frame(agreeing, events)])
+        ids += await work_off(receiver, stored.chain.mark().id)
+        await publish([stored.chain.heartbeat(), *stored.chain.frames(await stored.commit(2))])
+        await publish(stored.chain.frames(await stored.commit(2)))
+        ids += await work_off(receiver, stored.chain.mark().id)
+    assert ids == stored.chain.ids
+
+
+async def test_place_with_a_seal_that_the_database_has_shown_is_what_is_stored(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    async with make_receiver(poll_after_seconds=600.0, prove_seconds=0.05) as receiver:
+        await publish([await committed_with_a_wrong_seal(stored, 5)])
+        await work_off(receiver, stored.chain.mark().id)
+        for _ in range(20):
+            await publish(stored.chain.frames(await stored.commit(2)))
+            await work_off(receiver, stored.chain.mark().id)
+            row = await admin.fetchrow(
+                "SELECT head_delivered, batch_last_id, seal FROM receiver_checkpoint"
+            )
+            assert row["head_delivered"] == stored.chain.mark().id
+            proven = stored.chain.mark(row["batch_last_id"])
+            assert proven.is_batch_end
+            assert row["seal"] == proven.seal
+    assert row["batch_last_id"] > stored.chain.batches[1].last_id, "it was proven meanwhile"
+
+
+async def test_receiver_whose_halt_was_lifted_goes_on_where_the_database_holds_what_is_proven(
+    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
+) -> None:
+    """Rows that nobody committed halt it; the database is right, so that is where it leads out."""
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await publish(stored.chain.frames(await stored.commit(3)))
+        await work_off(receiver, stored.chain.mark().id)
+        ((header, events),) = stored.chain.headers(await stored.commit(3))
+        other = msgspec.structs.replace(events[1], payload=b"nobody committed this")
+        lying = msgspec.structs.replace(header, seal_after=WRONG_SEAL)
+        await publish([encode_frame(lying, [events[0], other, events[2]])])
+        await work_off(receiver, stored.chain.mark().id)
+        await publish(stored.chain.frames(await stored.commit(3)))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(SealMismatch):
+                await anext(receiver)
+    with pytest.raises(StillHalted):
+        await make_receiver().__aenter__()
+    await admin.execute("DELETE FROM receiver_halt")  # as `chainctl unhalt` does
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        assert await work_off(receiver, stored.chain.mark().id) == [
+            event.id for event in stored.chain.batches[2].events
+        ]
+
+
+async def test_history_that_was_rewritten_behind_the_proven_seal_halts_the_next_start(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
+) -> None:
+    """A halt that is expected: the row is there, the seal that was shown once is not."""
+    await stored.commit(5)
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        await work_off(receiver, stored.chain.mark().id)
+    await admin.execute("UPDATE chain_batch SET seal = sha256('') WHERE first_id > 0")
+    receiver = make_receiver()
+    with pytest.raises(SealMismatch):
+        await receiver.__aenter__()

@@ -1,0 +1,418 @@
+"""Nothing is sent, confirmed or answered that a crash or a failover could still take back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+import pytest
+
+import outbox
+from local_stack import PostgresConfig, PostgresServer
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.errors import DurabilityError, RetryError, SettingError
+from orderchain.roles import LOGIN_ROLES
+from outbox import Consumer, ConsumerConfig, Relay, Status
+from outbox.callback.callback_service import CallbackService
+from outbox.callback.calls import HttpSenderCalls
+from outbox.callback.checked_sender import CheckedSender
+from outbox.callback.config import CallbackConfig, CheckedConfig
+from outbox.check_back import Answer
+from outbox.decision import check_decision, decide
+from outbox.message import draw_message_ids
+from outbox.service.clients import Clients
+from outbox.service.server import MessageService
+from outbox.session import Session
+
+from .conftest import CONSUMER, make_sender
+from .service_client import client, raw, service_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from local_stack import KafkaServer
+    from outbox import Delivery
+
+    from .conftest import Sender
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+DEADLINE_SECONDS = 60.0
+GHOST = "a_standby_that_is_not_there"
+SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
+OTHER_PARTS = ("inbox.sql", "callback.sql", "decision.sql")
+
+
+@pytest.fixture(scope="module")
+def own_server(session_folder: Path) -> Iterator[PostgresServer]:
+    """A server whose settings these tests may change."""
+    config = PostgresConfig(
+        directory=session_folder / "postgres-of-durability",
+        port=free_port(),
+        passwords={role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)},
+        max_wal_size_mb=256,
+    )
+    with PostgresServer(config) as server:
+        server.prepare_roles()
+        yield server
+
+
+class Database:
+    """A sender's database on a server of its own, and that server's settings."""
+
+    def __init__(self, sender: Sender, server: PostgresServer) -> None:
+        self.sender = sender
+        self.superuser = sender.dsns[SUPERUSER]
+        self._server = server
+
+    def set(self, **settings: str) -> None:
+        """Change settings, under running sessions."""
+        for name, value in settings.items():
+            self._server.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        self._server.execute("SELECT pg_reload_conf()")
+
+    async def seen(self, name: str, value: str) -> None:
+        """Return once a reload has come through."""
+
+        async def holds() -> bool:
+            connection = await asyncpg.connect(self.superuser)
+            found = await connection.fetchval("SELECT current_setting($1)", name)
+            await connection.close()
+            return bool(found == value)
+
+        await self.sender.until(holds)
+
+    async def lose_standby(self) -> None:
+        """From now on commits wait for a standby that never comes."""
+        self.set(synchronous_standby_names=GHOST)
+        await self.seen("synchronous_standby_names", GHOST)
+
+    async def regain_standby(self) -> None:
+        self.set(synchronous_standby_names="")
+        await self.seen("synchronous_standby_names", "")
+
+    async def waiting(self, count: int = 1) -> list[int]:
+        """Return the process ids of backends that wait for the standby, once there are so many."""
+        found: list[int] = []
+
+        async def holds() -> bool:
+            rows = await self.sender.admin.fetch(
+                "SELECT pid FROM pg_stat_activity"
+                " WHERE datname = current_database() AND wait_event = 'SyncRep'"
+            )
+            found[:] = [row["pid"] for row in rows]
+            return len(found) >= count
+
+        await self.sender.until(holds)
+        return found
+
+    async def cut_wait(self) -> None:
+        """Cut off what waits for the standby, as a person with little patience does."""
+        for process_id in await self.waiting():
+            await self.sender.admin.execute("SELECT pg_cancel_backend($1)", process_id)
+
+
+@pytest.fixture
+async def own(own_server: PostgresServer, kafka_server: KafkaServer) -> AsyncIterator[Database]:
+    name = f"test_{secrets.token_hex(8)}"
+    own_server.create_database(name)
+    async for sender in make_sender(own_server, name, kafka_server.bootstrap):
+        for part in OTHER_PARTS:
+            schema = (files("outbox") / part).read_text()
+            own_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=name)
+        own_server.execute("CREATE TABLE effect (message_id uuid, note text)", database=name)
+        yield Database(sender, own_server)
+    own_server.execute("ALTER SYSTEM RESET ALL")
+    own_server.execute("SELECT pg_reload_conf()")
+    own_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def consumer_config(own: Database, topic: str, **settings: Any) -> ConsumerConfig:
+    return ConsumerConfig(
+        **{
+            "name": CONSUMER, "topics": (topic,), "bootstrap_servers": own.sender.kafka,
+            "database": own.superuser, "statement_seconds": 50.0, "commit_seconds": 0.05,
+            "retry_poll_seconds": 0.05, **settings,
+        }
+    )  # fmt: skip
+
+
+def callback_config(own: Database, **settings: Any) -> CallbackConfig:
+    return CallbackConfig(
+        database=own.superuser,
+        kafka=own.sender.kafka,
+        check_topic="checks",
+        confirm_topics=("confirms",),
+        **settings,
+    )
+
+
+async def start_all(own: Database, *, unsafe: bool) -> list[str]:
+    """Start each service, and stop it again; return those that were refused."""
+    refused = []
+    for service in ("relay", "messages", "consumer", "callback", "mode 5"):
+        try:
+            await start(own, service, unsafe=unsafe)
+        except DurabilityError:
+            refused.append(service)
+    return refused
+
+
+async def start(own: Database, service: str, *, unsafe: bool) -> None:
+    sender = own.sender
+    config = sender.config(unsafe_durability=unsafe)
+    if service == "relay":
+        async with Relay(config):
+            pass
+    elif service == "messages":
+        async with MessageService(service_config(sender, relay=config), Clients([])):
+            pass
+    elif service == "consumer":
+        topic = f"clearing.{sender.name}"
+        async with Consumer(consumer_config(own, topic, unsafe_durability=unsafe)):
+            pass
+    elif service == "callback":
+        calls = HttpSenderCalls(lambda _: client("nobody"), 1.0)
+        callback = CallbackService(callback_config(own, unsafe_durability=unsafe), calls)
+        try:
+            await callback.check()
+        finally:
+            await callback.close()
+    else:
+        async with CheckedSender(config, CheckedConfig(sender="orders", check_topic="checks")):
+            pass
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+async def test_server_that_may_lose_what_it_has_committed_is_refused(
+    own: Database, setting: str
+) -> None:
+    await own.sender.set_up()
+    assert await start_all(own, unsafe=False) == []
+    own.set(**{setting: "off"})
+    await own.seen(setting, "off")
+    everybody = ["relay", "messages", "consumer", "callback", "mode 5"]
+    assert await start_all(own, unsafe=False) == everybody
+    assert await start_all(own, unsafe=True) == []
+
+
+async def test_setting_that_is_switched_off_under_a_relay_ends_it(own: Database) -> None:
+    await own.sender.set_up()
+    with pytest.raises(DurabilityError, match="fsync"):  # noqa: PT012 - the block is what ends so
+        async with Relay(own.sender.config(keep_seconds=0.05)) as relay:
+            own.set(fsync="off")
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await relay.run()
+
+
+async def test_sessions_keep_their_synchronous_commit_through_a_reload(own: Database) -> None:
+    session = Session(own.sender.config(), "test")
+    await session.fetch("SELECT 1")
+    own.set(synchronous_commit="off")
+    await own.seen("synchronous_commit", "off")
+    ((found,),) = await session.fetch("SELECT current_setting('synchronous_commit')")
+    assert found == "on"
+    await session.close()
+
+
+async def test_message_of_a_session_without_synchronous_commit_waits_for_the_sweep(
+    own: Database,
+) -> None:
+    """Sent at once, it would outlive the change that it tells of."""
+    sender = own.sender
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        for begin in ("SET synchronous_commit = off", "SET synchronous_commit = on"):
+            await business.execute(begin)
+            async with relay.transaction(business) as transaction:
+                message_id = await transaction.add("clearing", begin.encode())
+                if begin.endswith("on"):  # it counts what holds at the commit
+                    await business.execute("SET LOCAL synchronous_commit = off")
+            await relay.settle()
+            assert message_id not in await sender.sent(clearing)
+            await relay.sweep()
+            await sender.until_status(message_id, Status.CONFIRMED)
+            assert message_id in await sender.sent(clearing)
+    assert relay.stats.released == 2
+    assert relay.stats.resent == 0
+
+
+async def test_transaction_that_an_error_has_broken_raises_and_sends_nothing(
+    own: Database,
+) -> None:
+    """PostgreSQL answers COMMIT with ROLLBACK then, and the driver passes over the word."""
+    sender = own.sender
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):  # noqa: PT012 - the block is what ends so
+            async with relay.transaction(business) as transaction:
+                await transaction.add("clearing", b"never")
+                with pytest.raises(asyncpg.PostgresError):
+                    await business.execute("SELECT 1 / 0")
+        async with relay.transaction(business) as transaction:
+            kept = await transaction.add("clearing", b"this one")
+        await sender.until_status(kept, Status.CONFIRMED)
+    assert await sender.sent(clearing) == [kept]
+
+
+async def test_transaction_inside_of_another_one_is_refused(own: Database) -> None:
+    """The commit of the outer one would count, and the message be sent before it."""
+    sender = own.sender
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        async with business.transaction():
+            with pytest.raises(SettingError, match="in a transaction"):
+                async with relay.transaction(business):
+                    pass
+        await relay.settle()
+    assert await sender.sent(clearing) == []
+
+
+async def test_commit_whose_wait_for_the_standby_was_cut_is_not_followed_by_a_send(
+    own: Database,
+) -> None:
+    sender = own.sender
+    clearing = await sender.set_up()
+    business = await sender.connect()
+
+    async def trade(relay: Relay) -> None:
+        async with relay.transaction(business) as transaction:
+            await transaction.add("clearing", b"1")
+
+    async with sender.relay() as relay:
+        await own.lose_standby()
+        trading = asyncio.create_task(trade(relay))
+        await own.cut_wait()
+        await trading
+        assert await sender.sent(clearing) == []
+        await own.regain_standby()
+        await relay.settle()
+        await relay.sweep()
+        await relay.settle()
+    assert len(await sender.sent(clearing)) == 1
+
+
+async def test_claim_whose_wait_for_the_standby_was_cut_is_not_followed_by_a_send(
+    own: Database,
+) -> None:
+    sender = own.sender
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    relay = Relay(sender.config())
+    async with business.transaction():
+        await outbox.add(business, "clearing", b"1")
+    await own.lose_standby()
+    sweeping = asyncio.create_task(relay.sweep())
+    await own.cut_wait()
+    with pytest.raises(RetryError, match="standby"):
+        await sweeping
+    assert relay.waiting == 0
+    await own.regain_standby()
+    async with sender.relay() as other:
+        await sender.let_time_pass()
+        await other.sweep()
+        await other.settle()
+    assert len(await sender.sent(clearing)) == 1
+
+
+async def test_service_answers_503_for_what_the_standby_may_lack_also_when_asked_again(
+    own: Database,
+) -> None:
+    sender = own.sender
+    await sender.set_up()
+    (message_id,) = draw_message_ids(1)
+    body = msgspec.json.encode(
+        {
+            "messages": [
+                {"message_id": str(message_id), "destination": "clearing", "payload": "AA=="}
+            ]
+        }
+    )
+    async with MessageService(service_config(sender), Clients([client("payments")])) as service:
+        await own.lose_standby()
+        for _ in ("stored", "found"):
+            sending = asyncio.create_task(raw(service.address, "POST", "/v1/messages/send", body))
+            await own.cut_wait()
+            status, _, told = await sending
+            assert (status, told["error"]) == (503, "unavailable")
+            assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 1
+        await own.regain_standby()
+        status, _, told = await raw(service.address, "POST", "/v1/messages/send", body)
+        assert (status, told["repeated"]) == (200, 1)
+
+
+async def test_effect_is_confirmed_only_once_the_standby_has_it(own: Database) -> None:
+    sender = own.sender
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    handled: list[bytes] = []
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        handled.append(delivery.payload)
+        await connection.execute("INSERT INTO effect VALUES ($1, 'x')", delivery.message_id)
+        await own.lose_standby()
+
+    async with sender.relay() as relay, Consumer(consumer_config(own, clearing.topic)) as consumer:
+        async with relay.transaction(business) as transaction:
+            message_id = await transaction.add("clearing", b"1")
+        await sender.until_status(message_id, Status.CONFIRMED)
+        running = asyncio.create_task(consumer.run(handler))
+        await own.cut_wait()
+        # It is claimed again, and found. That is no word of the standby's, so that is waited for.
+        await own.cut_wait()
+        await own.waiting()
+        assert await sender.records(clearing.confirm_topic) == []
+        await own.regain_standby()
+        await sender.until_status(message_id, Status.CONSUMED)
+        consumer.stop()
+        await running
+    assert handled == [b"1"]
+    assert consumer.stats.repeated == 1
+    assert await sender.admin.fetchval("SELECT count(*) FROM effect") == 1
+
+
+@pytest.mark.parametrize("was_done", [False, True], ids=["not done", "done"])
+async def test_check_is_answered_only_once_the_standby_has_the_decision(
+    own: Database, was_done: bool
+) -> None:
+    asked, business = [await asyncpg.connect(own.superuser) for _ in range(2)]
+    (message_id,) = draw_message_ids(1)
+
+    async def local_transaction() -> None:
+        async with business.transaction():
+            await decide(business, message_id)
+
+    await own.lose_standby()
+    if was_done:
+        deciding = asyncio.create_task(local_transaction())
+        await own.cut_wait()
+        await deciding
+    checking = asyncio.create_task(check_decision(asked, message_id))
+    await own.cut_wait()
+    assert await checking is Answer.UNKNOWN
+    await own.regain_standby()
+    expected = Answer.DONE if was_done else Answer.NOT_DONE
+    assert await check_decision(asked, message_id) is expected
+    for connection in (asked, business):
+        await connection.close()
+
+
+async def test_decisions_are_durable_also_in_a_session_that_is_not(own: Database) -> None:
+    """A message is sent, or cancelled for good, on the word of them."""
+    connection = await asyncpg.connect(own.superuser)
+    await connection.execute("SET synchronous_commit = off")
+    (message_id,) = draw_message_ids(1)
+    async with connection.transaction():
+        await decide(connection, message_id)
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+    assert await connection.fetchval("SHOW synchronous_commit") == "off"
+    await connection.close()

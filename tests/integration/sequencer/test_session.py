@@ -1,0 +1,243 @@
+"""What a leader's sessions depend on: pinned, refused, or watched; and what stands in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from orderchain.clock import SystemClock
+from orderchain.errors import ClockError, ConnectError, SchemaError
+from sequencer import open_sequencer
+from sequencer.connecting import SideConnection
+from sequencer.leader_session import LeaderSession
+from sequencer.lease import PostgresLease
+from sequencer.store import PostgresChainStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import asyncpg
+
+    from local_stack import PostgresServer
+
+    from .conftest import Chain, MakeChain
+
+DAY_NS = 24 * 3600 * 10**9
+
+UNFIT = {
+    "statement_timeout": ("1ms", "0"),
+    "lock_timeout": ("1ms", "0"),
+    "idle_session_timeout": ("1ms", "0"),
+    "idle_in_transaction_session_timeout": ("1ms", "1min"),
+    "transaction_timeout": ("1min", "0"),
+    "client_encoding": ("LATIN1", "UTF8"),
+    "standard_conforming_strings": ("off", "on"),
+    "default_transaction_isolation": ("serializable", "read committed"),
+    "default_transaction_read_only": ("on", "off"),
+    "default_transaction_deferrable": ("on", "off"),
+    "client_min_messages": ("error", "warning"),
+    "synchronous_commit": ("remote_apply", "remote_apply"),
+}
+"""What a DBA may have set for a database, and what a leader's session has all the same: its own,
+but for how safe a commit is, which is the DBA's."""
+
+
+async def make_unfit(chain: Chain) -> dict[str, str]:
+    """Set all that is unfit for the chain's database; return what a session must have."""
+    known = {
+        row[0]
+        for row in await chain.admin.fetch(
+            "SELECT name FROM pg_settings WHERE name = ANY($1)", list(UNFIT)
+        )
+    }
+    database = await chain.admin.fetchval("SELECT current_database()")
+    for name in known:
+        await chain.admin.execute(f"ALTER DATABASE {database} SET {name} = '{UNFIT[name][0]}'")
+    return {name: UNFIT[name][1] for name in known}
+
+
+async def settings_of(connection: asyncpg.Connection, names: set[str]) -> dict[str, str]:
+    return {name: await connection.fetchval(f"SHOW {name}") for name in names}
+
+
+async def test_leader_pins_what_its_session_depends_on(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    expected = await make_unfit(chain)
+    session = LeaderSession(chain.config, SystemClock())
+    await session.open()
+    assert await settings_of(await session.idle(), set(expected)) == expected
+    await session.close()
+
+
+async def test_connections_beside_the_leader_pin_the_same(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    expected = await make_unfit(chain)
+    expected["synchronous_commit"] = "off"
+    side = SideConnection(chain.config, "lease", synchronous_commit="off")
+    assert await side.run("look", lambda one: settings_of(one, set(expected))) == expected
+    await side.close()
+
+
+async def test_leader_on_a_database_with_unfit_settings_keeps_its_one_term(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain()
+    await make_unfit(chain)
+    async with open_sequencer(chain.config) as sequencer:
+        for number in range(20):
+            await sequencer.submit(f"k{number}", b"")
+            await chain.admin.fetchval("SELECT count(*) FROM pg_class, pg_class AS other")
+        assert sequencer.stats().take_overs == 1
+    assert len(await chain.rows()) == 20
+
+
+async def test_database_that_cannot_hold_every_key_is_refused_at_the_start(
+    make_chain: MakeChain, postgres_server: PostgresServer, database_name: str
+) -> None:
+    chain = await make_chain(with_topic=False)
+    name = f"{database_name}_latin1"
+    await chain.admin.execute(
+        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE_PROVIDER libc LOCALE 'C'"
+    )
+    try:
+        address = chain.config.database.replace(database_name, name)
+        config = msgspec.structs.replace(chain.config, database=address)
+        with pytest.raises(
+            SchemaError, match="encoding of the database was 'LATIN1', expected UTF8"
+        ):
+            await open_sequencer(config).__aenter__()
+    finally:
+        postgres_server.drop_database(name)
+
+
+@asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    """Serve each connection in its turn; yields the port."""
+
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await serve(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def through(dsn: str, port: int) -> str:
+    parts = urlsplit(dsn)
+    user = parts.netloc.rpartition("@")[0]
+    return f"postgresql://{user}@127.0.0.1:{port}{parts.path}?sslmode=disable"
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def pooler(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Return what serves clients as a pooler does: with a process number (message K) of its own."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+        sending = asyncio.create_task(copy(reader, to_server))
+        try:
+            kind = b""
+            while kind != b"K":
+                kind = await from_server.readexactly(1)
+                (length,) = struct.unpack("!i", await from_server.readexactly(4))
+                body = await from_server.readexactly(length - 4)
+                if kind == b"K":
+                    body = struct.pack("!i", 4_711_000) + body[4:]
+                writer.write(kind + struct.pack("!i", length) + body)
+            await copy(from_server, writer)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            to_server.close()
+
+    return serve
+
+
+async def refuse_parameters(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Refuse what PgBouncer does not hand on, in its words."""
+    (length,) = struct.unpack("!i", await reader.readexactly(4))
+    await reader.readexactly(length - 4)
+    fields = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
+    writer.write(b"E" + struct.pack("!i", len(fields) + 4) + fields)
+    await writer.drain()
+
+
+async def test_pooler_is_recognised_and_refused_in_one_line(
+    make_chain: MakeChain, postgres_server: PostgresServer
+) -> None:
+    chain = await make_chain(with_topic=False)
+    for serve, told in (
+        (pooler(postgres_server.config.port), "which hides the process that serves it"),
+        (refuse_parameters, "unsupported startup parameter: jit"),
+    ):
+        async with listening(serve) as port:
+            address = through(chain.config.database, port)
+            config = msgspec.structs.replace(chain.config, database=address)
+            with pytest.raises(ConnectError) as raised:
+                await open_sequencer(config).__aenter__()
+        assert "a direct connection to PostgreSQL (this one goes through a pooler" in str(
+            raised.value
+        )
+        assert told in str(raised.value)
+        assert "\n" not in str(raised.value)
+    assert (await chain.head())["epoch"] == 0
+
+
+class AheadClock(SystemClock):
+    """A clock that is wrong by so much."""
+
+    ahead_ns = 0
+
+    def wall_ns(self) -> int:
+        return super().wall_ns() + self.ahead_ns
+
+
+async def test_clock_that_is_years_ahead_leads_no_chain(make_chain: MakeChain) -> None:
+    chain = await make_chain(with_topic=False)
+    clock = AheadClock()
+    clock.ahead_ns = 366 * DAY_NS
+    store = PostgresChainStore(chain.config, clock)
+    with pytest.raises(ClockError, match="366 days ahead of the database"):
+        await store.look()
+    assert (await chain.head())["epoch"] == 0
+
+
+async def test_clock_that_is_days_ahead_is_logged_once(
+    make_chain: MakeChain, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = await make_chain(with_topic=False)
+    clock = AheadClock()
+    store, lease = PostgresChainStore(chain.config, clock), PostgresLease(chain.config, clock)
+    term = await store.take_over("me", await store.look())
+    with caplog.at_level(logging.WARNING):
+        await lease.renew(term)
+        assert not caplog.messages
+        clock.ahead_ns = 3 * DAY_NS
+        for _ in range(3):
+            await lease.renew(term)
+        assert len(caplog.messages) == 1
+        assert "clock of this machine is 3 days ahead of the database's" in caplog.messages[0]
+        clock.ahead_ns = 0
+        await lease.renew(term)
+        clock.ahead_ns = 400 * DAY_NS
+        await lease.renew(term)
+        assert len(caplog.messages) == 2
+    await lease.close()
+    await store.close()

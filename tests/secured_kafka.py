@@ -1,0 +1,209 @@
+"""A real Kafka that asks for TLS and logins, with listeners that are wrong in one way each."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from local_stack import KafkaConfig as StackConfig
+from local_stack import KafkaServer, SecuredListener
+from local_stack.ports import free_port
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_options import librdkafka_options
+from tests.certificates import HOST, Authority, Files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEQUENCER: Final = "sequencer"
+RECEIVER: Final = "receiver"
+PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read"}
+"""Of the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
+
+TOPIC: Final = "orders.1"
+_SECONDS: Final = 60.0
+_SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+_PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+_TOKENS: Final = (
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+    'unsecuredLoginStringClaim_sub="broker";'
+)
+"""With Kafka's own check of tokens, which takes unsigned ones."""
+
+
+@dataclass(frozen=True)
+class SecuredKafka:
+    """The server, the ports of its listeners, and what clients need to know."""
+
+    server: KafkaServer
+    ports: dict[str, int]
+    authority: Authority
+    folder: Path
+
+    def at(self, listener: str, host: str = HOST) -> str:
+        """Return the address of a listener."""
+        return f"{host}:{self.ports[listener]}"
+
+    def login(self, user: str, **changed: Any) -> KafkaConfig:
+        """Return the right config for SASL_SSL with SCRAM, but for what is changed."""
+        given: dict[str, Any] = {
+            "bootstrap_servers": self.at("LOGIN"),
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "sasl_username": user,
+            "sasl_password": PASSWORDS[user],
+            "ssl_cafile": str(self.authority.path),
+        }
+        return KafkaConfig(**{**given, **changed})
+
+    def mutual(self, user: str, files: Files | None = None, **changed: Any) -> KafkaConfig:
+        """Return the right config for TLS with a client certificate, but for what is changed."""
+        files = files or self.authority.client(user)
+        given: dict[str, Any] = {
+            "bootstrap_servers": self.at("MUTUAL"),
+            "security_protocol": "SSL",
+            "ssl_cafile": str(self.authority.path),
+            "ssl_certfile": str(files.certificate),
+            "ssl_keyfile": str(files.key),
+        }
+        return KafkaConfig(**{**given, **changed})
+
+    def tls(self, listener: str, **changed: Any) -> KafkaConfig:
+        """Return a config for TLS without a login."""
+        given: dict[str, Any] = {
+            "bootstrap_servers": self.at(listener),
+            "security_protocol": "SSL",
+            "ssl_cafile": str(self.authority.path),
+        }
+        return KafkaConfig(**{**given, **changed})
+
+
+@contextmanager
+def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
+    """Start it, with its users, a topic and who may do what there; stop it at the end."""
+    authority = Authority(folder)
+    ports: list[int] = []
+    while len(ports) < 7:
+        ports.append(free_port(ports))
+    names = ("PLAINTEXT", "CONTROLLER", "LOGIN", "MUTUAL", "EXPIRED", "CLEAR", "OTHER")
+    port = dict(zip(names, ports, strict=True))
+    store = _store(authority.server())
+    mutual = {
+        **store,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": authority.text,
+        "ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]*).*$/$1/",
+    }
+    scram = {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "scram-sha-512.sasl.jaas.config": _SCRAM,
+    }
+    clear = {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN,OAUTHBEARER",
+        "scram-sha-512.sasl.jaas.config": _SCRAM,
+        "plain.sasl.jaas.config": f'{_PLAIN} user_{RECEIVER}="{PASSWORDS[RECEIVER]}";',
+        "oauthbearer.sasl.jaas.config": _TOKENS,
+    }
+    expired = _store(authority.server(name="expired", has_expired=True))
+    other = _store(authority.server("other.example", name="other"))
+    config = StackConfig(
+        directory=folder / "secured-kafka",
+        port=port["PLAINTEXT"],
+        controller_port=port["CONTROLLER"],
+        secured=(
+            _listener("LOGIN", "SASL_SSL", port, {**store, **scram}),
+            _listener("MUTUAL", "SSL", port, mutual),
+            _listener("EXPIRED", "SSL", port, expired),
+            _listener("CLEAR", "SASL_PLAINTEXT", port, clear),
+            _listener("OTHER", "SSL", port, other),
+        ),
+        settings={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            # Clients without TLS, whose listener is for the test itself.
+            "super.users": "User:ANONYMOUS",
+        },
+    )
+    with KafkaServer(config) as server:
+        kafka = SecuredKafka(server, port, authority, folder)
+        _set_up(kafka)
+        yield kafka
+
+
+def _listener(
+    name: str, protocol: str, port: dict[str, int], settings: dict[str, str]
+) -> SecuredListener:
+    return SecuredListener(
+        name=name, port=port[name], protocol=protocol, host=HOST, settings=settings
+    )
+
+
+def _store(files: Files) -> dict[str, str]:
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": files.certificate_text,
+        "ssl.keystore.key": files.key_text,
+    }
+
+
+def _set_up(kafka: SecuredKafka) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.server.bootstrap})
+    scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    users = [
+        UserScramCredentialUpsertion(user, scram, password.encode())
+        for user, password in PASSWORDS.items()
+    ]
+    _wait(admin.alter_user_scram_credentials(users))
+    _wait(admin.create_topics([NewTopic(TOPIC, 1, 1)]))
+    _wait(admin.create_acls([_allow(SEQUENCER, AclOperation.ALL, TOPIC)]))
+    reading = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    _wait(admin.create_acls([_allow(RECEIVER, operation, TOPIC) for operation in reading]))
+    # Users and rights come into force soon after they are stored.
+    for user in PASSWORDS:
+        asyncio.run(_until_it_sees_the_topic(kafka.login(user)))
+
+
+async def _until_it_sees_the_topic(config: KafkaConfig) -> None:
+    async with asyncio.timeout(_SECONDS):
+        while True:
+            admin = AdminClient(librdkafka_options(config))
+            try:
+                found = await asyncio.to_thread(admin.list_topics, timeout=5)
+            except KafkaException:
+                continue  # it waits by itself: up to the timeout for a connection
+            if TOPIC in found.topics:
+                return
+
+
+def _allow(user: str, operation: AclOperation, topic: str) -> AclBinding:
+    return AclBinding(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        operation,
+        AclPermissionType.ALLOW,
+    )
+
+
+def _wait(futures: dict[Any, Any]) -> None:
+    for future in futures.values():
+        future.result(timeout=_SECONDS)

@@ -1,0 +1,127 @@
+"""A real PostgreSQL that speaks TLS, with logins that ask for it, or for a client certificate.
+
+The programs of the stack's wheel are built without OpenSSL, so the system's own are used.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from local_stack import PostgresConfig, PostgresServer
+from local_stack.folders import write_file
+from local_stack.installation import Installation
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.clients.database_config import DatabaseConfig
+from tests.certificates import HOST, Authority, Files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRADER: Final = "trader"
+"""Logs in by password, over TLS only."""
+CERTIFIED: Final = "certified"
+"""Logs in by a client certificate of its name."""
+
+_PASSWORDS: Final = {SUPERUSER: "for-set-up", TRADER: "for-trade", CERTIFIED: "unused"}
+_ACCESS: Final = f"""\
+hostssl all {CERTIFIED} 127.0.0.1/32 cert
+hostssl all {TRADER} 127.0.0.1/32 scram-sha-256
+host all {SUPERUSER} 127.0.0.1/32 scram-sha-256
+host replication {SUPERUSER} 127.0.0.1/32 scram-sha-256
+"""
+
+
+class SystemPostgres(PostgresServer):
+    """The system's own PostgreSQL, 15 or newer. Skips the test where there is none."""
+
+    @property
+    def installation(self) -> Installation:
+        folders = (path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+        found = sorted(folders, key=lambda folder: int(folder.parent.name))
+        if not found and (program := shutil.which("initdb")):
+            found = [Path(program).resolve().parent]
+        if not found:
+            pytest.skip("no PostgreSQL of the system's (Debian: apt-get install postgresql)")
+        return Installation(prefix=found[-1].parent, version=found[-1].parent.name)
+
+    def _initialise(self) -> None:
+        """Make a cluster as the stack does, but for the locale's provider, which 17 brought."""
+        fresh = self._fresh_data_folder()
+        password_file = self.directory / ".superuser"
+        write_file(password_file, self._password(SUPERUSER) + "\n", 0o600, self.account)
+        self._run(
+            *("initdb", "-D", fresh, "-U", SUPERUSER, "--pwfile", password_file),
+            *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-locale"),
+        )
+        fresh.rename(self.data_directory)
+
+
+@dataclass(frozen=True)
+class SecuredPostgres:
+    """The server, and what clients need to know of it."""
+
+    server: SystemPostgres
+    authority: Authority
+
+    @property
+    def port(self) -> int:
+        return self.server.config.port
+
+    def right(self, user: str = TRADER, **changed: Any) -> DatabaseConfig:
+        """Return the right config with verify-full, but for what is changed."""
+        given: dict[str, Any] = {
+            "host": HOST,
+            "port": self.port,
+            "dbname": "postgres",
+            "user": user,
+            "password": "" if user == CERTIFIED else _PASSWORDS[user],
+            "sslmode": "verify-full",
+            "sslrootcert": str(self.authority.path),
+        }
+        return DatabaseConfig(**{**given, **changed})
+
+    def certified(self, files: Files, **changed: Any) -> DatabaseConfig:
+        """Return the config of a client with a certificate."""
+        given = {"sslcert": str(files.certificate), "sslkey": str(files.key)}
+        return self.right(CERTIFIED, **{**given, **changed})
+
+
+@contextmanager
+def secured_postgres_in(
+    folder: Path, authority: Authority, files: Files
+) -> Iterator[SecuredPostgres]:
+    """Start one with the certificate in `files`; stop it at the end."""
+    folder.mkdir(mode=0o755)
+    access = folder / "access.conf"
+    config = PostgresConfig(
+        directory=folder / "postgres",
+        port=free_port(),
+        passwords=_PASSWORDS,
+        max_wal_size_mb=128,
+        settings={
+            "hba_file": str(access),
+            "ssl": "on",
+            "ssl_cert_file": str(folder / "server.crt"),
+            "ssl_key_file": str(folder / "server.key"),
+            "ssl_ca_file": str(folder / "authority.pem"),
+        },
+    )
+    server = SystemPostgres(config)
+    texts = {
+        access: _ACCESS,
+        folder / "server.crt": files.certificate_text,
+        folder / "server.key": files.key_text,
+        folder / "authority.pem": authority.text,
+    }
+    for path, text in texts.items():
+        write_file(path, text, 0o600, server.account)
+    with server:
+        server.prepare_roles()
+        yield SecuredPostgres(server, authority)

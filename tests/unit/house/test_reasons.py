@@ -1,0 +1,99 @@
+"""Where an error's text goes into a message or a log, there is a text, and it stays on one line.
+
+Behaviour is tested where it happens; this is the second line, for what will be written later.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parents[3]
+PRODUCT: Final = (
+    "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
+    "chainctl", "local_stack",
+)  # fmt: skip
+
+MUTE: Final = {"BaseException", "Exception", "OSError", "TimeoutError", "ConnectionError",
+               "KafkaError", "InterfaceError", "PostgresError", "CancelledError"}  # fmt: skip
+"""Kinds of errors that often come without a text, or with one of several lines."""
+
+
+def handlers(tree: ast.Module) -> Iterator[ast.ExceptHandler]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.name is not None:
+            yield node
+
+
+def is_mute(handler: ast.ExceptHandler) -> bool:
+    """Say whether what is caught may come without a text."""
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(ast.unparse(kind).rpartition(".")[2] in MUTE for kind in kinds if kind is not None)
+
+
+def is_bare(node: ast.expr, name: str | None) -> bool:
+    """Say whether `node` is the error itself, or `str` of it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
+        return bool(node.args) and is_bare(node.args[0], name)
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def is_log_call(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "_log"
+    )
+
+
+def faults(tree: ast.Module) -> Iterator[str]:
+    """Yield what is wrong in a module: the line, and why."""
+    for handler in handlers(tree):
+        name = handler.name
+        for node in ast.walk(handler):
+            if isinstance(node, ast.BoolOp) and is_bare(node.values[0], name):
+                yield f"{node.lineno}: an error is always true, its text may be of several lines"
+            if not is_mute(handler):
+                continue
+            if isinstance(node, ast.FormattedValue) and node.conversion == -1:
+                if is_bare(node.value, name):
+                    yield f"{node.lineno}: the text of {name} may be empty"
+            elif isinstance(node, ast.Call) and is_log_call(node):
+                # `%r` tells the class, and escapes.
+                is_shown = isinstance(node.args[0], ast.Constant) and "%r" in str(
+                    node.args[0].value
+                )
+                if not is_shown and any(is_bare(each, name) for each in node.args):
+                    yield f"{node.lineno}: the text of {name} may be empty"
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_text_of_an_error_is_asked_of_reason_of(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{fault}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for fault in faults(ast.parse(path.read_text()))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'raise RetryError(f"kafka: {error or type(error).__name__}")',
+        "return str(error) or type(error).__name__",
+        'raise RetryError(f"kafka: {error}")',
+        '_log.warning("kafka: %s", error)',
+        '_log.warning("kafka: %s", str(error))',
+    ],
+)
+def test_rule_finds_what_it_is_for(line: str) -> None:
+    program = f"try:\n    send()\nexcept (KafkaError, OSError) as error:\n    {line}\n"
+    assert list(faults(ast.parse(program)))

@@ -1,0 +1,246 @@
+"""Every caller is answered, whatever part of the service ends, and however."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orderchain.errors import ClockError, OrderchainError, RetryError, UnknownOutcome
+from orderchain.link import is_linked
+from orderchain.simulation.memory_store import CommitFault
+from sequencer import core
+from sequencer.batcher import Batcher
+
+from .test_service import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orderchain.batch import Batch, Term
+    from sequencer import Sequencer
+
+DEADLINE_SECONDS = 10.0
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def outcomes(submitted: Sequence[asyncio.Future[Any]]) -> list[Any]:
+    """Return what callers were answered who never give up."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return await asyncio.gather(*submitted, return_exceptions=True)
+
+
+async def leave(sequencer: Sequencer) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def until_stopped(sequencer: Sequencer) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await sequencer.until_stopped()
+
+
+async def live(sequencer: Sequencer) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        async with sequencer:
+            await sequencer.until_stopped()
+
+
+def part(name: str) -> asyncio.Task[Any]:
+    """Return the task of the one service that runs."""
+    (found,) = [task for task in asyncio.all_tasks() if task.get_name() == f"orderchain {name}"]
+    return found
+
+
+class SetClock:
+    """A clock whose wall time is set by hand."""
+
+    wall = 1_700_000_000 * 10**9
+
+    def monotonic_ns(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1e9)
+
+    def wall_ns(self) -> int:
+        return self.wall
+
+
+@pytest.mark.parametrize("batch_rows_max", [1, 7, 5_000])
+async def test_chain_without_ids_left_answers_every_caller(
+    world: World, monkeypatch: pytest.MonkeyPatch, batch_rows_max: int
+) -> None:
+    """The batch that finds none is made alone, or beside the commit before it."""
+    monkeypatch.setattr(core, "ID_MAX", 30)
+    sequencer = await world.sequencer(batch_rows_max=batch_rows_max).__aenter__()
+    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(50)])
+    rows = world.rows()
+    assert [answer.id for answer in answers[: len(rows)]] == [row.id for row in rows]
+    for answer in answers[len(rows) :]:
+        assert isinstance(answer, OrderchainError)
+        assert "no ids left" in str(answer)
+    with pytest.raises(OrderchainError, match="no ids left"):
+        await leave(sequencer)
+    assert is_linked(0, rows)
+
+
+@pytest.mark.parametrize("batch_rows_max", [1, 7, 5_000])
+@pytest.mark.parametrize("wall_ns", [2**63, 2**80, -(2**63) - 1])
+async def test_clock_that_no_row_can_hold_answers_every_caller(
+    world: World, batch_rows_max: int, wall_ns: int
+) -> None:
+    clock = SetClock()
+    sequencer = await world.sequencer(clock, batch_rows_max=batch_rows_max).__aenter__()
+    await sequencer.submit("before", b"")
+    clock.wall = wall_ns
+    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(50)])
+    assert all(isinstance(answer, OrderchainError) for answer in answers)
+    with pytest.raises(OrderchainError, match="clock"):
+        await leave(sequencer)
+    assert [row.key for row in world.rows()] == ["before"]
+
+
+async def test_commit_beside_which_no_batch_can_be_made_is_acknowledged_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong with the next one: it is no word about the one under way."""
+    monkeypatch.setattr(core, "ID_MAX", 8)
+    sequencer = await world.sequencer(batch_rows_max=5).__aenter__()
+    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(20)])
+    assert [answer.id for answer in answers[:5]] == [row.id for row in world.rows()]
+    with pytest.raises(OrderchainError, match="no ids left"):
+        await leave(sequencer)
+    assert [row.key for row in world.rows()] == [f"k{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("name", ["commits", "publisher", "lease", "keys"])
+@pytest.mark.parametrize("under_load", [False, True])
+async def test_part_that_is_cancelled_ends_the_whole_service(
+    world: World, name: str, under_load: bool
+) -> None:
+    sequencer = await world.sequencer(batch_rows_max=3).__aenter__()
+    await sequencer.submit("before", b"")
+    submitted = [sequencer.submit_nowait(f"k{n}", b"") for n in range(50 * under_load)]
+    part(name).cancel()
+    with pytest.raises(RetryError, match=f"{name} task was cancelled"):
+        await until_stopped(sequencer)
+    with pytest.raises(RetryError):
+        await sequencer.submit("after", b"")
+    answers = await outcomes(submitted)
+    with pytest.raises(RetryError):
+        await leave(sequencer)
+    stored = {row.key: row.id for row in world.rows()}
+    for number, answer in enumerate(answers):
+        if isinstance(answer, UnknownOutcome):
+            continue
+        found = stored.get(f"k{number}")
+        assert found == (None if isinstance(answer, Exception) else answer.id)
+    assert "after" not in stored
+
+
+@pytest.mark.parametrize("name", ["publisher", "lease", "keys"])
+async def test_part_that_comes_to_its_end_ends_the_whole_service(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def end_at_once(*_: object) -> None:
+        return
+
+    path = {
+        "publisher": "sequencer.publisher.Publisher.run",
+        "lease": "sequencer.leadership.Leadership.keep",
+        "keys": "sequencer.key_keeper.KeyKeeper.run",
+    }[name]
+    monkeypatch.setattr(path, end_at_once)
+    with pytest.raises(RetryError, match=f"{name} task has ended"):
+        await live(world.sequencer())
+
+
+@pytest.mark.parametrize("name", ["publisher", "lease", "keys"])
+async def test_part_that_fails_ends_the_whole_service_with_its_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class PartFailed(Exception):
+        pass
+
+    async def fail(*_: object) -> None:
+        await asyncio.sleep(0)
+        raise PartFailed
+
+    path = {
+        "publisher": "sequencer.publisher.Publisher.run",
+        "lease": "sequencer.leadership.Leadership.keep",
+        "keys": "sequencer.key_keeper.KeyKeeper.run",
+    }[name]
+    monkeypatch.setattr(path, fail)
+    with pytest.raises(PartFailed):
+        await live(world.sequencer())
+
+
+async def test_lease_that_dies_during_the_start_fails_the_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody must get a sequencer whose lease stands still."""
+
+    async def slow_start(topic: str, partition: int) -> None:
+        part("lease").cancel()
+        await asyncio.Event().wait()  # a broker that is away
+
+    monkeypatch.setattr(world.sink, "start", slow_start)
+    with pytest.raises(RetryError, match="lease task was cancelled"):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await world.sequencer().__aenter__()
+    assert not [task for task in asyncio.all_tasks() if "orderchain" in task.get_name()]
+
+
+async def test_outcome_that_nobody_could_find_out_is_unknown_whatever_stands_in_the_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit may have happened: no other error may say that it did not."""
+
+    class Broken(Exception):
+        pass
+
+    async def fail(owner: str, held: Term) -> Term:
+        raise Broken
+
+    sequencer = await world.sequencer().__aenter__()
+    world.store.faults.append(CommitFault.LOST_AFTER)
+    monkeypatch.setattr(world.store, "take_over_again", fail)
+    answers = await outcomes([sequencer.submit_nowait("a", b"")])
+    assert isinstance(answers[0], UnknownOutcome)
+    with pytest.raises(Broken):
+        await leave(sequencer)
+
+
+async def test_callers_in_the_line_before_a_full_queue_are_answered_at_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(batch: Batch, **_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world.store, "commit", never)
+    monkeypatch.setattr(Batcher, "has_room", lambda self, entry: not self._entries)
+    sequencer = await world.sequencer(stop_seconds=0.05).__aenter__()
+    submitted = [asyncio.create_task(sequencer.submit(f"k{n}", b"")) for n in range(5)]
+    await asyncio.sleep(0)
+    with pytest.raises(RetryError):
+        await leave(sequencer)
+    answers = await outcomes(submitted)
+    assert [type(answer) for answer in answers] == [UnknownOutcome] + [RetryError] * 4
+
+
+async def test_clock_that_jumps_years_ahead_under_a_leader_stamps_nothing(world: World) -> None:
+    clock = SetClock()
+    sequencer = await world.sequencer(clock).__aenter__()
+    await sequencer.submit("before", b"")
+    clock.wall += 300 * 24 * 3600 * 10**9
+    await sequencer.submit("months ahead", b"")
+    clock.wall += 67 * 24 * 3600 * 10**9
+    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(5)])
+    assert [type(answer) for answer in answers] == [ClockError] * 5
+    with pytest.raises(ClockError, match="366 days ahead of where it was"):
+        await leave(sequencer)
+    assert [row.key for row in world.rows()] == ["before", "months ahead"]
