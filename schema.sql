@@ -5,35 +5,41 @@
 -- a batch the rows of one commit. Rows of a chain are never updated and never deleted.
 
 -- ------------------------------------------------------------------------------------- database
--- What every role can do in a database unless it is taken from PUBLIC: also one that was granted
--- nothing but SELECT. What the applying role may not take away is left to a DBA; `chainctl schema
--- check` says what is left. Other applications in this database need a GRANT of their own then.
+-- What every role can do in a database unless it is taken from PUBLIC, be it granted nothing but
+-- SELECT: fill the disk with temporary tables, tables of its own, and large objects, which belong to
+-- no table. What the applying role may not take away is left to a DBA, and `chainctl schema check`
+-- names it. Other applications in this database need a GRANT of their own then.
 
 DO $$
 DECLARE
-    maker regprocedure;
+    step record;
 BEGIN
     -- Other encodings lack characters that keys have: one such key would stop the chain for good.
     IF getdatabaseencoding() <> 'UTF8' THEN
         RAISE EXCEPTION 'the encoding of database % is %, expected UTF8',
             current_database(), getdatabaseencoding();
     END IF;
-    IF pg_has_role((SELECT datdba FROM pg_database WHERE datname = current_database()), 'USAGE') THEN
-        EXECUTE format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
-    ELSE
-        RAISE NOTICE 'left to the owner of the database: REVOKE CREATE, TEMPORARY ON DATABASE % '
-            'FROM PUBLIC;', quote_ident(current_database());
-    END IF;
-    -- Large objects belong to no table, so no GRANT of ours keeps a role from making them.
-    FOR maker IN
-        SELECT oid FROM pg_proc
+    FOR step IN
+        SELECT format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', datname) AS statement,
+               has_database_privilege('public', oid, 'CREATE')
+               OR has_database_privilege('public', oid, 'TEMPORARY') AS is_due,
+               datdba AS by_role
+          FROM pg_database WHERE datname = current_database()
+        UNION ALL
+        SELECT 'REVOKE CREATE ON SCHEMA public FROM PUBLIC',
+               has_schema_privilege('public', oid, 'CREATE'), nspowner
+          FROM pg_namespace WHERE nspname = 'public'
+        UNION ALL
+        SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
+               has_function_privilege('public', oid, 'EXECUTE'), proowner
+          FROM pg_proc
          WHERE pronamespace = 'pg_catalog'::regnamespace
            AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
     LOOP
-        IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
-            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', maker);
-        ELSE
-            RAISE NOTICE 'left to a superuser: REVOKE EXECUTE ON FUNCTION % FROM PUBLIC;', maker;
+        IF step.is_due AND pg_has_role(step.by_role, 'USAGE') THEN
+            EXECUTE step.statement;
+        ELSIF step.is_due THEN
+            RAISE NOTICE 'left to % or a superuser: %;', step.by_role::regrole, step.statement;
         END IF;
     END LOOP;
 END

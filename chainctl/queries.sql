@@ -34,6 +34,9 @@ SELECT format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', current_dat
        NOT has_database_privilege('public', current_database(), 'CREATE')
        AND NOT has_database_privilege('public', current_database(), 'TEMPORARY') AS is_done
 UNION ALL
+SELECT 'REVOKE CREATE ON SCHEMA public FROM PUBLIC',
+       NOT has_schema_privilege('public', 'public', 'CREATE')
+UNION ALL
 SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
        NOT has_function_privilege('public', oid, 'EXECUTE')
   FROM pg_proc

@@ -45,7 +45,8 @@ class StoredReceiver:
             raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
         self.database_id = row["database_id"]
         if row["held_by"] is not None:
-            expected = f"one of this login's own; the database login {row['held_by']} holds it"
+            holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
+            expected = f"one of this login's own ({holder})"
             raise SettingError("receiver's name", self.config.receiver, expected)
         if row["reason"] is not None:
             config = self.config

@@ -90,4 +90,16 @@ def _cut(client: Any) -> None:  # noqa: ANN401 - as above
     if connections._sync_task is not None:
         connections._sync_task.cancel()
     for connection in list(connections._conns.values()):
-        connection.close()
+        cut_connection(connection)
+
+
+def cut_connection(connection: Any) -> None:  # noqa: ANN401 - as above
+    """Close one connection of aiokafka at once. Repeats do no harm.
+
+    Its own `close` says goodbye where it speaks TLS, and waits half a minute for an answer, which
+    a broker that is frozen never gives.
+    """
+    connection.close()
+    transport = getattr(connection._protocol, "_transport", None)  # None once it is closed
+    if transport is not None:
+        transport.abort()

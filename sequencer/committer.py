@@ -24,7 +24,7 @@ from sequencer.placing import Placing
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from orderchain.batch import Batch, Term
+    from orderchain.batch import Batch, IntakeMark, Term
     from orderchain.clock import Clock
     from orderchain.event import Event
     from orderchain.ports import ChainStore
@@ -92,7 +92,7 @@ class Committer:
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
-        self._wall_ns()
+        self._wall_ns()  # from the first one on, the clock is watched
         self._core = SequencerCore(
             term,
             takeover_skip_ids=self._config.takeover_skip_ids,
@@ -110,9 +110,6 @@ class Committer:
 
         `beside` is a batch whose outcome is still open: a key that it claims is not surely new.
         """
-        positions = self._positions_behind(entries)
-        if positions is None:
-            return None
         columns = columns_of_entries(entries)
         claims: Claims | None = None
         memory = self._keys.memory
@@ -121,6 +118,9 @@ class Committer:
             if claims is None:
                 return None
         assembly = Assembly(entries, columns, claims)
+        positions = self._positions_behind(assembly.intake)
+        if positions is None:
+            return None
         assembly.give_ids(self._leading(), self._wall_ns())
         self._positions.update(positions)
         return assembly
@@ -162,17 +162,18 @@ class Committer:
 
         An intake that was not taken at one call must not move its mark past it with the next.
         """
-        for entry in entries:
-            if entry.intake is not None and entry.intake.source not in self._positions:
-                await self._learn_position(entry.intake.source)
-        if self._positions_behind(entries) is not None:
-            return entries
         followed: list[Entry] = []
+        behind: dict[str, int] = {}
         for entry in entries:
-            if self._positions_behind([*followed, entry]) is not None:
-                followed.append(entry)
-            elif entry.intake is not None:
-                entry.fail(IntakeMoved(entry.intake.source, entry.intake.previous))
+            mark = entry.intake
+            if mark is not None:
+                if mark.source not in self._positions:
+                    await self._learn_position(mark.source)
+                if not self._is_next(mark, behind):
+                    entry.fail(IntakeMoved(mark.source, mark.previous))
+                    continue
+                behind[mark.source] = mark.position
+            followed.append(entry)
         return followed
 
     async def _learn_position(self, source: str) -> None:
@@ -188,20 +189,21 @@ class Committer:
 
         await self._until_done(read)
 
-    def _positions_behind(self, entries: Sequence[Entry]) -> dict[str, int | None] | None:
-        """Return where the intakes of `entries` stand behind them; None unless all surely follow
+    def _positions_behind(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
+        """Return where the intakes stand behind `marks`; None unless each of them surely follows
         what was taken before.
         """
-        behind: dict[str, int | None] = {}
-        for entry in entries:
-            mark = entry.intake
-            if mark is None:
-                continue
-            known = behind if mark.source in behind else self._positions
-            if mark.source not in known or known[mark.source] != mark.previous:
+        behind: dict[str, int] = {}
+        for mark in marks:
+            if not self._is_next(mark, behind):
                 return None
             behind[mark.source] = mark.position
         return behind
+
+    def _is_next(self, mark: IntakeMark, behind: Mapping[str, int]) -> bool:
+        """Say whether `mark` surely follows all that was assembled, and then `behind`."""
+        known = behind if mark.source in behind else self._positions
+        return mark.source in known and known[mark.source] == mark.previous
 
     async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
         """Commit; what follows from it is left to `finish`, or to the next commit.

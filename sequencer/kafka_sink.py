@@ -72,7 +72,7 @@ class KafkaFrameSink:
                 await start_client(consumer)
                 return await _last_values(consumer, TopicPartition(topic, partition), at_most)
         except _ERRORS as error:
-            raise RetryError(f"kafka: {str(error) or type(error).__name__}") from error
+            raise RetryError(f"kafka: {reason_of(error)}") from error
         finally:
             await close_client(consumer, _CLOSE_SECONDS)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
+from orderchain.reasons import reason_of
 from sequencer.framing import highest_id
 from sequencer.lease import LeaseWatch
 
@@ -34,8 +35,10 @@ _LOOK_SECONDS_MAX: Final = 0.5
 _LAST_RECORDS: Final = 4
 """Looked at for ids of a life that was lost. One would do, but for records that are no frames."""
 
-_LAST_RECORDS_SECONDS_MAX: Final = 1.0
-"""How long the broker is waited for: the new lease is not raised yet."""
+_LAST_RECORDS_SHARE: Final = 0.4
+_LAST_RECORDS_SECONDS_MAX: Final = 5.0
+"""How long the broker is waited for, as a share of the lease and at most: the lease of a new leader
+is raised after that, the first time a fifth of it later."""
 
 
 class Leadership:
@@ -154,7 +157,7 @@ class Leadership:
         # that is away takes seconds for it.
         self._looking.add(looking)
         looking.add_done_callback(self._end_look)
-        seconds = min(self._config.lease_seconds / _BEATS_PER_LEASE, _LAST_RECORDS_SECONDS_MAX)
+        seconds = min(self._config.lease_seconds * _LAST_RECORDS_SHARE, _LAST_RECORDS_SECONDS_MAX)
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(looking)
@@ -162,7 +165,7 @@ class Leadership:
             _log.warning(
                 "chain %d: the topic's last frames were not looked at: %s",
                 term.chain_id,
-                str(error) or "no answer",
+                "no answer" if isinstance(error, TimeoutError) else reason_of(error),
             )
             return []
         finally:

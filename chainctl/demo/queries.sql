@@ -1,7 +1,9 @@
 -- The demo's own table: what its matching service knows, beside the checkpoint of its receiver.
 
--- lock_table: let one demo after the other make the table, until the transaction ends
-SELECT pg_advisory_xact_lock(hashtextextended('orderchain demo table', 0));
+-- lock_table: let one demo after the other make the table, until the transaction ends; as `lock_schema`
+-- does, which says why it is no advisory lock
+CREATE TABLE public.demo_matching_apply ();
+DROP TABLE public.demo_matching_apply;
 
 -- create_table: the table, once; the matching service logs in as receiver_writer
 CREATE TABLE IF NOT EXISTS public.demo_matching_state (

@@ -19,6 +19,7 @@ from aiokafka.conn import create_conn
 from aiokafka.protocol.metadata import MetadataRequest
 
 from orderchain.errors import ConnectError, OrderchainError, RetryError
+from orderchain.kafka_client import cut_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -223,7 +224,7 @@ async def _brokers(config: KafkaConfig, host: str, port: int) -> set[tuple[str, 
             raise
         raise _HungUpAfterHello from error
     finally:
-        connection.close()
+        cut_connection(connection)
     if config.sasl_token is not None and not metadata.brokers:
         # The answer to a refused token ends its login alone; this one is what a broker sends next.
         raise kafka.SaslAuthenticationFailed("it was refused")
@@ -325,7 +326,7 @@ async def _speaks_plaintext(host: str, port: int) -> bool:
         )
     except DRIVER_ERRORS:
         return False
-    connection.close()
+    cut_connection(connection)
     return True
 
 

@@ -10,7 +10,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from orderchain.event import Event
-from orderchain.frame import FrameHeader, decode_body, decode_header
+from orderchain.frame import FrameHeader, decode_body, decode_header, is_signed
 from orderchain.row_image import row_images
 from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
 from sequencer import SequencerConfig
@@ -54,7 +54,21 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
         return [Event(*record) for record in records]
 
     async def frames(self) -> list[tuple[FrameHeader, list[Event]]]:
-        """Return every frame of the topic with rows."""
+        """Return every frame of the topic with rows; each is signed by a leader of the chain."""
+        terms = await self.fetch(
+            "SELECT nonce, frame_key FROM chain_term WHERE chain_id = $1", self.chain_id
+        )
+        keys = {term["nonce"]: term["frame_key"] for term in terms}
+        frames = []
+        for record in await self.records():
+            header = decode_header(record)
+            assert is_signed(record, keys[header.publisher_nonce]), "signed by nobody"
+            if not header.is_heartbeat:
+                frames.append((header, decode_body(record, header)))
+        return frames
+
+    async def records(self) -> list[bytes]:
+        """Return the value of every record of the topic."""
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self.config.kafka,
             enable_auto_commit=False,
@@ -66,14 +80,11 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
             consumer.assign([partition])
             await consumer.seek_to_beginning(partition)
             end = (await consumer.end_offsets([partition]))[partition]
-            frames = []
+            values: list[bytes] = []
             while await consumer.position(partition) < end:
                 for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                    for record in records:
-                        header = decode_header(record.value)
-                        if not header.is_heartbeat:
-                            frames.append((header, decode_body(record.value, header)))
-            return frames
+                    values += [record.value for record in records]
+            return values
         finally:
             await consumer.stop()
 

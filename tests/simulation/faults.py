@@ -5,6 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from orderchain.errors import FrameError
+from orderchain.event import Event
+from orderchain.frame import decode_header, encode_frame
+from orderchain.seal import SEAL_BYTES
+from orderchain.simulation.memory_log import MemoryLog
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -132,6 +140,24 @@ def throw_garbage(world: World) -> None:
     world.log.append([b"", world.random.randbytes(200), b"OCHN" + world.random.randbytes(200)])
 
 
+def forge_frames(world: World) -> None:
+    """Somebody who reads and writes the topic, and lacks the key, sends what should come next."""
+    record = world.log.records[-1] if world.log.records else b""
+    try:
+        last = decode_header(record)
+    except FrameError:
+        return
+    world.note("forged frames")
+    row = Event(last.last_id + 1, last.last_id, "forged", 0, b"")
+    header = msgspec.structs.replace(
+        last, first_pid=row.pid, first_id=row.id, last_id=row.id, count=1, is_batch_end=False,
+        seal_before=last.seal_after if last.is_batch_end else last.seal_before,
+        seal_after=bytes(SEAL_BYTES),
+    )  # fmt: skip
+    # Not by the eyes of the checker, which looks at what leaders publish.
+    MemoryLog.append(world.log, [encode_frame(header, [row], bytes(32))] * 3)
+
+
 def step_clock(world: World) -> None:
     host = world.random.choice(world.sequencers)
     host.clock.offset_ns = world.random.randrange(-(10**10), 10**10)
@@ -186,6 +212,7 @@ FAULTS = (
     cut_broker,
     spoil_log,
     throw_garbage,
+    forge_frames,
     step_clock,
     spoil_standby,
     spoil_topic,

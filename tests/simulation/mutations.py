@@ -52,6 +52,7 @@ MUTATIONS = (
     Mutation(sequencing.published_before_commit, 20, ("S2",)),
     Mutation(sequencing.keys_not_loaded, 100, ("S4", "NumberOutOfOrder")),
     Mutation(receiving.gap_skipped, 150, ("S5", "rows missing")),
+    Mutation(receiving.senders_believed, 100, ("S2", "S5")),
     Mutation(receiving.silence, 50, ("L1",)),
     Mutation(receiving.checkpoint_before_delivery, 100, ("S5",)),
     Mutation(receiving.checkpoint_without_comparing, 150, ("S5",)),

@@ -48,6 +48,13 @@ def gap_skipped() -> Iterator[None]:
 
 
 @contextmanager
+def senders_believed() -> Iterator[None]:
+    """Whatever copies a leader's nonce is taken for its frame."""
+    with patch("matcher_receiver.core.is_signed", lambda record, key: True):
+        yield
+
+
+@contextmanager
 def silence() -> Iterator[None]:
     """No heartbeats, and no polling: nothing shows that the last frame was lost."""
 

@@ -216,6 +216,6 @@ def mark_before_orders() -> Iterator[None]:
     with (
         patch.object(TopicIntake, "_hand_over", move_first),
         patch.object(MemoryChain, "refusal", lambda *_: None),
-        patch.object(Committer, "_positions_behind", lambda *_: {}),
+        patch.object(Committer, "_is_next", lambda *_: True),
     ):
         yield

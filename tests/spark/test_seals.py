@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chain_verifier.config import DatabaseSource, JournalSource, KeptSeal, VerifyRequest
-from chain_verifier.findings import Finding, Kind
+from chain_verifier.config import (
+    ContradictedMark,
+    DatabaseSource,
+    JournalSource,
+    KeptSeal,
+    VerifyRequest,
+)
+from chain_verifier.findings import Finding, Kind, gathered
 from chain_verifier.local.verify import verify_locally
+from chain_verifier.local.written_findings import write_findings as write_findings_locally
 from chain_verifier.verify import verify
+from chain_verifier.written_findings import write_findings
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
 from orderchain.row_image import column_images
@@ -22,6 +32,7 @@ from tests.spark.storing import batches_of, execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -147,6 +158,33 @@ def test_seals_with_the_seal_of_the_genesis_wrong_are_one_finding(
 ) -> None:
     change("UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = 0")
     assert verified().findings == (finding(Kind.SEAL_MISMATCH, id=0, until_id=0),)
+
+
+def test_contradicted_mark_is_told_beside_what_the_seals_say_and_is_written_with_it(
+    verified: Verified, change: Execute, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Seals are recomputed without being asked for: the mark says that something has changed."""
+    change(f"UPDATE chain_event SET key = 'x' WHERE id = {batch(2)[5].id}")  # noqa: S608 - a number
+    mark = ContradictedMark(
+        mark_id=3, after_id=5, until_id=HEAD, seal=b"s" * 32, found=None, verified_by="eve",
+        verified_at=datetime(2026, 1, 2, tzinfo=UTC), count=2,
+    )  # fmt: skip
+    report = verified(seals=False, contradicted_mark=mark)
+    told = finding(
+        Kind.CONTRADICTED_MARK, after_id=5, until_id=HEAD, count=2, expected_seal=(b"s" * 32).hex(),
+        mark_id=3, verified_by="eve", verified_at="2026-01-02T00:00:00+00:00",
+    )  # fmt: skip
+    assert set(report.findings) == {finding(Kind.SEAL_MISMATCH, **ends(2)), told}
+    assert "no batch ends there" in told.text
+    written = gathered([told])
+    write_findings(spark, CHAIN_ID, written, str(tmp_path / "spark"))
+    write_findings_locally(CHAIN_ID, written, str(tmp_path / "local"))
+    lines = []
+    for mode in ("spark", "local"):
+        parts = (tmp_path / mode / "findings.json").glob("*.json")
+        lines += [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    assert lines[0] == lines[1]
+    assert (lines[0]["mark_id"], lines[0]["verified_by"]) == (3, "eve")
 
 
 def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(

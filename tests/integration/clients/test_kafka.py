@@ -33,6 +33,7 @@ from orderchain.errors import ConnectError, RetryError
 from tests.certificates import Authority
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.silent_server import silent_server
+from tests.sockets import no_socket_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,7 +55,7 @@ async def started(config: KafkaConfig, client: Any, seconds: float = SECONDS) ->
 async def refused(config: KafkaConfig, seconds: float = SECONDS) -> str:
     """Return what is said of a config by which no client connects."""
     with pytest.raises(ConnectError) as found:
-        async with started(config, make_admin(config, "test"), seconds):
+        async with no_socket_left(), started(config, make_admin(config, "test"), seconds):
             pass
     text = str(found.value)
     assert "\n" not in text
@@ -358,3 +359,23 @@ def test_contexts_of_tls_insist_on_a_certificate(secured_kafka: SecuredKafka) ->
     assert context is not None
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+async def test_client_of_a_frozen_broker_leaves_no_socket_open_with_tls(
+    secured_kafka: SecuredKafka,
+) -> None:
+    """TLS ends with a goodbye on both sides, for which a frozen broker lets us wait."""
+    config = secured_kafka.login(SEQUENCER)
+    admin = make_admin(config, "test")
+    async with connecting(config, SECONDS):
+        await start_client(admin)
+        await admin.list_topics()
+    (connection,) = admin._client._conns.values()
+    socket = connection._protocol._transport.get_extra_info("socket")
+    assert socket.fileno() >= 0
+    await asyncio.to_thread(secured_kafka.server.freeze)
+    try:
+        await close_client(admin, 0.1)
+        assert socket.fileno() == -1
+    finally:
+        await asyncio.to_thread(secured_kafka.server.thaw)

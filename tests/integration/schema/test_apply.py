@@ -21,13 +21,17 @@ _ROLES = "SELECT count(*) FROM pg_roles WHERE rolname = ANY($1)"
 _ALL_ROLES = [OWNER, *LOGIN_ROLES]
 
 
-async def apply_as(dsn: str, *, and_then: str = "") -> None:
+async def apply_as(dsn: str, *, and_then: str = "") -> list[str]:
+    """Apply the schema and `and_then`; return what the server had to say about it."""
+    notices: list[str] = []
     connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+    connection.add_log_listener(lambda _, message: notices.append(str(message.message)))
     try:
         async with connection.transaction():
             await connection.execute(schema_sql() + and_then)
     finally:
         await connection.close()
+    return notices
 
 
 async def value(dsn: str, query: str, *arguments: Any) -> Any:
@@ -43,7 +47,7 @@ def dsn_of(server: PostgresServer, role: str, password: str, database: str) -> s
 
 
 async def test_apply_by_the_superuser_makes_the_tables_and_roles(empty_database: str) -> None:
-    await apply_as(empty_database)
+    assert await apply_as(empty_database) == []
     version = await value(empty_database, "SELECT version FROM schema_version")
     assert version == SCHEMA_VERSION
     assert await value(empty_database, _ROLES, _ALL_ROLES) == len(_ALL_ROLES)
@@ -76,21 +80,33 @@ def prepare(server: PostgresServer, database: str, statements: str) -> None:
     server.execute(statements, database=database)
 
 
+_LEFT_TO_A_SUPERUSER = {
+    f"left to postgres or a superuser: REVOKE EXECUTE ON FUNCTION {maker} FROM PUBLIC;"
+    for maker in ("lo_creat(integer)", "lo_create(oid)", "lo_from_bytea(oid,bytea)")
+}
+_LEFT_TO_THE_OWNER = {
+    "left to postgres or a superuser: REVOKE CREATE, TEMPORARY ON DATABASE orders FROM PUBLIC;"
+}
+
+
 @pytest.mark.parametrize(
-    "rights",
+    ("rights", "left"),
     [
-        "ALTER DATABASE orders OWNER TO deployer",
-        "GRANT CREATE, USAGE ON SCHEMA public TO deployer WITH GRANT OPTION",
+        ("ALTER DATABASE orders OWNER TO deployer", _LEFT_TO_A_SUPERUSER),
+        (
+            "GRANT CREATE, USAGE ON SCHEMA public TO deployer WITH GRANT OPTION",
+            _LEFT_TO_A_SUPERUSER | _LEFT_TO_THE_OWNER,
+        ),
     ],
     ids=["database owner", "grant option on the schema"],
 )
-async def test_apply_by_a_role_that_is_no_superuser_works(
-    bare_server: PostgresServer, rights: str
+async def test_apply_by_a_role_that_is_no_superuser_works_and_names_what_is_left_to_one(
+    bare_server: PostgresServer, rights: str, left: set[str]
 ) -> None:
     login = "CREATE ROLE deployer LOGIN CREATEROLE PASSWORD 'd'"
     prepare(bare_server, "orders", f"{login}; {rights};")
     deployer = dsn_of(bare_server, "deployer", "d", "orders")
-    await apply_as(deployer)
+    assert set(await apply_as(deployer)) == left
     create = "SELECT chain_create(1, decode(repeat('00', 32), 'hex'), 't.1', 0, 100)"
     assert await value(deployer, create) is True
     owners = "SELECT string_agg(DISTINCT tableowner, ',') FROM pg_tables WHERE schemaname = $1"

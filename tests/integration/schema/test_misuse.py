@@ -13,20 +13,24 @@ import asyncpg
 import pytest
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES, RECEIVER_WRITER
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
+from orderchain.errors import SettingError
+from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER
 from orderchain.roles import SEQUENCER_WRITER as WRITER
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from local_stack import PostgresServer
 
     Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
     Statements = tuple[str, ...]
+    MakeLogin = Callable[[str, str], str]
 
 SEQUENCER: Final = load_sql("sequencer", "queries.sql")
 RECEIVER: Final = load_sql("matcher_receiver", "queries.sql")
+COMMANDS: Final = load_sql("chainctl", "queries.sql")
 MARKS: Final = load_sql("chain_verifier", "marks.sql")
 SEAL: Final = b"s" * 32
 LAST: Final = 2**63 - 1
@@ -404,25 +408,33 @@ _FORBIDDEN: Statements = (
 
 
 @pytest.fixture
+def make_login(postgres_server: PostgresServer, chain_database: str) -> Iterator[MakeLogin]:
+    """Makes a login that is a member of a role of ours; gives its DSN."""
+    password, made = secrets.token_hex(8), list[str]()
+
+    def make(name: str, role: str) -> str:
+        login = f"{name}_{secrets.token_hex(4)}"
+        postgres_server.execute(f"CREATE ROLE {login} LOGIN PASSWORD '{password}' IN ROLE {role}")
+        made.append(login)
+        address = f"127.0.0.1:{postgres_server.config.port}"
+        return f"postgresql://{login}:{password}@{address}/{chain_database}"
+
+    yield make
+    postgres_server.execute("".join(f"DROP ROLE {login};" for login in made))
+
+
+@pytest.fixture
 async def services(
-    postgres_server: PostgresServer, chain_database: str
+    make_login: MakeLogin,
 ) -> AsyncIterator[tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]]]:
     """Two services with logins of their own, both members of `receiver_writer`."""
-    suffix, password = secrets.token_hex(4), secrets.token_hex(8)
-    logins = [f"matching_a_{suffix}", f"matching_b_{suffix}"]
-    for login in logins:
-        postgres_server.execute(
-            f"CREATE ROLE {login} LOGIN PASSWORD '{password}' IN ROLE {RECEIVER_WRITER}"
-        )
-    address = f"127.0.0.1:{postgres_server.config.port}/{chain_database}"
     opened = [
-        await asyncpg.connect(f"postgresql://{login}:{password}@{address}", timeout=10)
-        for login in logins
+        await asyncpg.connect(make_login(name, RECEIVER_WRITER), timeout=10)
+        for name in ("matching_a", "matching_b")
     ]
     yield opened[0], opened[1]
     for connection in opened:
         await connection.close()
-    postgres_server.execute("".join(f"DROP ROLE {login};" for login in logins))
 
 
 async def leave_rows(connection: asyncpg.Connection[Any]) -> None:
@@ -463,6 +475,37 @@ async def test_login_goes_on_with_its_own_receiver_and_halts_it(
     assert await catalog.fetchval("SELECT count(*) FROM receiver_gap") == 0
     assert await catalog.fetchval("SELECT reason FROM receiver_halt") == "Forked"
     await other.fetch(RECEIVER["save"], 1, "n", 0, 5, 5, SEAL, 2)
+
+
+@pytest.mark.usefixtures("chain")
+async def test_store_under_the_name_of_another_login_is_refused_before_it_starts(
+    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]], make_login: MakeLogin
+) -> None:
+    await leave_rows(services[0])
+    holder = await services[0].fetchval("SELECT session_user::text")
+    third = make_login("matching_c", RECEIVER_WRITER)
+    config = CheckpointConfig(database=third, chain_id=1, receiver="m")
+    async with PostgresCheckpointStore(config) as store:
+        with pytest.raises(SettingError, match=f"the database login {holder} holds it"):
+            await store.load()
+    async with PostgresHeadReports(config) as reports:
+        with pytest.raises(SettingError, match=f"the database login {holder} holds it"):
+            await reports.begin()
+
+
+@pytest.mark.usefixtures("chain")
+async def test_member_of_the_owner_lifts_the_halt_of_any_login(
+    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]], make_login: MakeLogin
+) -> None:
+    await leave_rows(services[0])
+    await services[0].execute(RECEIVER["halt"], 1, "m", 5, "Forked", "two rows")
+    operator = await asyncpg.connect(make_login("operator", OWNER), timeout=10)
+    lifted = await operator.fetchrow(COMMANDS["unhalt"], 1, "m", "eve", "restored")
+    assert "Forked at 5" in lifted["detail"]
+    # Bound by no row security, the operator may also start as any receiver.
+    row = await operator.fetchrow(RECEIVER["load"], 1, "m")
+    assert (row["reason"], row["held_by"]) == (None, None)
+    await operator.close()
 
 
 @pytest.mark.usefixtures("chain")

@@ -54,14 +54,19 @@ class Private:
 PRIVATE: Final = {
     # The other end of the connection while commits are pipelined.
     "_protocol": Private(
-        {"sequencer/pipeline.py"},
+        {"sequencer/pipeline.py", "orderchain/kafka_client.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_protocol")
             and hasattr(asyncpg.protocol.Protocol, "connection_lost")
+            and "_protocol" in names_in(aiokafka.conn.AIOKafkaConnection.__init__)
         ),
     ),
     "_transport": Private(
-        {"sequencer/pipeline.py"}, lambda: hasattr(asyncpg.Connection, "_transport")
+        {"sequencer/pipeline.py", "orderchain/kafka_client.py"},
+        lambda: (
+            hasattr(asyncpg.Connection, "_transport")
+            and "_transport" in names_in(asyncio.StreamReaderProtocol.__init__)
+        ),
     ),
     # What a stop that was cut off leaves open. Producers name their client in public.
     "_client": Private(
@@ -85,8 +90,12 @@ PRIVATE: Final = {
     ),
     # Java's own classes behind a session of Spark.
     "_jvm": Private(
-        {"chain_verifier/sources/kafka_bounds.py"},
+        {"chain_verifier/sources/kafka_bounds.py", "chain_verifier/written_findings.py"},
         lambda: "_jvm" in names_in(SparkSession.__init__),
+    ),
+    "_jsc": Private(
+        {"chain_verifier/written_findings.py"},
+        lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(
         {"benchmarks/spark_scale.py"}, lambda: hasattr(pyspark.SparkContext, "_gateway")

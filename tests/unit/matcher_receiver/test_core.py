@@ -332,6 +332,24 @@ def test_nonces_are_forgotten_oldest_first_beyond_the_bound(chain: Chain) -> Non
     assert decide(core, first) is CONFIRM_NONCE
 
 
+def test_frames_of_older_terms_are_believed_once_the_primary_has_told_of_them(chain: Chain) -> None:
+    older = first_slices(chain, 1)[0]
+    chain.take_over()
+    core = ReceiveCore(CHAIN_ID, chain.mark(chain.batches[0].last_id))
+    assert decide(core, older) is CONFIRM_NONCE
+    core.judge_standing(standing_of(chain, core.head.id), "start")
+    assert decide(core, older) is DELIVER
+    assert decide(core, first_slices(chain, 1)[0]) is DELIVER
+
+
+def test_terms_that_the_primary_no_longer_tells_of_are_believed_no_more(chain: Chain) -> None:
+    core = core_at(chain, chain.mark().id)
+    lost = chain.heartbeat_header()
+    chain.nonce = NEXT_NONCE  # another database goes on, which never knew of that leader
+    core.judge_standing(standing_of(chain, core.head.id), "poll")
+    assert decide(core, lost) is CONFIRM_NONCE
+
+
 def test_nonce_of_a_leader_that_is_not_there_stays_unknown(chain: Chain) -> None:
     core = core_at(chain, chain.mark().id)
     chain.nonce = b""

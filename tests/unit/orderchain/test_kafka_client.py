@@ -11,6 +11,8 @@ from orderchain.kafka_client import close_client, end_client, start_client
 
 
 class Connection:
+    _protocol = None  # as before it is made
+
     def __init__(self) -> None:
         self.is_open = True
         self.closed = asyncio.Event()

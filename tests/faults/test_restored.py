@@ -1,0 +1,276 @@
+"""A primary that is lost with its last take-over: what is restored gives no id a second time.
+
+The lost life took over, acknowledged orders and published them; the copy that goes on knows of none
+of it: a dump that is older, or a standby that had not replayed. All with the default skip of ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from gapfill import GapReader, GapReaderConfig
+from local_stack import PostgresConfig, PostgresServer
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from orderchain.errors import ForkFound, PrimaryBehind
+from orderchain.roles import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER
+from orderchain.schema import schema_sql
+from sequencer import Order, SequencerConfig, open_sequencer
+
+from .conftest import create_chain
+from .inspector import Chain, inspect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from local_stack import KafkaServer
+    from orderchain.event import Event
+    from orderchain.mark import Mark
+
+OLD_ORDERS = 100
+LOST_ORDERS = 2_000
+CHAIN_ID = 1
+DEFAULT_SKIP = SequencerConfig(chain_id=1, database="d", kafka="k").takeover_skip_ids
+PATIENT = {"lease_seconds": 30.0, "commit_seconds": 20.0, "takeover_skip_ids": DEFAULT_SKIP}
+"""For a machine under load: the leader waits for a part of its lease for the topic's end."""
+
+
+async def lead(config: SequencerConfig, what: str, count: int) -> set[int]:
+    """Take over, and return the ids of so many orders, all acknowledged and, if possible,
+    published.
+    """
+    async with open_sequencer(config) as sequencer:
+        acks = await sequencer.submit_many([Order(f"{what} {n}", b"") for n in range(count)])
+    return {ack.id for ack in acks}
+
+
+class Follower:
+    """A matching service that keeps its place in a journal of its own, which nobody loses."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self.events: list[Event] = []
+        self.place: Mark | None = None
+
+    async def follow(self, database: str, until_id: int) -> None:
+        """Take rows of the chain at `database` in until there is this one."""
+        config = ReceiverConfig(
+            chain_id=CHAIN_ID, start=self.place, until_id=until_id, poll_after_seconds=0.2
+        )
+        kafka = KafkaSourceConfig(
+            bootstrap_servers=self._chain.config.kafka, topic=self._chain.topic
+        )
+        gaps = GapReader(GapReaderConfig(database=database, chain_id=CHAIN_ID))
+        async with Receiver(config, KafkaFrameSource(kafka), gaps) as receiver:
+            async for run in receiver:
+                self.events += run.events
+                self.place = run.end
+
+
+async def head_of(chain: Chain) -> int:
+    return int(await chain.value("SELECT last_id FROM chain_head"))  # type: ignore[call-overload]
+
+
+async def send_again(chain: Chain, records: list[bytes]) -> None:
+    """Publish frames of the lost life once more, as a retry of its leader would."""
+    producer = AIOKafkaProducer(bootstrap_servers=chain.config.kafka)
+    await producer.start()
+    try:
+        for record in records:
+            await producer.send_and_wait(chain.topic, record, partition=0)
+    finally:
+        await producer.stop()
+
+
+class LostLife:
+    """What both tests do, on whatever servers."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.ahead = Follower(chain)
+        self.behind = Follower(chain)
+        self.old: set[int] = set()
+        self.lost: set[int] = set()
+
+    async def begin(self, gap_dsn: str) -> None:
+        """Orders that the copy has; the leader hands over, so that nobody waits for its lease."""
+        self.old = await lead(self.chain.config, "old", OLD_ORDERS)
+        for follower in (self.ahead, self.behind):
+            await follower.follow(gap_dsn, max(self.old))
+
+    async def live(self, gap_dsn: str) -> None:
+        """The take-over and the orders that are about to be lost; one receiver has them all."""
+        self.lost = await lead(self.chain.config, "lost", LOST_ORDERS)
+        await self.ahead.follow(gap_dsn, max(self.lost))
+        assert len(self.ahead.events) == OLD_ORDERS + LOST_ORDERS
+
+    async def go_on(self, restored: Chain, gap_dsn: str, *, is_broker_away: bool) -> None:
+        """Lead the copy, and hold what comes of it against what was acknowledged."""
+        records = await self.chain.records()
+        assert await head_of(restored) == max(self.old)
+        with pytest.raises(PrimaryBehind):
+            await self.ahead.follow(gap_dsn, max(self.lost) + 10**9)
+        config = restored.config
+        if is_broker_away:
+            config = msgspec.structs.replace(
+                config, kafka=f"127.0.0.1:{free_port()}", kafka_at_start="optional",
+                stop_seconds=0.5,
+            )  # fmt: skip
+        new = await lead(config, "new", LOST_ORDERS)
+        assert len(new) == LOST_ORDERS
+        assert new.isdisjoint(self.lost)
+        assert min(new) > max(self.lost), "nor will they be, for as long as it leads"
+        rows = await inspect(restored)
+        assert {row.id for row in rows} == self.old | new
+        following = asyncio.create_task(self.behind.follow(gap_dsn, max(new)))
+        await send_again(restored, records[-4:])
+        await following
+        assert self.behind.events == rows
+        with pytest.raises(ForkFound):
+            await self.ahead.follow(gap_dsn, max(new))
+        assert len(self.ahead.events) == OLD_ORDERS + LOST_ORDERS
+
+
+# ----------------------------------------------------------------------------------- an older dump
+
+
+@pytest.fixture
+def restored_name(postgres_server: PostgresServer) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(8)}"
+    postgres_server.create_database(name)
+    yield name
+    postgres_server.drop_database(name)
+
+
+def dump_of(server: PostgresServer, database: str) -> str:
+    done = subprocess.run(
+        [server.installation.program("pg_dump"), "-d", database],
+        env=server.client_environment(), capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize("is_broker_away", [False, True])
+async def test_restored_dump_gives_no_id_of_the_lost_life_again(
+    postgres_server: PostgresServer,
+    database_name: str,
+    restored_name: str,
+    kafka_server: KafkaServer,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_broker_away: bool,
+) -> None:
+    server = postgres_server
+    chain = await create_chain(server, database_name, kafka_server, CHAIN_ID, **PATIENT)
+    life = LostLife(chain)
+    gap_dsn = server.dsn(GAP_READER, database_name)
+    await life.begin(gap_dsn)
+    dump = await asyncio.to_thread(dump_of, server, database_name)
+    await life.live(gap_dsn)
+    await asyncio.to_thread(server.execute, dump, database=restored_name)
+    restored = msgspec.structs.replace(
+        chain,
+        database=server.dsn(SUPERUSER, restored_name),
+        config=chain.with_settings(database=server.dsn(SEQUENCER_WRITER, restored_name)),
+    )
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "sequencer"):
+        await life.go_on(
+            restored, server.dsn(GAP_READER, restored_name), is_broker_away=is_broker_away
+        )
+    seen = f"the topic holds frames up to {max(life.lost)}, the database rows up to {OLD_ORDERS}"
+    assert (seen in caplog.text) is not is_broker_away
+    assert ("the topic's last frames were not looked at" in caplog.text) is is_broker_away
+
+
+# --------------------------------------------------------------------------------- a stale standby
+
+
+def server_of(folder: Path, passwords: dict[str, str]) -> PostgresServer:
+    config = PostgresConfig(
+        directory=folder, port=free_port(), passwords=passwords, shared_buffers_mb=64,
+        max_wal_size_mb=512,
+    )  # fmt: skip
+    return PostgresServer(config)
+
+
+@pytest.fixture
+async def pair(server_folder: Path) -> AsyncIterator[tuple[PostgresServer, PostgresServer]]:
+    """A primary and its streaming standby, both to be broken."""
+    passwords = {role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)}
+    primary = server_of(server_folder / "primary", passwords)
+    standby = server_of(server_folder / "standby", passwords)
+    try:
+        await asyncio.to_thread(primary.start)
+        await asyncio.to_thread(primary.prepare_roles)
+        await asyncio.to_thread(standby.initialise_standby, primary)
+        await asyncio.to_thread(standby.start)
+        yield primary, standby
+    finally:
+        await asyncio.to_thread(standby.stop)
+        await asyncio.to_thread(primary.stop)
+
+
+async def until_replayed(primary: PostgresServer, standby: PostgresServer) -> None:
+    source = await asyncpg.connect(primary.dsn(SUPERUSER))
+    copy = await asyncpg.connect(standby.dsn(SUPERUSER))
+    try:
+        written: Any = await source.fetchval("SELECT pg_current_wal_lsn()::text")
+        async with asyncio.timeout(60):
+            while not await copy.fetchval(  # noqa: ASYNC110 - the server has no event for it
+                "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written
+            ):
+                await asyncio.sleep(0.05)
+    finally:
+        await source.close()
+        await copy.close()
+
+
+@pytest.mark.parametrize("is_broker_away", [False, True])
+async def test_promoted_stale_standby_gives_no_id_of_the_lost_life_again(
+    pair: tuple[PostgresServer, PostgresServer],
+    kafka_server: KafkaServer,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_broker_away: bool,
+) -> None:
+    primary, standby = pair
+    name = f"orders_{secrets.token_hex(8)}"  # the topic's too, and the broker outlives the test
+    primary.create_database(name)
+    primary.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
+    chain = await create_chain(primary, name, kafka_server, CHAIN_ID, **PATIENT)
+    life = LostLife(chain)
+    gap_dsn = primary.dsn(GAP_READER, name)
+    await life.begin(gap_dsn)
+    await until_replayed(primary, standby)
+    await asyncio.to_thread(standby.stop)
+    await life.live(gap_dsn)
+    await asyncio.to_thread(primary.kill)
+    await asyncio.to_thread(standby.start)
+    await asyncio.to_thread(standby.execute, "SELECT pg_promote()")
+    promoted = msgspec.structs.replace(
+        chain,
+        database=standby.dsn(SUPERUSER, name),
+        config=chain.with_settings(database=standby.dsn(SEQUENCER_WRITER, name)),
+    )
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "sequencer"):
+        await life.go_on(promoted, standby.dsn(GAP_READER, name), is_broker_away=is_broker_away)
+    assert "led on a promoted server (timeline 2, was 1)" in caplog.text
+    terms = await promoted.fetch(
+        "SELECT epoch, after_id, timeline, system_identifier FROM chain_term ORDER BY epoch"
+    )
+    assert [(term["epoch"], term["timeline"]) for term in terms] == [(1, 1), (2, 2)]
+    assert [term["after_id"] for term in terms] == [0, OLD_ORDERS]
+    assert len({term["system_identifier"] for term in terms}) == 1
