@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
@@ -17,7 +18,7 @@ ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StartAt(Config, frozen=True, kw_only=True):
     """Where a receiver begins that has no place yet: one of these, and else at the beginning.
 
     Whatever lies before is never handed on, and is no gap.
@@ -32,7 +33,7 @@ class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sequencer's clock."""
 
 
-class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReceiverConfig(Config, frozen=True, kw_only=True):
     """How one receiver of one chain behaves."""
 
     chain_id: ChainId
@@ -76,7 +77,7 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Gaps kept in the ledger in memory, about 300 bytes each."""
 
 
-class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KafkaSourceConfig(Config, frozen=True, kw_only=True):
     """One partition of one topic, and how it is read."""
 
     bootstrap_servers: Annotated[str, Meta(min_length=1)]
@@ -96,13 +97,13 @@ class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Deadline of the stop; what has not closed by then is left to the garbage collector."""
 
 
-class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointConfig(Config, frozen=True, kw_only=True):
     """Where the checkpoint of one receiver stands."""
 
     database: Annotated[str, Meta(min_length=1)]
     """A libpq URL; the role `receiver_writer` is enough."""
     chain_id: ChainId
-    receiver: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
     """The receiver's name. There is no default: two services that shared one would share a place,
     and the second would skip what the first has worked off."""
     connect_seconds: Seconds = 5.0
@@ -117,5 +118,5 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         return (
             f"CheckpointConfig({mask_dsn(self.database)}, chain {self.chain_id}, "
-            f"receiver {self.receiver!r})"
+            f"receiver {self.name!r})"
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from orderchain.config import Config
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class TopicIntakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     """What an intake must know of the topic that it reads."""
 
     kafka: Annotated[str, Meta(min_length=1, max_length=4096)]
