@@ -57,7 +57,7 @@ class ChainFrames:
             raise SettingError("kafka", None, "host:port, or a KafkaConfig")
         return KafkaFrameSource(
             KafkaSourceConfig(
-                bootstrap_servers=config.kafka,
+                kafka=config.kafka,
                 topic=topic if config.topic is None else config.topic,
                 partition=partition if config.partition is None else config.partition,
                 fetch_bytes=config.fetch_bytes,

@@ -121,8 +121,8 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
 class KafkaSourceConfig(Config, frozen=True, kw_only=True):
     """One partition of one topic, and how it is read."""
 
-    bootstrap_servers: Annotated[str, Meta(min_length=1)]
-    """`host:port`, several separated by commas."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     partition: Annotated[int, Meta(ge=0)] = 0
     fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Topic
@@ -21,8 +22,8 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     name: Name
     """Under which it confirms: one of the destination's `consumers`. It is also the Kafka group."""
     topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
-    bootstrap_servers: Annotated[str, Meta(min_length=1)]
-    """`host:port`, several separated by commas."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     database: Annotated[str, Meta(min_length=1)]
     """A libpq URL of the consumer's own database: a role with the rights of `outbox_consumer`, and
     those that the handler needs."""

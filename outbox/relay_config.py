@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Seconds
@@ -20,8 +21,8 @@ class RelayConfig(Config, frozen=True, kw_only=True):
 
     database: _Address
     """libpq URL of the database with the outbox's tables, for the role `outbox_relay`."""
-    kafka: _Address
-    """Bootstrap servers, `host:port[,host:port]`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     group: Name = "orderchain-outbox-relay"
     """The Kafka group in which the relays of this database share the confirm topics. Another one
     for every other database, or one would take the other's confirms."""

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
@@ -30,8 +31,8 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     database: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
     """libpq URL of the primary; one direct connection is held, so no transaction pooler."""
-    kafka: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
-    """Bootstrap servers, `host:port[,host:port]`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
     """Who leads, as shown to operators. Identifies nothing: the nonce does."""
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.callback.asking import AskRules
@@ -20,7 +21,8 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
 
     database: _Address
     """libpq URL of the callback service's own store, for the role `outbox_callback`."""
-    kafka: _Address
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     check_topic: Topic
     """Where senders ask for checks."""
     confirm_topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
