@@ -218,6 +218,7 @@ class Receiver:
             self._running(self._core),
             self._running(self._reception),
             self._counters,
+            name=self._name,
             head_delivered=self.head_delivered,
             gaps=self.gaps.count,
         )
@@ -320,8 +321,12 @@ class Receiver:
     @property
     def _told(self) -> str:
         """The receiver as errors name it."""
-        name = "" if self._config.name is None else f" {self._config.name!r}"
-        return f"chain {self._config.chain_id}: receiver{name}"
+        return f"chain {self._config.chain_id}: receiver {self._name!r}"
+
+    @property
+    def _name(self) -> str:
+        named = self._checkpoints or self._reports
+        return self._config.name or ("" if named is None else named.receiver)
 
     @staticmethod
     def _running(part: _T | None) -> _T:
