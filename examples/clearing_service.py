@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from outbox import Consumer, ConsumerConfig
+from orderchain import Consumer, ConsumerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox import Delivery
+    from orderchain import Delivery
 
 CREATE = """
     CREATE TABLE IF NOT EXISTS example_balance (

@@ -18,7 +18,7 @@ import sys
 
 import msgspec
 
-from sequencer import Ack, Sequencer, SequencerConfig, open_sequencer
+from orderchain import Ack, Sequencer, SequencerConfig, open_sequencer
 
 # Orders handed over and not acknowledged yet. Whatever arrives while a commit runs is the next
 # batch, so the more may wait, the larger the batches; and the memory is bounded.

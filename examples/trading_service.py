@@ -22,22 +22,21 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import (
-    CheckpointConfig,
-    KafkaFrameSource,
-    KafkaSourceConfig,
-    PostgresCheckpointStore,
-    Receiver,
+from orderchain import (
+    Destination,
+    KafkaConfig,
+    Message,
     ReceiverConfig,
+    Relay,
+    RelayConfig,
+    draw_message_ids,
+    open_receiver,
+    save_destinations,
 )
 from orderchain.clients.kafka import create_topic, make_admin, started
-from orderchain.clients.kafka_config import KafkaConfig
-from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 
 if TYPE_CHECKING:
-    from orderchain.event import Event
-    from orderchain.run import Run
+    from orderchain import Event, Run
 
 NAME = "example-trading"
 
@@ -126,19 +125,16 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     await set_up_clearing(connection, kafka)
     rows = await connection.fetch("SELECT * FROM example_resting ORDER BY id")
     book = Book([Resting(*row) for row in rows])
-    gaps = GapReader(
-        GapReaderConfig(database=os.environ["CHAINCTL_GAP_DATABASE"], chain_id=chain_id)
+    config = ReceiverConfig(
+        chain_id=chain_id,
+        name=NAME,
+        database=database,
+        gap_databases=(os.environ["CHAINCTL_GAP_DATABASE"],),
+        kafka=kafka,
+        idle_seconds=idle_seconds,
     )
-    head = (await gaps.standing(0)).head
-    receiver = Receiver(
-        ReceiverConfig(chain_id=chain_id, name=NAME, idle_seconds=idle_seconds),
-        KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=head.topic)),
-        gaps,
-        PostgresCheckpointStore(
-            CheckpointConfig(database=database, chain_id=chain_id, receiver=NAME)
-        ),
-    )
-    async with Relay(RelayConfig(database=database, kafka=kafka)) as relay, receiver:
+    relaying = Relay(RelayConfig(database=database, kafka=kafka))
+    async with relaying as relay, open_receiver(config) as receiver:
         async for run in receiver:
             # One transaction: if it commits, the trades are sent; if not, there were none.
             async with relay.transaction(connection) as business:
