@@ -40,6 +40,12 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Holds the URL that gets a POST when messages become abnormal. "
                 f"[or env: {variable_of('alert_webhook')}]",
             ),
+            click.option(
+                "--unsafe-durability",
+                is_flag=True,
+                help="Start on a database that may lose what it has committed. For throw-away data "
+                "only.",
+            ),
         )
     ):
         function = option(function)

@@ -3,6 +3,35 @@
 -- prints this file, `chainctl schema apply --part callback` applies it in one transaction. Needs
 -- nothing of the other parts.
 
+-- ------------------------------------------------------------------------------------- database
+-- It is a database of its own, so nobody else needs what every role can do in it unless it is taken
+-- from PUBLIC. What the applying role may not take away is left to a DBA (docs/permissions.md).
+
+DO $$
+DECLARE
+    maker regprocedure;
+BEGIN
+    IF pg_has_role((SELECT datdba FROM pg_database WHERE datname = current_database()), 'USAGE') THEN
+        EXECUTE format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+    ELSE
+        RAISE NOTICE 'left to the owner of the database: REVOKE CREATE, TEMPORARY ON DATABASE % '
+            'FROM PUBLIC;', quote_ident(current_database());
+    END IF;
+    -- Large objects belong to no table, so no GRANT of ours keeps a role from making them.
+    FOR maker IN
+        SELECT oid FROM pg_proc
+         WHERE pronamespace = 'pg_catalog'::regnamespace
+           AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
+    LOOP
+        IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', maker);
+        ELSE
+            RAISE NOTICE 'left to a superuser: REVOKE EXECUTE ON FUNCTION % FROM PUBLIC;', maker;
+        END IF;
+    END LOOP;
+END
+$$;
+
 -- ---------------------------------------------------------------------------------------- roles
 -- Made without a password, so nobody can log in until a DBA sets one.
 

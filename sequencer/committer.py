@@ -92,7 +92,7 @@ class Committer:
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
-        self._wall_ns()
+        self._wall_ns()  # from the first one on, the clock is watched
         self._core = SequencerCore(
             term,
             takeover_skip_ids=self._config.takeover_skip_ids,

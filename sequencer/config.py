@@ -90,8 +90,10 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Deadline of a graceful stop: for commits and publishing alike."""
 
     takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
-    """Ids left out at a take-over of a chain that has rows, so that an id that a lost primary may
-    have given out is never given out again: more than was in flight to any standby."""
+    """Ids left out at a take-over, beside those for the time since the last commit (2^29 a second)
+    and a random number below 2^29: so that an id that a lost primary may have given out is never
+    given out again. More than is ever committed and not yet published. 0: nothing is left out, and
+    a restored database may give ids again; for throw-away data only."""
     id_strategy: IdStrategy = "sequential"
     """How ids rise. With "time" an id tells the millisecond of its batch; it needs a chain whose
     partitions span at least an hour of such ids. It may be changed at any start: ids only rise."""

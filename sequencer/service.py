@@ -158,8 +158,8 @@ class Sequencer:
         Waits for room while the queue is full. Cancelled after it was queued, the order is
         committed all the same. Raises OrderError, of which KeyConflict, KeyTooOld and
         NumberOutOfOrder tell of the key; Fenced, UnknownOutcome or RetryError when the sequencer
-        had to stop; BrokerAway where `when_kafka_is_away` says so; StoppedError when it is not
-        open.
+        had to stop, or whatever else ended it, as DurabilityError and ClockError; BrokerAway where
+        `when_kafka_is_away` says so; StoppedError when it is not open.
         """
         entry = self._alone(Order(key, payload, event_time_ns))
         await self._batcher.add(entry)
@@ -185,7 +185,8 @@ class Sequencer:
 
         Those whose keys were accepted before add nothing and return their first place. `intake` is
         stored in the same transaction. Raises OrderError when one of them is bad, there is none, or
-        there are more than `batch_rows_max`; else as `submit`.
+        there are more than `batch_rows_max`; IntakeMoved where `intake` does not follow the stored
+        mark, and then nothing is taken; else as `submit`.
         """
         if not 1 <= len(orders) <= self._config.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
@@ -207,7 +208,8 @@ class Sequencer:
         other. With an `intake`, `positions` says where each order stands in its source: what is
         refused is stored there as a reject, in the transaction that moves the mark; that there is
         no order at all then is fine. A Refusal stands for what its reader could not make an order.
-        Raises OrderError when there are more than `batch_rows_max`; else as `submit`.
+        Raises OrderError when there are more than `batch_rows_max`; IntakeMoved as `submit_many`;
+        else as `submit`.
         """
         return await (await self.queue_each(orders, intake=intake, positions=positions))
 
@@ -220,8 +222,8 @@ class Sequencer:
     ) -> asyncio.Future[list[Ack | OrderError]]:
         """Queue `orders` as `submit_each` does, and return a future of their outcomes.
 
-        Once this returns, calls that follow come behind it, whatever happens: an intake that calls
-        again only then never moves its mark past orders that were not taken.
+        Once this returns, calls that follow come behind it, whatever happens. Where it raises, the
+        orders were not taken, and a mark that follows theirs is refused until they are.
         """
         least = 0 if intake is not None else 1
         if not least <= len(orders) <= self._config.batch_rows_max:
@@ -313,6 +315,7 @@ class Sequencer:
         self._committer.lead(term)
         await self._keys.load(term)
         await self._start_sink(term)
+        self._leadership.warn_of_topic()
         self._publisher = Publisher(self._config, self._store, self._sink, term, self._clock)
         await self._publish_tail(self._publisher, term.published_id, term.last_id)
         return self._publisher

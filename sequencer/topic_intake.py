@@ -110,8 +110,10 @@ class TopicIntake:
     async def run(self) -> None:
         """Read until stopped or cancelled, the sequencer being open.
 
-        Raises IntakeLost when the topic lacks what comes next; ConnectError and TopicError when it
-        cannot be read at the start (later it is tried again); whatever ended the leadership.
+        Raises IntakeLost when the topic lacks what comes next, IntakeMoved when another intake
+        reads it into this chain, StoppedError when a task of its own was cancelled; ConnectError
+        and TopicError when it cannot be read at the start (later it is tried again); whatever ended
+        the leadership.
         """
         reading = asyncio.create_task(self._read(), name="orderchain intake")
         leading = asyncio.create_task(self._sequencer.until_stopped())

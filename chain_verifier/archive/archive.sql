@@ -26,9 +26,15 @@ SELECT id, pid, key, event_time_ns, payload
  ORDER BY id
 
 -- lowest_receiver: the receiver that is furthest behind, by checkpoint, report or halt
--- Its restart compares the seal of the batch that its place names, which is to be there.
+-- Its restart compares the seal of the batch that its place names, which is to be there: that may be
+-- an older one than the last one before its row.
 SELECT receiver, at_id FROM (
-       SELECT receiver, batch_last_id AS at_id FROM public.receiver_checkpoint WHERE chain_id = $1
+       SELECT receiver, CASE WHEN EXISTS (
+                  SELECT FROM public.chain_batch b
+                   WHERE b.chain_id = $1 AND b.last_id > c.batch_last_id
+                     AND b.last_id <= c.head_delivered)
+              THEN batch_last_id ELSE head_delivered END AS at_id
+         FROM public.receiver_checkpoint c WHERE chain_id = $1
        UNION ALL
        SELECT receiver, at_id FROM public.receiver_halt WHERE chain_id = $1) places
  ORDER BY at_id, receiver

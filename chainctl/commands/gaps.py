@@ -34,7 +34,8 @@ class GapLine(Struct, frozen=True, kw_only=True):
     cause: str
     source: str
     outcome: str
-    """`filled`; else why not: `missing`, `archived`, `not yet readable`, `interrupted`; `open`."""
+    """`filled`; `open`; or why it is neither: `missing`, `archived`, `not yet readable`,
+    `interrupted`."""
     found: str
     seconds: float
 

@@ -136,6 +136,7 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
             kafka=settings.kafka_servers(),
             connect_seconds=settings.connect_seconds,
             alert_webhook=alert_webhook(settings, given["alert_webhook_file"]),
+            unsafe_durability=given["unsafe_durability"],
             **relay,
         ),
         host=given["host"],
@@ -156,6 +157,7 @@ def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfi
         kafka=settings.kafka_servers(),
         check_topic=given["check_topic"],
         confirm_topics=given["confirm_topics"],
+        unsafe_durability=given["unsafe_durability"],
         connect_seconds=settings.connect_seconds,
     )
 

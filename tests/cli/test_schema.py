@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from typing import TYPE_CHECKING
 
@@ -129,7 +130,7 @@ def test_schema_applied_without_the_right_to_is_refused(
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
     line = refused("schema", "apply", settings=settings)
     assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
-    assert "(login gap_reader: cannot execute GRANT ROLE in a read-only transaction)" in line
+    assert re.search(r"\(login gap_reader: cannot execute .* in a read-only transaction\)", line)
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn("auditor", empty_database_name)}
     line = refused("schema", "apply", settings=settings)
     assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line

@@ -67,10 +67,12 @@ class Chain:
 
         return asyncio.run(run())
 
-    def checkpoint(self, receiver: str, at_id: int, *, is_report: bool = False) -> None:
+    def checkpoint(
+        self, receiver: str, at_id: int, *, batch: int | None = None, is_report: bool = False
+    ) -> None:
         self.execute(
             "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id,"
-            f" seal, epoch, is_report) VALUES ({CHAIN_ID}, '{receiver}', {at_id}, {at_id},"
+            f" seal, epoch, is_report) VALUES ({CHAIN_ID}, '{receiver}', {at_id}, {batch or at_id},"
             f" sha256(''), 1, {is_report})"
         )
 
@@ -228,6 +230,14 @@ def test_retention_above_the_lowest_receiver_is_refused(chain: Chain, is_report:
     with pytest.raises(SettingError, match=f"at most {ENDS[10]}, where receiver 'slow' stands"):
         chain.retain(ENDS[10] + 1)
     assert chain.retain(ENDS[10]).boundary_id <= ENDS[10]
+
+
+def test_retention_keeps_the_batch_whose_seal_a_receiver_is_to_compare(chain: Chain) -> None:
+    """It may be an older one than the last one before the receiver's row."""
+    chain.archive()
+    chain.checkpoint("live", ENDS[10], batch=ENDS[6])
+    with pytest.raises(SettingError, match=f"at most {ENDS[6]}, where receiver 'live' stands"):
+        chain.retain(until_id=ENDS[8])
 
 
 def test_retention_above_a_halted_receiver_is_refused(chain: Chain) -> None:

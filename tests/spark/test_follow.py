@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import UTC, datetime
+from functools import partialmethod
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
-from chain_verifier.config import DatabaseSource, TopicSource
+from chain_verifier.config import ContradictedMark, DatabaseSource, TopicSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.follow import Follower
+from chainctl.following import follow as follow_topic
+from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
 from tests.spark.planting import CHAIN_ID, chain_of, head_of
 from tests.spark.publishing import frame_of, frames_of
@@ -86,3 +90,32 @@ def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
     # Nothing of what was told is told again, and the lost frame that arrives now is.
     topic.send(frames[2])
     assert [(one.kind, one.id) for one in follow()] == [(Kind.OUT_OF_ORDER, ROWS[20].id)]
+
+
+def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
+    spark: SparkSession,
+    topic: Topic,
+    frames: list[bytes],
+    role_dsn: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    topic.send(*frames[:2], *frames[3:])
+    to_end = partialmethod(Follower.run, until_end=True)
+    monkeypatch.setattr(Follower, "run", to_end)
+    mark = ContradictedMark(
+        mark_id=3, after_id=5, until_id=HEAD, seal=b"s" * 32, found=b"t" * 32, verified_by="eve",
+        verified_at=datetime(2026, 1, 2, tzinfo=UTC), count=1,
+    )  # fmt: skip
+    sources = (
+        TopicSource(servers=topic.servers, topic=topic.name),
+        DatabaseSource(dsn=role_dsn(AUDITOR)),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        follow_topic(sources, CHAIN_ID, str(tmp_path / "follower"), None, mark, as_json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"database: contradicted mark: the rows behind 5 up to {HEAD} are not")
+    assert f"missing {ROWS[29].id}" in second
+    with pytest.raises(SettingError, match="not a URL"):
+        follow_topic(sources, CHAIN_ID, "s3a://bucket/x", None, None, as_json=False)

@@ -68,7 +68,7 @@ async def test_save_with_a_refused_checkpoint_stores_nothing(store: StateStore) 
     await store.save(Checkpoints(), RUN, STATE)
     later = StoredState(head=9, events=4, journal_bytes=120, state=b"more")
     with pytest.raises(CheckpointLost):
-        await store.save(Checkpoints(CheckpointLost(CHAIN_ID, RECEIVER, 7)), RUN, later)
+        await store.save(Checkpoints(CheckpointLost(CHAIN_ID, RECEIVER, 7, 9)), RUN, later)
     assert await store.load() == STATE
 
 

@@ -33,6 +33,7 @@ from orderchain.errors import ConnectError, RetryError
 from tests.certificates import Authority
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.silent_server import silent_server
+from tests.sockets import no_socket_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,7 +55,7 @@ async def started(config: KafkaConfig, client: Any, seconds: float = SECONDS) ->
 async def refused(config: KafkaConfig, seconds: float = SECONDS) -> str:
     """Return what is said of a config by which no client connects."""
     with pytest.raises(ConnectError) as found:
-        async with started(config, make_admin(config, "test"), seconds):
+        async with no_socket_left(), started(config, make_admin(config, "test"), seconds):
             pass
     text = str(found.value)
     assert "\n" not in text

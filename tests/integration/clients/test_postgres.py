@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from tests.secured_postgres import (
     secured_postgres_in,
 )
 from tests.silent_server import silent_server
+from tests.sockets import no_socket_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +66,8 @@ async def refused(
     seconds: float = SECONDS,
 ) -> str:
     with pytest.raises(kind) as found:
-        await ask(config, "SELECT 1", seconds)
+        async with no_socket_left():
+            await ask(config, "SELECT 1", seconds)
     text = str(found.value)
     assert "\n" not in text
     assert not config.password or config.password not in text
@@ -223,6 +226,28 @@ async def test_refused_client_certificate_is_named(
     files = Authority(tmp_path, "other").client(CERTIFIED)
     said = await refused(secured.certified(files))
     assert f"a client certificate that the server accepts, not {files.certificate}" in said
+
+
+async def test_loop_of_uvloop_names_causes_too(secured: SecuredPostgres, tmp_path: Path) -> None:
+    """The daemons run on it, and it raises other errors at places."""
+    import uvloop
+
+    def said_of(config: DatabaseConfig) -> str:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(refused(config))
+
+    other = Authority(tmp_path, "other")
+    for config, words in (
+        (secured.right(host="127.0.0.1"), "for the host that was asked for"),
+        (secured.right(sslrootcert=str(other.path)), "signed by sslrootcert"),
+        (
+            secured.certified(other.client(CERTIFIED)),
+            "a client certificate that the server accepts",
+        ),
+        (secured.right(password="Tr0ub4dor"), "wrong user or password"),
+        (secured.right(port=free_port()), "a server that listens at"),
+    ):
+        assert words in await asyncio.to_thread(said_of, config)
 
 
 # -- several hosts -------------------------------------------------------------------------------

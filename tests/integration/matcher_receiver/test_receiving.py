@@ -9,14 +9,28 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from matcher_receiver import State
-from orderchain.errors import CheckpointLost, ForeignDatabase, RowsMissing, TopicError
-from orderchain.roles import RECEIVER_WRITER
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import (
+    CheckpointConfig,
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    PostgresCheckpointStore,
+    Receiver,
+    ReceiverConfig,
+    State,
+)
+from orderchain.errors import (
+    CheckpointLost,
+    ForeignDatabase,
+    RowsMissing,
+    SettingError,
+    TopicError,
+)
+from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from tests.unit.matcher_receiver.stored_chain import StoredChain
 
 if TYPE_CHECKING:
-    from matcher_receiver import Receiver
     from orderchain.event import Event
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish, RoleDsn
 
@@ -209,3 +223,34 @@ async def test_receiver_with_its_topic_missing_says_so_and_closes(
     with pytest.raises(TopicError, match=topic):
         async with receiver:
             pass
+
+
+@pytest.mark.parametrize("part", ["gap source", "checkpoints", "name", "topic"])
+async def test_receiver_with_a_part_of_another_chain_or_name_hands_on_nothing(
+    stored: StoredChain, role_dsn: RoleDsn, bootstrap: str, topic: str, chain_id: int, part: str
+) -> None:
+    """Nor does it store its place as anybody's."""
+    other = await StoredChain.create(stored.admin, chain_id % (2**31 - 2) + 1)
+    await stored.commit(3)
+    await other.commit(3)
+    other_id = other.chain.chain_id
+    kafka = KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic)
+    # Rows of the other chain would be handed on as this one's, and frames of this topic dropped.
+    own_id = other_id if part == "topic" else chain_id
+    gaps = GapReaderConfig(
+        database=role_dsn(GAP_READER), chain_id=other_id if part == "gap source" else own_id
+    )
+    checkpoints = CheckpointConfig(
+        database=role_dsn(RECEIVER_WRITER),
+        chain_id=other_id if part == "checkpoints" else own_id,
+        receiver="theirs" if part == "name" else "mine",
+    )
+    receiver = Receiver(
+        ReceiverConfig(chain_id=own_id, name="mine"),
+        KafkaFrameSource(kafka),
+        GapReader(gaps),
+        PostgresCheckpointStore(checkpoints),
+    )
+    with pytest.raises(SettingError, match=r"^(chain of the|receiver of the|topic and partition)"):
+        await receiver.__aenter__()
+    assert await stored.admin.fetchval("SELECT count(*) FROM receiver_checkpoint") == 0

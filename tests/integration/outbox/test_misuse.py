@@ -1,0 +1,214 @@
+"""What a login of the outbox may not do, tried with nothing but its password."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
+from outbox.inbox import Inbox
+from outbox.message import draw_message_ids
+
+from .consumer.test_inbox_schema import delivery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from local_stack import PostgresServer
+
+    from .conftest import Sender
+
+pytestmark = pytest.mark.postgres
+
+PAGE = Path(__file__).parents[3] / "docs" / "permissions.md"
+DEADLINE_SECONDS = 30.0
+OUTBOX_CONSUMER, OUTBOX_CALLBACK, OUTBOX_DECIDER = (
+    "outbox_consumer", "outbox_callback", "outbox_decider",
+)  # fmt: skip
+ROLES = (
+    OUTBOX_WRITER, OUTBOX_RELAY, OUTBOX_OPERATOR, OUTBOX_CONSUMER, OUTBOX_CALLBACK, OUTBOX_DECIDER,
+)  # fmt: skip
+STORE = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, NULL, $6, $7)"
+FILLS_THE_DISK = (
+    "SELECT lo_creat(-1)",
+    "SELECT lo_create(0)",
+    "SELECT lo_from_bytea(0, 'hidden')",
+    "CREATE TEMPORARY TABLE hidden (x int)",
+    "CREATE TABLE public.hidden (x int)",
+)
+
+
+@pytest.fixture
+async def all_parts(postgres_server: PostgresServer, sender: Sender) -> Sender:
+    """All tables of the outbox in one database."""
+    for part in ("inbox.sql", "callback.sql", "decision.sql"):
+        schema = (files("outbox") / part).read_text()
+        postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=sender.name)
+    return sender
+
+
+@pytest.fixture
+async def logins(
+    postgres_server: PostgresServer, all_parts: Sender
+) -> AsyncIterator[dict[str, asyncpg.Connection[Any]]]:
+    """A connection of each role."""
+    made = {}
+    for role in ROLES:
+        postgres_server.execute(f"ALTER ROLE {role} PASSWORD 'a-password-of-tests'")
+        port = postgres_server.config.port
+        made[role] = await asyncpg.connect(
+            f"postgresql://{role}:a-password-of-tests@127.0.0.1:{port}/{all_parts.name}"
+        )
+    yield made
+    for connection in made.values():
+        connection.terminate()
+
+
+async def refused(connection: asyncpg.Connection[Any], statement: str, *values: object) -> None:
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await connection.execute(statement, *values)
+
+
+async def test_advisory_locks_of_a_login_keep_nobody_waiting(
+    all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]]
+) -> None:
+    """Those that were taken once: for partitions, and for the keys of parked messages."""
+    writer = logins[OUTBOX_WRITER]
+    inbox = await Inbox.open(all_parts.admin, "clearing", DEADLINE_SECONDS)
+    names = ["orderchain outbox partitions", "orderchain inbox partitions",
+             f"orderchain inbox 1 {b'K'.hex()}"]  # fmt: skip
+    for name in names:
+        await writer.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", name)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await logins[OUTBOX_RELAY].execute("SELECT outbox_extend(now(), 6, 2)")
+        await logins[OUTBOX_CONSUMER].execute("SELECT inbox_extend(now())")
+        (message_id,) = draw_message_ids(1)
+        async with all_parts.admin.transaction():
+            await inbox.park(
+                all_parts.admin, delivery(message_id, b"K"), failures=1, due_ns=0, error="no"
+            )
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_rows_that_serialise_can_be_locked_by_no_login(
+    logins: dict[str, asyncpg.Connection[Any]], role: str
+) -> None:
+    for table in ("outbox_version", "inbox_version", "inbox_key_lock"):
+        for strength in ("UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"):
+            await refused(logins[role], f"SELECT FROM {table} FOR {strength}")
+        locked = f"LOCK TABLE public.{table} IN ROW EXCLUSIVE MODE"
+        await refused(logins[role], f"DO $$ BEGIN {locked}; END $$")
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_login_fills_no_disk_once_the_steps_for_the_dba_are_done(
+    all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]], role: str
+) -> None:
+    section = PAGE.read_text().split("## Outbox, inbox and decisions: what a DBA does")[1]
+    steps = section.split("```sql\n")[1].split("```")[0].replace(" orders ", f" {all_parts.name} ")
+    await all_parts.admin.execute(steps)
+    for statement in FILLS_THE_DISK:
+        await refused(logins[role], statement)
+
+
+async def test_database_of_the_callback_service_is_closed_by_its_schema(
+    postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    schema = (files("outbox") / "callback.sql").read_text()
+    postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=empty_database_name)
+    admin = await asyncpg.connect(postgres_server.dsn(SUPERUSER, empty_database_name))
+    await admin.execute(f"SET ROLE {OUTBOX_CALLBACK}")
+    for statement in FILLS_THE_DISK:
+        await refused(admin, statement)
+    await admin.close()
+
+
+async def test_business_service_cannot_speak_for_a_client_of_a_message_service(
+    sender: Sender,
+) -> None:
+    await sender.set_up()
+    writer, relay = await sender.connect(OUTBOX_WRITER), await sender.connect(OUTBOX_RELAY)
+    (message_id,) = draw_message_ids(1)
+    given = ([message_id], ["clearing"], [None], [None], [b"1"], None, "payments")
+    await refused(writer, STORE, *given)
+    await relay.execute(STORE, *given)
+    assert await sender.admin.fetchval("SELECT sender FROM outbox_message") == "payments"
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        ("", None),
+        ("k" * 513, None),
+        (None, "[]"),
+        (None, '"text"'),
+        (None, '{"a": 1}'),
+        (None, '{"a": null}'),
+        (None, '{"orderchain-message-id": "forged"}'),
+        (None, '{"\\n": "a"}'),
+        (None, f'{{"a": "{"x" * 16_384}"}}'),
+        (None, "{" + ",".join(f'"{n}": ""' for n in range(65)) + "}"),
+    ],
+)
+async def test_what_could_not_be_sent_is_refused_by_the_table(
+    sender: Sender, key: str | None, headers: str | None
+) -> None:
+    """Read back by a relay, it would be in the way of everybody's messages."""
+    await sender.set_up()
+    writer = await sender.connect(OUTBOX_WRITER)
+    (message_id,) = draw_message_ids(1)
+    with pytest.raises(asyncpg.CheckViolationError):
+        await writer.execute(
+            STORE, [message_id], ["clearing"], [key], [headers], [b"1"], None, None
+        )
+    assert await sender.statuses() == {}
+
+
+async def test_destination_that_no_relay_can_read_keeps_none_from_the_others(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    await operator.execute(
+        "INSERT INTO outbox_destination SELECT 'odd', '../odd', confirm, consumers, confirm_topic,"
+        " 32000, resend_seconds, resend_seconds_max, queue_seconds_max, resend_filter,"
+        " payload_bytes_max FROM outbox_destination"
+    )
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        async with relay.transaction(business) as transaction:
+            await transaction.add("odd", b"1")
+            message_id = await transaction.add("clearing", b"2")
+        await relay.settle()
+        await relay.sweep()
+        await relay.settle()
+    assert await sender.sent(clearing) == [message_id]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE outbox_pending SET status = 3",
+        "DELETE FROM outbox_pending",
+        "INSERT INTO outbox_done VALUES (gen_random_uuid(), '', 'x', 6, 1)",
+        "INSERT INTO delivery_act"
+        " (message_id, consumer, act, actor, reason, from_status, to_status)"
+        " VALUES (gen_random_uuid(), '', 'retry', 'a', 'b', 3, 0)",
+        "UPDATE inbox_dead SET abandoned_at = now()",
+        "DELETE FROM inbox_dead",
+        "DELETE FROM inbox_parked",
+        "INSERT INTO inbox_parked (consumer_id) VALUES (1)",
+        "INSERT INTO inbox_act (consumer_id, message_id, act, actor, reason)"
+        " VALUES (1, gen_random_uuid(), 'retry', 'a', 'b')",
+    ],
+)
+async def test_operator_changes_nothing_past_the_acts(
+    logins: dict[str, asyncpg.Connection[Any]], statement: str
+) -> None:
+    await refused(logins[OUTBOX_OPERATOR], statement)
