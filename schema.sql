@@ -500,6 +500,7 @@ CREATE TRIGGER counter_by_one AFTER UPDATE OF counter ON chain_lease FOR EACH RO
 -- The owner, its members and superusers are bound by none of this.
 
 ALTER TABLE chain_batch ENABLE ROW LEVEL SECURITY;
+ALTER TABLE chain_term ENABLE ROW LEVEL SECURITY;
 ALTER TABLE chain_verified ENABLE ROW LEVEL SECURITY;
 ALTER TABLE receiver_checkpoint ENABLE ROW LEVEL SECURITY;
 ALTER TABLE receiver_gap ENABLE ROW LEVEL SECURITY;
@@ -513,8 +514,8 @@ BEGIN
     FOR known IN
         SELECT tablename, policyname FROM pg_policies
          WHERE schemaname = 'public'
-           AND tablename IN ('chain_batch', 'chain_verified', 'receiver_checkpoint', 'receiver_gap',
-                             'receiver_halt')
+           AND tablename IN ('chain_batch', 'chain_term', 'chain_verified', 'receiver_checkpoint',
+                             'receiver_gap', 'receiver_halt')
     LOOP
         EXECUTE format('DROP POLICY %I ON public.%I', known.policyname, known.tablename);
     END LOOP;
@@ -522,6 +523,7 @@ END
 $$;
 
 CREATE POLICY read_all ON chain_batch FOR SELECT USING (true);
+CREATE POLICY read_all ON chain_term FOR SELECT USING (true);
 CREATE POLICY read_all ON chain_verified FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_checkpoint FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_gap FOR SELECT USING (true);
@@ -532,6 +534,13 @@ CREATE POLICY continue_chain ON chain_batch FOR INSERT TO sequencer_writer WITH 
     prev_last_id IS NOT NULL
     AND epoch = (SELECT head.epoch FROM chain_head AS head
                   WHERE head.chain_id = chain_batch.chain_id)
+);
+
+-- Only the term that the head is in: one of a later epoch would keep every leader from beginning it.
+CREATE POLICY begin_term ON chain_term FOR INSERT TO sequencer_writer WITH CHECK (
+    EXISTS (SELECT FROM chain_head AS head
+             WHERE head.chain_id = chain_term.chain_id AND head.epoch = chain_term.epoch
+               AND head.nonce = chain_term.nonce)
 );
 
 -- A mark holds the seal of a batch, and leaves no rows out behind the mark or boundary before it.
@@ -584,7 +593,9 @@ GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_sea
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
-GRANT INSERT ON chain_term, chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
+GRANT INSERT ON chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
+GRANT INSERT (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
+    ON chain_term TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
 
@@ -614,9 +625,9 @@ GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer
 -- All of chain_head but the salt of its keys.
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
-GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_event, chain_key_page, chain_client,
-    chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap, receiver_halt,
-    chain_verified, chain_act TO auditor;
+GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_event, chain_key_page,
+    chain_client, chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap,
+    receiver_halt, chain_verified, chain_act TO auditor;
 -- Not UPDATE, not DELETE: a mark that was set stays. Number, login and time are the server's own.
 GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;
 

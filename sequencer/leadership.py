@@ -61,6 +61,8 @@ class Leadership:
         self._is_changing = False
         self.term: Term | None = None
         self.take_overs = 0
+        # Why the topic's last frames were not looked at; empty where they were, or it was logged.
+        self._why_not_looked = ""
 
     async def acquire(self) -> Term:
         """Become the leader, once nobody else is.
@@ -97,7 +99,22 @@ class Leadership:
         self._is_changing = True
         term = await self._begin(await self._store.take_over_again(self._config.owner, self.term))
         self._is_changing = False
+        self.warn_of_topic()
         return term
+
+    def warn_of_topic(self) -> None:
+        """Log that the topic's last frames were not looked at, once per take-over.
+
+        Apart from the take-over: a start that is refused since it needs the broker says so in one
+        line, and need not warn of what follows from it.
+        """
+        if self._why_not_looked:
+            _log.warning(
+                "chain %d: the topic's last frames were not looked at: %s",
+                self._config.chain_id,
+                self._why_not_looked,
+            )
+            self._why_not_looked = ""
 
     async def keep(self) -> None:
         """Say that we live, at a steady pace, until cancelled. Raises Fenced when another leads."""
@@ -168,11 +185,8 @@ class Leadership:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(looking)
         except (RetryError, TimeoutError) as error:
-            _log.warning(
-                "chain %d: the topic's last frames were not looked at: %s",
-                term.chain_id,
-                "no answer" if isinstance(error, TimeoutError) else reason_of(error),
-            )
+            is_silent = isinstance(error, TimeoutError)
+            self._why_not_looked = "no answer" if is_silent else reason_of(error)
             return []
         finally:
             looking.cancel()

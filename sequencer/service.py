@@ -315,6 +315,7 @@ class Sequencer:
         self._committer.lead(term)
         await self._keys.load(term)
         await self._start_sink(term)
+        self._leadership.warn_of_topic()
         self._publisher = Publisher(self._config, self._store, self._sink, term, self._clock)
         await self._publish_tail(self._publisher, term.published_id, term.last_id)
         return self._publisher

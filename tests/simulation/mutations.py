@@ -75,7 +75,7 @@ MUTATIONS = (
     Mutation(
         sequencing.mark_before_orders,
         150,
-        ("S4 intake passed by", "L2 intake"),
+        ("S4 intake", "L2 intake"),
         {"refuses_without_kafka": True, "is_broker_gone": False, "topic_records": 15},
     ),
     Mutation(receiving.ledger_without_bound, 50, ("L5",)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from local_stack.postgres import SUPERUSER
 from orderchain.roles import OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
@@ -145,9 +146,9 @@ _TERM = (
 )
 
 
-async def test_term_without_a_key_or_a_second_time_is_refused(
-    writer: asyncpg.Connection[Any],
-) -> None:
+async def test_term_without_a_key_or_a_second_time_is_refused(connect: Connect) -> None:
+    # By the table itself: row security keeps the writer from most of it before.
+    writer = await connect(SUPERUSER)
     await writer.execute(_TERM, 1, 1, bytes(16), bytes(32))
     with pytest.raises(asyncpg.UniqueViolationError):
         await writer.execute(_TERM, 1, 1, b"1" * 16, bytes(32))

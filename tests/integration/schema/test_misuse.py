@@ -80,7 +80,8 @@ async def chain(catalog: asyncpg.Connection[Any]) -> None:
         "UPDATE chain_head SET epoch = 2",
         batch(1, 5, 0, 2),
         batch(6, 9, 5, 2),
-        "UPDATE chain_head SET epoch = 3, last_id = 9, published_id = 5",
+        "UPDATE chain_head SET epoch = 3, nonce = decode(repeat('33', 16), 'hex'), last_id = 9,"
+        " published_id = 5",
         "UPDATE chain_lease SET epoch = 3, counter = 7",
         mark(),
     ):
@@ -218,7 +219,24 @@ async def test_functions_of_ours_take_no_lock_that_anybody_can_take(
 
 # ------------------------------------------------------------------------------------- sequencer
 
+_TERM = (
+    "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier,"
+    " timeline{more}) VALUES (1, {epoch}, decode(repeat('{nonce}', 16), 'hex'),"
+    " decode(repeat('00', 32), 'hex'), 'o', 9, 1, 1{values})"
+)
+
+
+def term(epoch: int, nonce: str = "33", more: str = "", values: str = "") -> str:
+    return _TERM.format(epoch=epoch, nonce=nonce, more=more, values=values)
+
+
 _WRITER: Statements = (
+    # A term before it begins, the last one, one of another leader, and one at another time.
+    term(4),
+    term(LAST),
+    term(2),
+    term(3, "44"),
+    term(3, more=", began_at", values=", '2001-01-01'"),
     # A second root, of this chain or of one that does not exist.
     batch(12, 12, "NULL", 3),
     batch(0, 0, "NULL", 3).replace("(1,", "(2,"),
@@ -241,7 +259,9 @@ _WRITER: Statements = (
 async def test_sequencer_neither_begins_a_chain_anew_nor_ends_it_for_good(
     connect: Connect, catalog: asyncpg.Connection[Any]
 ) -> None:
-    await refuse_all(await connect(WRITER), catalog, _WRITER)
+    writer = await connect(WRITER)
+    await refuse_all(writer, catalog, _WRITER)
+    assert await outcome(writer, term(3)) == "INSERT 0 1"
 
 
 @pytest.mark.usefixtures("chain")
