@@ -114,7 +114,7 @@ async def run(job: ImpairedJob) -> Impaired:
     reader = GapReader(GapReaderConfig(database=job.gap_database, chain_id=job.chain_id))
     head = (await reader.standing(0)).head
     source = KafkaFrameSource(
-        KafkaSourceConfig(bootstrap_servers=job.kafka, topic=head.topic, partition=head.partition)
+        KafkaSourceConfig(kafka=job.kafka, topic=head.topic, partition=head.partition)
     )
     frames = LossyFrames(source, job.drop_share, job.seed) if job.drop_share else source
     # What came while nobody asked is to be read from Kafka: no look at the head before the frames.

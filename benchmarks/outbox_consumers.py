@@ -34,7 +34,7 @@ def config_of(place: OutboxSite, **settings: Any) -> ConsumerConfig:  # noqa: AN
     return ConsumerConfig(
         name=place.destination.topic,
         topics=(place.destination.topic,),
-        bootstrap_servers=place.kafka,
+        kafka=place.kafka,
         database=place.database,
         **settings,
     )

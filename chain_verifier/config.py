@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.seal import SEAL_BYTES
@@ -78,8 +79,8 @@ class ParquetSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class TopicSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was published of a chain: frames on Kafka, up to the last offset at the start."""
 
-    servers: str
-    """Bootstrap servers, `host:port,host:port`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port,host:port`."""
     topic: str | None = None
     """None asks the database where there is one among the sources, else takes the default name."""
 
@@ -87,6 +88,10 @@ class TopicSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def name(self) -> str:
         """What the report calls it."""
         return "topic" if self.topic is None else f"topic:{self.topic}"
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where Kafka's settings are unusable."""
+        KafkaConfig.of(self.kafka)
 
 
 Source = DatabaseSource | TopicSource | JournalSource | ParquetSource
@@ -156,11 +161,11 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.seals or any(one is not None for one in told)
 
 
-def parse_source(text: str, dsn: str | None, servers: str | None = None) -> Source:
+def parse_source(text: str, dsn: str | None, kafka: str | KafkaConfig | None = None) -> Source:
     """Return the source named as on the command line; `dsn` is the database's, if one is set.
 
-    `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `servers` are Kafka's.
-    Raises SettingError for anything else.
+    `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `kafka` is where topics
+    are. Raises SettingError for anything else.
     """
     kind, colon, path = text.partition(":")
     if text == "database":
@@ -168,9 +173,9 @@ def parse_source(text: str, dsn: str | None, servers: str | None = None) -> Sour
             raise SettingError("database", None, "the URL of the database, to verify it")
         return DatabaseSource(dsn=dsn)
     if kind == "topic" and bool(colon) == bool(path):
-        if servers is None:
+        if kafka is None:
             raise SettingError("kafka", None, "the bootstrap servers, to verify a topic")
-        return TopicSource(servers=servers, topic=path or None)
+        return TopicSource(kafka=kafka, topic=path or None)
     if colon and path and kind == "journal":
         return JournalSource(path=path)
     if colon and path and kind == "parquet":

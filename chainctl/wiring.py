@@ -33,7 +33,7 @@ def sequencer_config(
     return SequencerConfig(
         chain_id=chain_id,
         database=settings.database_dsn(),
-        kafka=settings.kafka_servers(),
+        kafka=settings.kafka_config(),
         owner=f"{platform.node() or 'unknown'}:{os.getpid()}",
         batch_rows_max=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
@@ -99,7 +99,7 @@ def kafka_source_config(settings: Settings, head: ChainHead) -> KafkaSourceConfi
     from matcher_receiver import KafkaSourceConfig
 
     return KafkaSourceConfig(
-        bootstrap_servers=settings.kafka_servers(),
+        kafka=settings.kafka_config(),
         topic=head.topic,
         partition=head.partition,
         connect_seconds=settings.connect_seconds,

@@ -53,7 +53,7 @@ async def main() -> None:
     await connection.execute(CREATE)
     await connection.close()
     config = ConsumerConfig(
-        name="clearing", topics=("example.clearing",), bootstrap_servers=kafka, database=database
+        name="clearing", topics=("example.clearing",), kafka=kafka, database=database
     )
     async with Consumer(config) as consumer:
         await consumer.run_many(book)

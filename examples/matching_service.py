@@ -65,9 +65,7 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     head = (await gaps.standing(0)).head
     receiver = Receiver(
         ReceiverConfig(chain_id=chain_id, name=NAME, idle_seconds=idle_seconds),
-        KafkaFrameSource(
-            KafkaSourceConfig(bootstrap_servers=os.environ["CHAINCTL_KAFKA"], topic=head.topic)
-        ),
+        KafkaFrameSource(KafkaSourceConfig(kafka=os.environ["CHAINCTL_KAFKA"], topic=head.topic)),
         gaps,
         PostgresCheckpointStore(
             CheckpointConfig(database=database, chain_id=chain_id, receiver=NAME)

@@ -17,13 +17,10 @@ import asyncio
 import os
 import sys
 from collections import defaultdict, deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import asyncpg
 import msgspec
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
 
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
@@ -34,6 +31,8 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
+from orderchain.clients.kafka import create_topic, make_admin, started
+from orderchain.clients.kafka_config import KafkaConfig
 from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     head = (await gaps.standing(0)).head
     receiver = Receiver(
         ReceiverConfig(chain_id=chain_id, name=NAME, idle_seconds=idle_seconds),
-        KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=kafka, topic=head.topic)),
+        KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=head.topic)),
         gaps,
         PostgresCheckpointStore(
             CheckpointConfig(database=database, chain_id=chain_id, receiver=NAME)
@@ -182,14 +181,10 @@ async def set_up_clearing(connection: asyncpg.Connection, kafka: str) -> None:
     )  # fmt: skip
     async with connection.transaction():
         await save_destinations(connection, [clearing])
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
-        for topic in (NewTopic(clearing.topic, 4, 1), NewTopic(clearing.confirm_topic, 1, 1)):
-            with suppress(TopicAlreadyExistsError):
-                await admin.create_topics([topic])
-    finally:
-        await admin.close()
+    config = KafkaConfig.of(kafka)
+    async with started(make_admin(config, "example")) as admin:
+        await create_topic(admin, config, clearing.topic, partitions=4)
+        await create_topic(admin, config, clearing.confirm_topic)
 
 
 if __name__ == "__main__":

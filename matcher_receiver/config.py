@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
@@ -79,8 +80,8 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One partition of one topic, and how it is read."""
 
-    bootstrap_servers: Annotated[str, Meta(min_length=1)]
-    """`host:port`, several separated by commas."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     partition: Annotated[int, Meta(ge=0)] = 0
     fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
@@ -94,6 +95,10 @@ class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Deadline of a single request to the broker."""
     close_seconds: Seconds = 3.0
     """Deadline of the stop; what has not closed by then is left to the garbage collector."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where Kafka's settings are unusable."""
+        KafkaConfig.of(self.kafka)
 
 
 class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -239,7 +239,7 @@ class FrameSink(Protocol):
         ...
 
     async def start(self, topic: str, partition: int) -> None:
-        """Connect and check the topic. Raises ConnectError, TopicError."""
+        """Connect and check the topic. Raises ConnectError, TopicError, RetryError."""
         ...
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
@@ -275,7 +275,7 @@ class FrameSource(Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect and stand at the live end. Raises ConnectError, TopicError."""
+        """Connect and stand at the live end. Raises ConnectError, TopicError, RetryError."""
         ...
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Topic
 from outbox.retries import RetryLevels
@@ -20,8 +21,8 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: Name
     """Under which it confirms: one of the destination's `consumers`. It is also the Kafka group."""
     topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
-    bootstrap_servers: Annotated[str, Meta(min_length=1)]
-    """`host:port`, several separated by commas."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     database: Annotated[str, Meta(min_length=1)]
     """A libpq URL of the consumer's own database: a role with the rights of `outbox_consumer`, and
     those that the handler needs."""
@@ -69,6 +70,10 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Deadline of a request to the broker."""
     close_seconds: Seconds = 5.0
     """Deadline of each step of the stop."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where Kafka's settings are unusable."""
+        KafkaConfig.of(self.kafka)
 
     def __repr__(self) -> str:
         return f"ConsumerConfig({self.name!r}, {self.topics}, {mask_dsn(self.database)})"

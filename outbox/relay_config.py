@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Seconds
 
@@ -19,8 +20,8 @@ class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     database: _Address
     """libpq URL of the database with the outbox's tables, for the role `outbox_relay`."""
-    kafka: _Address
-    """Bootstrap servers, `host:port[,host:port]`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     group: Name = "orderchain-outbox-relay"
     """The Kafka group in which the relays of this database share the confirm topics. Another one
     for every other database, or one would take the other's confirms."""
@@ -74,6 +75,10 @@ class RelayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """URL that gets a POST with JSON when deliveries become abnormal."""
     alert_command: tuple[str, ...] = ()
     """Program and arguments that are run then, with the same JSON on stdin."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where Kafka's settings are unusable."""
+        KafkaConfig.of(self.kafka)
 
     def __repr__(self) -> str:
         """Show the settings without the password."""

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import (
@@ -29,8 +30,8 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     database: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
     """libpq URL of the primary; one direct connection is held, so no transaction pooler."""
-    kafka: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
-    """Bootstrap servers, `host:port[,host:port]`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     owner: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
     """Who leads, as shown to operators. Identifies nothing: the nonce does."""
 
@@ -101,7 +102,8 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Start on a database that may lose acknowledged rows. For throw-away data only."""
 
     def __post_init__(self) -> None:
-        """Raise SettingError where two settings contradict each other."""
+        """Raise SettingError where two settings contradict each other, or Kafka's are unusable."""
+        KafkaConfig.of(self.kafka)
         if self.commit_seconds >= self.lease_seconds:
             raise SettingError(
                 "commit_seconds", self.commit_seconds, f"below lease_seconds, {self.lease_seconds}"

@@ -6,14 +6,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
+
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class TopicIntakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an intake must know of the topic that it reads."""
 
-    kafka: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """Bootstrap servers of the topic, `host:port[,host:port]`; need not be those of the chain."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers of the topic, `host:port[,host:port]`; need
+    not be those of the chain."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     """It is part of the name of every mark, and of the keys of records without one: under another
     name the same records are new orders."""
@@ -30,3 +33,7 @@ class TopicIntakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stop_seconds: Seconds = 5.0
     """How long a stop waits for the commits of what was handed over. Past it those go on in the
     sequencer, which has a deadline of its own."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where Kafka's settings are unusable."""
+        KafkaConfig.of(self.kafka)

@@ -230,7 +230,7 @@ async def _receive(
     source: GapSource = gap_source(settings, task.chain_id)
     if task.archive is not None:
         source = with_archive(source, task.archive, task.chain_id)
-    settings.kafka_servers()
+    settings.kafka_config()
     reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
     async with await _receiver(settings, task, journal, source, reports) as receiver:
         journal.start()

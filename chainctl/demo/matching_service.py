@@ -236,7 +236,7 @@ class _Upcoming:
 def _lossy_link(job: MatchingJob) -> LossyLink:
     from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 
-    source = KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=job.kafka, topic=job.topic))
+    source = KafkaFrameSource(KafkaSourceConfig(kafka=job.kafka, topic=job.topic))
     return LossyLink(source, job.faults, last_key=job.last_key, life=job.life)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.dsn import mask_dsn
 from outbox.callback.asking import AskRules
 from outbox.destination import Name, Topic
@@ -19,7 +20,8 @@ class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     database: _Address
     """libpq URL of the callback service's own store, for the role `outbox_callback`."""
-    kafka: _Address
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     check_topic: Topic
     """Where senders ask for checks."""
     confirm_topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
@@ -46,6 +48,10 @@ class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `synchronous_commit`."""
     connect_seconds: _Seconds = 10.0
     statement_seconds: _Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where Kafka's settings are unusable."""
+        KafkaConfig.of(self.kafka)
 
     def __repr__(self) -> str:
         """Show the settings without the password."""

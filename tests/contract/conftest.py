@@ -260,6 +260,6 @@ async def topic(
         for value in values:
             await producer.send_and_wait(name, value, partition=0)
 
-    config = KafkaSourceConfig(bootstrap_servers=server.bootstrap, topic=name)
+    config = KafkaSourceConfig(kafka=server.bootstrap, topic=name)
     yield lambda: KafkaFrameSource(config), send
     await producer.stop()

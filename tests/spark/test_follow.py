@@ -61,7 +61,7 @@ def follow(
         told: list[Finding] = []
         follower = Follower(
             spark,
-            TopicSource(servers=topic.servers, topic=topic.name),
+            TopicSource(kafka=topic.servers, topic=topic.name),
             DatabaseSource(dsn=role_dsn(AUDITOR)),
             CHAIN_ID,
             tmp_path / "follower",
@@ -109,7 +109,7 @@ def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
         verified_at=datetime(2026, 1, 2, tzinfo=UTC), count=1,
     )  # fmt: skip
     sources = (
-        TopicSource(servers=topic.servers, topic=topic.name),
+        TopicSource(kafka=topic.servers, topic=topic.name),
         DatabaseSource(dsn=role_dsn(AUDITOR)),
     )
     with pytest.raises(KeyboardInterrupt):

@@ -234,7 +234,7 @@ async def test_receiver_with_a_part_of_another_chain_or_name_hands_on_nothing(
     await stored.commit(3)
     await other.commit(3)
     other_id = other.chain.chain_id
-    kafka = KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic)
+    kafka = KafkaSourceConfig(kafka=bootstrap, topic=topic)
     # Rows of the other chain would be handed on as this one's, and frames of this topic dropped.
     own_id = other_id if part == "topic" else chain_id
     gaps = GapReaderConfig(

@@ -136,7 +136,7 @@ async def own(own_server: PostgresServer, kafka_server: KafkaServer) -> AsyncIte
 def consumer_config(own: Database, topic: str, **settings: Any) -> ConsumerConfig:
     return ConsumerConfig(
         **{
-            "name": CONSUMER, "topics": (topic,), "bootstrap_servers": own.sender.kafka,
+            "name": CONSUMER, "topics": (topic,), "kafka": own.sender.kafka,
             "database": own.superuser, "statement_seconds": 50.0, "commit_seconds": 0.05,
             "retry_poll_seconds": 0.05, **settings,
         }

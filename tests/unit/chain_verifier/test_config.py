@@ -36,7 +36,7 @@ def test_source_with_another_form_is_refused_with_the_forms_there_are(text: str)
 
 @pytest.mark.parametrize(("text", "topic"), [("topic", None), ("topic:t:u", "t:u")])
 def test_source_with_a_topic_takes_its_name_and_the_servers(text: str, topic: str | None) -> None:
-    assert parse_source(text, None, "k:9092") == TopicSource(servers="k:9092", topic=topic)
+    assert parse_source(text, None, "k:9092") == TopicSource(kafka="k:9092", topic=topic)
 
 
 def test_source_with_a_topic_and_kafka_unset_is_refused() -> None:

@@ -191,7 +191,7 @@ def test_one_of_several_gap_databases_that_is_no_url_is_refused_by_name() -> Non
 @pytest.mark.parametrize("servers", ["", "host", "host:", ":1", "host:x", "host:0", "a:1,,b:2"])
 def test_kafka_that_is_no_list_of_servers_is_refused(servers: str) -> None:
     with pytest.raises(SettingError, match="kafka was"):
-        Settings(kafka=servers).kafka_servers()
+        Settings(kafka=servers).kafka_config()
 
 
 def test_secrets_hold_a_password_as_written_and_as_meant() -> None:

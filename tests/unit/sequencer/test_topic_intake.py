@@ -57,7 +57,7 @@ class Feed:
 
     def intake(self, sequencer: Sequencer, **settings: Any) -> TopicIntake:
         config = TopicIntakeConfig(
-            **{"kafka": "memory", "topic": "orders", "batch_rows": 6, **settings}
+            **{"kafka": "memory:1", "topic": "orders", "batch_rows": 6, **settings}
         )
         return TopicIntake(config, sequencer, source=self.source)
 
