@@ -34,7 +34,7 @@ def sequencer_config(
         chain_id=chain_id,
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
-        owner=f"{platform.node() or 'unknown'}:{os.getpid()}",
+        name=f"{platform.node() or 'unknown'}:{os.getpid()}",
         batch_rows_max=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
         lease_seconds=settings.lease_seconds,
@@ -83,7 +83,7 @@ def head_reports(
     config = CheckpointConfig(
         database=settings.database_dsn(),
         chain_id=chain_id,
-        receiver=name,
+        name=name,
         connect_seconds=settings.connect_seconds,
     )
     return PostgresHeadReports(config, reports_head=is_lasting)

@@ -9,10 +9,11 @@ from random import Random
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from gapfill.config import Seconds
 from gapfill.reader import GapReader
+from orderchain.config import Config
 from orderchain.errors import (
     ConnectError,
     GapError,
@@ -41,7 +42,7 @@ FIRST_PAUSE_SECONDS: Final = 0.02
 _AWAY: Final = (RetryError, ConnectError)
 
 
-class PreferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PreferenceConfig(Config, frozen=True, kw_only=True):
     """How patient a fill is with a server before it turns to the next one."""
 
     standby_seconds: Seconds = 2.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Topic
 from outbox.retries import RetryLevels
@@ -15,7 +16,7 @@ from outbox.starts import StartAt
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
-class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConsumerConfig(Config, frozen=True, kw_only=True):
     """How one consumer works. Processes of one name share the partitions and the inbox."""
 
     name: Name
@@ -54,10 +55,10 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     this time is received again, and found in the inbox."""
     confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.03
     """How long the first confirm waits for others, to travel in one record."""
-    inbox_keep_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
+    retention_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
     """How long ids stay in the inbox at least. They stay longer where a sender has an older message
     unfinished, and for ever where a sender does not tell."""
-    retention_seconds: Seconds = 600.0
+    upkeep_seconds: Seconds = 600.0
     """How often the inbox is given its new partitions, and old ones are dropped."""
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
@@ -70,10 +71,6 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Deadline of a request to the broker."""
     close_seconds: Seconds = 5.0
     """Deadline of each step of the stop."""
-
-    def __post_init__(self) -> None:
-        """Raise SettingError where Kafka's settings are unusable."""
-        KafkaConfig.of(self.kafka)
 
     def __repr__(self) -> str:
         return f"ConsumerConfig({self.name!r}, {self.topics}, {mask_dsn(self.database)})"

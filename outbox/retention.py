@@ -57,8 +57,8 @@ class Retention:
         """
         await self._store.check_durability()
         now = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
-        keep = timedelta(hours=self._config.retention_hours)
-        await self._store.extend(now, self._config.partition_hours)
+        keep = timedelta(seconds=self._config.retention_seconds)
+        await self._store.extend(now, self._config.partition_seconds // 3_600)
         partitions = await self._store.partitions()
         for partition in droppable(partitions, now, keep, self._config.history_bytes_max):
             survivors = await self._store.drop(partition.lower_id, self._config.survivors_max)

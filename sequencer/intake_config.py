@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class TopicIntakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     """What an intake must know of the topic that it reads."""
 
     kafka: str | KafkaConfig
@@ -33,7 +34,3 @@ class TopicIntakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stop_seconds: Seconds = 5.0
     """How long a stop waits for the commits of what was handed over. Past it those go on in the
     sequencer, which has a deadline of its own."""
-
-    def __post_init__(self) -> None:
-        """Raise SettingError where Kafka's settings are unusable."""
-        KafkaConfig.of(self.kafka)

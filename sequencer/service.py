@@ -264,6 +264,7 @@ class Sequencer:
         committer, publisher, batcher = self._committer, self._publisher, self._batcher
         return SequencerStats(
             chain_id=self._config.chain_id,
+            name=self._config.name,
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
             head_published=publisher.published_id if publisher else 0,

@@ -249,9 +249,7 @@ def _receiver(job: MatchingJob, link: LossyLink) -> Receiver:
         ReceiverConfig,
     )
 
-    checkpoint = CheckpointConfig(
-        database=job.database, chain_id=job.chain_id, receiver=job.receiver
-    )
+    checkpoint = CheckpointConfig(database=job.database, chain_id=job.chain_id, name=job.receiver)
     return Receiver(
         ReceiverConfig(chain_id=job.chain_id, name=job.receiver),
         link,

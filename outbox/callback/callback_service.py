@@ -191,7 +191,7 @@ class CallbackService:
 
     async def trim(self) -> None:
         """Forget what was ended long ago. Raises RetryError."""
-        before_ms = self._clock.wall_ns() // 10**6 - int(self._config.keep_hours * 3_600_000)
+        before_ms = self._clock.wall_ns() // 10**6 - int(self._config.retention_seconds * 1_000)
         await self._store.trim(UUID(int=max(before_ms, 0) << 80))
 
     async def _ask(

@@ -198,7 +198,7 @@ async def open_checkpoints(
         if kind == "postgres":
             dsn: str = request.getfixturevalue("role_dsn")(RECEIVER_WRITER)
             store = PostgresCheckpointStore(
-                CheckpointConfig(database=dsn, chain_id=1, receiver=receiver)
+                CheckpointConfig(database=dsn, chain_id=1, name=receiver)
             )
         else:
             wire = sound_wire() if kind == "wired" else None

@@ -176,7 +176,7 @@ class SequencerHost(Host):
                 chain_id=CHAIN_ID,
                 database="simulated",
                 kafka="simulated:1",
-                owner=self.process.name,
+                name=self.process.name,
                 standby=True,
                 batch_rows_max=plan.batch_rows_max,
                 heartbeat_seconds=HEARTBEAT_SECONDS,

@@ -213,7 +213,7 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
     boundary = chain.retain(ENDS[20]).boundary_id
     standing = read_standing(chain.audit, CHAIN_ID)
     assert (standing.boundary_id, standing.start) == (boundary, MARK)
-    source = DatabaseSource(dsn=chain.audit)
+    source = DatabaseSource(database=chain.audit)
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary)
     report = verify_locally(request)
     assert (report.verdict, report.head) == (Verdict.COMPLETE, HEAD)

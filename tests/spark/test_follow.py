@@ -62,7 +62,7 @@ def follow(
         follower = Follower(
             spark,
             TopicSource(kafka=topic.servers, topic=topic.name),
-            DatabaseSource(dsn=role_dsn(AUDITOR)),
+            DatabaseSource(database=role_dsn(AUDITOR)),
             CHAIN_ID,
             tmp_path / "follower",
             told.append,
@@ -110,7 +110,7 @@ def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
     )  # fmt: skip
     sources = (
         TopicSource(kafka=topic.servers, topic=topic.name),
-        DatabaseSource(dsn=role_dsn(AUDITOR)),
+        DatabaseSource(database=role_dsn(AUDITOR)),
     )
     with pytest.raises(KeyboardInterrupt):
         follow_topic(sources, CHAIN_ID, str(tmp_path / "follower"), None, mark, as_json=False)

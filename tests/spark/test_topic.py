@@ -117,7 +117,7 @@ def both(
 
     def run(*others: JournalSource, **options: Any) -> Report:
         published = TopicSource(kafka=topic.servers, topic=topic.name)
-        truth = DatabaseSource(dsn=role_dsn(AUDITOR))
+        truth = DatabaseSource(database=role_dsn(AUDITOR))
         request = VerifyRequest(
             chain_id=CHAIN_ID,
             sources=(*others, published, truth),

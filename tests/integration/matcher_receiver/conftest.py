@@ -98,7 +98,7 @@ def make_receiver(bootstrap: str, topic: str, role_dsn: RoleDsn, chain_id: int) 
     def make(**settings: Any) -> Receiver:
         name = settings.setdefault("name", "test")
         checkpoints = CheckpointConfig(
-            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver=name
+            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name=name
         )
         gaps = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
         return Receiver(

@@ -262,7 +262,7 @@ async def test_many_chains_in_one_process_do_not_mix(
             KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=chain.topic)),
             GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=own_id)),
             PostgresCheckpointStore(
-                CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=own_id, receiver="r")
+                CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=own_id, name="r")
             ),
         )
 

@@ -57,7 +57,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
 ) -> None:
     clearing = await sender.set_up(consumers=("a", "b"))
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
         ids = await store(sender, count=20)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
@@ -105,7 +105,7 @@ async def test_partitions_are_made_ahead_and_new_messages_do_not_go_to_the_defau
 ) -> None:
     await sender.set_up()
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
         for hours in range(0, 60, 6):
             clock.now_ns = at_hours(hours)
             await relay.keep()
@@ -122,7 +122,7 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
 ) -> None:
     clearing = await sender.set_up()
     clock = HandClock(NOW_NS)
-    settings = {"clock": clock, "keep_seconds": 3600.0, "history_bytes_max": 1}
+    settings = {"clock": clock, "upkeep_seconds": 3600.0, "history_bytes_max": 1}
     async with sender.relay(**settings) as relay:
         old, unfinished, *rest = await store(sender, count=500)
         await sender.until_status(rest[-1], Status.CONFIRMED)
@@ -144,7 +144,7 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
 async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: Sender) -> None:
     await sender.set_up()
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0, survivors_max=2) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0, survivors_max=2) as relay:
         ids = await store(sender, count=3)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         clock.now_ns = at_hours(100)

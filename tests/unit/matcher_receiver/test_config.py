@@ -11,7 +11,7 @@ from orderchain.errors import SettingError
 
 
 def test_checkpoint_config_shows_no_password() -> None:
-    config = CheckpointConfig(database="postgresql://r:very-secret@db/x", chain_id=7, receiver="r")
+    config = CheckpointConfig(database="postgresql://r:very-secret@db/x", chain_id=7, name="r")
     assert "very-secret" not in repr(config)
     assert "db" in repr(config)
 
