@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from chainctl.settings import Settings
     from gapfill import PreferredSources
-    from matcher_receiver import KafkaSourceConfig, PostgresHeadReports
-    from orderchain.mark import ChainHead, Mark
+    from matcher_receiver import PostgresHeadReports
+    from orderchain.mark import Mark
     from orderchain.ports import GapSource
     from orderchain.run import Run
     from sequencer import SequencerConfig
@@ -92,15 +92,3 @@ def head_reports(
 def runs_of(source: GapSource, after: Mark, until_id: int) -> AsyncGenerator[Run, None]:
     """Return the runs of a fill as the generator that they are, so that it can be closed."""
     return cast("AsyncGenerator[Run, None]", source.runs(after, until_id))
-
-
-def kafka_source_config(settings: Settings, head: ChainHead) -> KafkaSourceConfig:
-    """Return the config of a consumer of the chain's topic. Raises SettingError."""
-    from matcher_receiver import KafkaSourceConfig
-
-    return KafkaSourceConfig(
-        kafka=settings.kafka_config(),
-        topic=head.topic,
-        partition=head.partition,
-        connect_seconds=settings.connect_seconds,
-    )
