@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from orderchain.errors import SettingError
 from orderchain.sql import load_sql
+from outbox.message import smallest_id
 from outbox.statuses import FINAL, Change, Status, sources
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Return it as the statements take it."""
         below = None
         if self.before is not None:
-            below = UUID(int=max(int(self.before.timestamp() * 1_000), 0) << 80)
+            below = smallest_id(self.before.timestamp())
         return (
             list(self.message_ids) or None,
             self.destination,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ from orderchain.errors import SettingError
 from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.destination import Destination
+from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message
 from outbox.resend import Due, Place
 from outbox.session import Session
@@ -37,6 +39,10 @@ _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
 RETRY_SLACK_SECONDS: Final = 60.0
 """How long after its retry fell due a parked message may stay unconfirmed before it is sent again:
 the consumer first has to work on it, and its confirm to travel."""
+
+
+OLDEST_SECONDS: Final = 0.2
+"""How often the oldest unfinished message is looked for while sweeps or sends follow each other."""
 
 
 class Ack(Struct, frozen=True, gc=False):
@@ -88,15 +94,24 @@ class RelayStore:
         self._sweep = Session(config, "sweep", woken)
         self._write = Session(config, "write")
         self._confirm = Session(config, "confirm")
+        self._oldest: UUID | None = None
+        self._asked_at = 0.0  # by the loop's clock
 
     async def destinations(self) -> dict[str, Destination]:
         """Return every destination, by its name."""
         return _destinations(await self._sweep.fetch(SQL["destinations"]))
 
-    async def oldest_unfinished(self) -> UUID | None:
-        """Return the smallest id of a message that is not finished; None when all are."""
-        rows = await self._sweep.fetch(SQL["oldest_unfinished"])
-        return rows[0][0] if rows else None
+    async def oldest_unfinished(self) -> UUID:
+        """Return an id below which no message is sent any more, from `OLDEST_SECONDS` ago at most.
+
+        Asked for more often, it would cost a statement per send; an older answer only makes the
+        inboxes of consumers keep more.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._oldest is None or now - self._asked_at >= OLDEST_SECONDS:
+            ((self._oldest,),) = await self._sweep.fetch(SQL["oldest_unfinished"], OPEN_SECONDS_MAX)
+            self._asked_at = now
+        return self._oldest
 
     def sweep(self) -> Any:  # noqa: ANN401 - contextlib's own
         """Hold a transaction in which what is due is locked and claimed; see `Claiming`."""

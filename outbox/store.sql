@@ -146,8 +146,10 @@ DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 
--- oldest_unfinished: the smallest id that is not finished for every consumer
-SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1
+-- oldest_unfinished: the smallest id that may still be sent: below all that is not finished, and
+-- below what a transaction that is open for at most $1 seconds has still to commit
+SELECT least((SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1),
+             outbox_id_at(now() - $1 * interval '1 second'))
 
 -- extend: make the partitions that are needed now and next
 SELECT outbox_extend($1, $2, 2)
