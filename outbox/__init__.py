@@ -23,9 +23,9 @@ from outbox.record_source import move_start
 from outbox.relay import Relay
 from outbox.relay_config import RelayConfig
 from outbox.retries import RetryLevels
+from outbox.setting_up import change_destination, create_destination_topics, save_destinations
 from outbox.starts import StartAt, StartFrom
 from outbox.statuses import Change, Status
-from outbox.store import save_destinations
 
 __all__ = [
     "BadRecord",
@@ -58,6 +58,8 @@ __all__ = [
     "TransitionRefused",
     "add",
     "add_many",
+    "change_destination",
+    "create_destination_topics",
     "draw_message_ids",
     "move_start",
     "save_destinations",

@@ -300,15 +300,6 @@ class Claiming:
         return [Abnormal(*row) for row in rows]
 
 
-async def save_destinations(
-    connection: asyncpg.Connection[asyncpg.Record], destinations: Iterable[Destination]
-) -> None:
-    """Set destinations up, or change them. Needs the role `outbox_operator` or the owner."""
-    await connection.executemany(
-        SQL["save_destination"], [msgspec.structs.astuple(each) for each in destinations]
-    )
-
-
 def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
     """Return what one confirm record tells of its consumer's progress."""
     return {(consumer, line.topic, line.partition): line.offset for line in lines}

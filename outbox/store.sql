@@ -27,6 +27,14 @@ ON CONFLICT (destination) DO UPDATE SET
        queue_seconds_max = EXCLUDED.queue_seconds_max, resend_filter = EXCLUDED.resend_filter,
        payload_bytes_max = EXCLUDED.payload_bytes_max, changed_at = now()
 
+-- destination_to_change: one destination, locked until the transaction ends
+SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,
+       resend_seconds_max, queue_seconds_max, resend_filter, payload_bytes_max
+  FROM outbox_destination WHERE destination = $1 FOR UPDATE
+
+-- lock_destinations: let nobody else set one up until the transaction ends; all may read on
+LOCK TABLE outbox_destination IN SHARE ROW EXCLUSIVE MODE
+
 -- due: the deliveries from $1 on whose time has come, locked; $2 rows at most, of statuses $3
 SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
        pending.send_count, pending.topic, pending."partition", pending."offset",

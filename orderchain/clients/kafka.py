@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 from msgspec import Struct
@@ -24,8 +24,9 @@ from orderchain.clients.kafka_connection import (
     connect_refusal,
     connecting,
     connection_options,
+    not_allowed,
 )
-from orderchain.errors import RetryError
+from orderchain.errors import OrderchainError, RetryError
 from orderchain.kafka_client import close_client, end_client, leave_client, start_client
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ __all__ = [
     "close_client",
     "connect_refusal",
     "connecting",
+    "create_topic",
     "describe_topic",
     "describe_topics",
     "end_client",
@@ -54,6 +56,7 @@ _UNAUTHORISED: Final = 29
 """Kafka's code for a topic that this login may not ask about, whether or not it is there."""
 
 _UNKNOWN_TOPIC: Final = 3
+_TOPIC_EXISTS: Final = 36
 
 # -- making --------------------------------------------------------------------------------------
 
@@ -140,6 +143,37 @@ async def describe_topics(
             settings=settings.get(name, {}),
         )
     return described
+
+
+async def create_topic(
+    admin: AIOKafkaAdminClient,
+    config: KafkaConfig,
+    name: str,
+    *,
+    partitions: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> bool:
+    """Create a topic, with a started client; False where it is there already, whatever it is like.
+
+    It gets as many replicas as the brokers give to topics by default. Raises ConnectError where
+    this login may not, OrderchainError where the brokers refuse, and DRIVER_ERRORS.
+    """
+    new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
+    # -1 asks for the brokers' default, which is for who runs them to say. The constructor refuses
+    # the number; the protocol has it since Kafka 2.4.
+    new.replication_factor = -1
+    response = await admin.create_topics([new])
+    code, message = (*response.topic_errors[0][1:3], "")[:2]
+    if code == _TOPIC_EXISTS:
+        return False
+    if code:
+        error = for_code(code)(name)
+        if refusal := not_allowed(error, config, f"create topic {name}"):
+            raise refusal
+        raise OrderchainError(
+            f"kafka: topic {name} was not created: {message or type(error).__name__}"
+        )
+    return True
 
 
 async def _settings(

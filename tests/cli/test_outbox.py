@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from local_stack import KafkaServer, PostgresServer
-    from tests.cli.conftest import Call, Refused
+    from tests.cli.conftest import Admin, Call, Refused
 
 PASSWORD = "a-password-of-tests"
 
@@ -252,6 +252,90 @@ def test_destination_is_shown_as_it_was_set_up_and_bad_ones_are_refused(
     assert "topic" in refused(*bad, "a b", settings=settings)
     assert "resend_seconds_max" in refused(*bad, "t", "--resend-seconds-max", 1, settings=settings)
     assert "consumers" in refused(*bad, "t", "--consumer", "", settings=settings)
+
+
+def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
+    done = call("outbox", "destination", "show", name, "--json", settings=settings)
+    assert done.code == 0, done
+    told: dict[str, Any] = json.loads(done.out)
+    return told
+
+
+EVERY_FIELD = {
+    "topic": "t2", "confirm": "required", "confirm_topic": "c2", "tries_max": 7,
+    "resend_seconds": 5.0, "resend_seconds_max": 50.0, "queue_seconds_max": 500.0,
+    "payload_bytes_max": 1_000,
+}  # fmt: skip
+
+
+def test_destination_set_changes_what_is_given_and_nothing_else(
+    call: Call, settings: dict[str, str]
+) -> None:
+    """One field at a time, so that each is left alone by all the others."""
+    wanted = {"name": "d", "consumers": ["a", "b"], "resend_filter": False, **EVERY_FIELD}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in EVERY_FIELD.items()]
+    both = ["--consumer", "a", "--consumer", "b", "--no-resend-filter"]
+    for arguments in (["--topic", "t", *both], *([each] for each in given)):
+        done = call("outbox", "destination", "set", "d", *arguments, settings=settings)
+        assert done.code == 0, done
+    assert shown(call, settings, "d") == wanted
+    set_so = call("outbox", "destination", "set", "d", "--resend-filter", "--json",
+                  settings=settings)  # fmt: skip
+    assert json.loads(set_so.out) == {**wanted, "resend_filter": True}
+    for field in wanted:
+        assert f"{field}: " in call("outbox", "destination", "show", "d", settings=settings).out
+
+
+def test_destination_whose_consumers_go_asks_for_no_confirm_and_the_reverse(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str
+) -> None:
+    change = ["outbox", "destination", "set", clearing]
+    assert call(*change, "--confirm", "none", settings=settings).code == 0
+    found = shown(call, settings, clearing)
+    assert (found["confirm"], found["consumers"], found["confirm_topic"]) == ("none", [], "")
+    assert (found["topic"], found["tries_max"]) == ("t", 2)
+    assert call(*change, "--consumer", "b", settings=settings).code == 0
+    found = shown(call, settings, clearing)
+    assert (found["confirm"], found["consumers"], found["confirm_topic"]) == (
+        "required", ["b"], "t.confirms",
+    )  # fmt: skip
+    assert "consumers" in refused(
+        *change, "--confirm", "none", "--consumer", "b", settings=settings
+    )
+    assert "topic" in refused("outbox", "destination", "set", "new", settings=settings)
+    assert "set up" in refused("outbox", "destination", "show", "new", settings=settings)
+    alone = [*change, "--partitions", 3]
+    assert "--create-topics" in refused(*alone, settings=settings)
+    assert shown(call, settings, clearing) == found
+
+
+def test_destination_set_with_create_topics_makes_those_that_are_missing(
+    call: Call, settings: dict[str, str], empty_database_name: str, admin: Admin
+) -> None:
+    topic = f"made.{empty_database_name}"
+    make = ["outbox", "destination", "set", "d", "--create-topics"]
+    new = call(*make, "--topic", topic, "--consumer", "a", "--partitions", 3, settings=settings)
+    assert new.code == 0, new
+    found = {
+        each["topic"]: len(each["partitions"])
+        for each in admin(lambda client: client.describe_topics([topic, f"{topic}.confirms"]))
+    }
+    assert found == {topic: 3, f"{topic}.confirms": 1}
+    again = call(*make, settings=settings)  # they are there
+    assert again.code == 0, again
+
+
+def test_destination_is_not_set_up_where_its_topics_cannot_be_made(
+    call: Call, settings: dict[str, str]
+) -> None:
+    done = call(
+        "outbox", "destination", "set", "d", "--create-topics", "--topic", "..", settings=settings
+    )
+    assert done.code != 0
+    assert done.err.count("\n") == 1, done
+    assert "topic" in done.err
+    listed = call("outbox", "destination", "list", "--json", settings=settings)
+    assert json.loads(listed.out) == []
 
 
 def test_commands_without_the_outboxs_tables_are_refused(

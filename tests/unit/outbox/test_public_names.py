@@ -44,6 +44,8 @@ def test_public_names_are_these() -> None:
         "TransitionRefused",
         "add",
         "add_many",
+        "change_destination",
+        "create_destination_topics",
         "draw_message_ids",
         "move_start",
         "save_destinations",
