@@ -52,6 +52,35 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def retaining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the rules of retention."""
+    for option in reversed(
+        (
+            click.option(
+                "--retention-hours",
+                type=Seconds(24 * 366),
+                metavar="N",
+                help="How long finished messages are kept.  [default: 72]",
+            ),
+            click.option(
+                "--history-bytes-max",
+                type=Integer(0, 2**62),
+                metavar="N",
+                help="First watermark: above it they are dropped earlier. 0: never.",
+            ),
+            click.option(
+                "--outbox-bytes-max",
+                type=Integer(0, 2**62),
+                metavar="N",
+                help="Second watermark: above it adding is refused. 0: never.  "
+                "[default: as it was set last]",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 def alert_webhook(settings: Settings, path: Path | None) -> str:
     """Return the URL in the file `path`, else that of the settings; empty without one.
 

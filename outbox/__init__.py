@@ -12,6 +12,7 @@ from outbox.errors import (
     BadRecord,
     DestinationMissing,
     MessageError,
+    OutboxFull,
     PartEnded,
     TransitionRefused,
 )
@@ -22,6 +23,8 @@ from outbox.message import Message, draw_message_ids
 from outbox.record_source import move_start
 from outbox.relay import Relay
 from outbox.relay_config import RelayConfig
+from outbox.retention import Kept, keep_outbox
+from outbox.retention_config import KeepConfig
 from outbox.retries import RetryLevels
 from outbox.setting_up import change_destination, create_destination_topics, save_destinations
 from outbox.starts import StartAt, StartFrom
@@ -40,10 +43,13 @@ __all__ = [
     "DestinationMissing",
     "FireAfterCommit",
     "InboxLog",
+    "KeepConfig",
+    "Kept",
     "MemoryFilter",
     "Message",
     "MessageError",
     "NoFilter",
+    "OutboxFull",
     "PartEnded",
     "Progress",
     "RedisFilter",
@@ -61,6 +67,7 @@ __all__ = [
     "change_destination",
     "create_destination_topics",
     "draw_message_ids",
+    "keep_outbox",
     "move_start",
     "save_destinations",
 ]

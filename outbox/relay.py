@@ -66,7 +66,7 @@ class Relay:
             config, self._store, self._dispatch, self.stats, self._alerts, consumer_logs or {}
         )
         self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.stats)
-        self._retention = Retention(config, self._store, clock or SystemClock(), self.stats)
+        self._retention = Retention(config, self._store.history, clock or SystemClock(), self.stats)
         self._parts = Parts("relay")
 
     @property

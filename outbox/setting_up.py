@@ -21,7 +21,7 @@ from outbox.store import SQL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import asyncpg
+    from outbox.connections import Connection
 
 PARTITIONS_MAX: Final = 10_000
 """Of a topic that is created here; a broker has trouble with far fewer."""
@@ -38,7 +38,7 @@ _TOPIC_SETTINGS: Final = {"cleanup.policy": "delete"}
 
 
 async def save_destinations(
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
     destinations: Iterable[Destination],
     *,
     create_topics: KafkaConfig | str | None = None,
@@ -58,7 +58,7 @@ async def save_destinations(
 
 
 async def change_destination(
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
     name: str,
     *,
     create_topics: KafkaConfig | str | None = None,

@@ -15,6 +15,7 @@ from orderchain.errors import SettingError
 from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.destination import Destination
+from outbox.history import History
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message
 from outbox.resend import Due, Place
@@ -79,14 +80,6 @@ class Applied(Struct, frozen=True):
     """There is no such delivery, nor was there one that is still remembered."""
 
 
-class PartitionSize(Struct, frozen=True):
-    """A partition of both histories."""
-
-    lower_id: UUID
-    ends_at: datetime
-    bytes: int
-
-
 class RelayStore:
     """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
 
@@ -94,6 +87,7 @@ class RelayStore:
         self._sweep = Session(config, "sweep", woken)
         self._write = Session(config, "write")
         self._confirm = Session(config, "confirm")
+        self.history = History(self._write)
         self._oldest: UUID | None = None
         self._asked_at = 0.0  # by the loop's clock
 
@@ -198,30 +192,6 @@ class RelayStore:
             [place[2] for place in places],
             [told[place] for place in places],
         )
-
-    # --------------------------------------------------------------------------------- retention
-
-    async def extend(self, now: datetime, span_hours: int) -> None:
-        """Make the partitions that are needed now and next."""
-        await self._write.fetch(SQL["extend"], now, span_hours)
-
-    async def partitions(self) -> list[PartitionSize]:
-        """Return the partitions, the oldest first."""
-        return [PartitionSize(*row) for row in await self._write.fetch(SQL["partitions"])]
-
-    async def drop(self, lower_id: UUID, survivors_max: int) -> int | None:
-        """Drop a partition; return how many messages survived, None where it had to stay."""
-        ((survivors,),) = await self._write.fetch(SQL["drop"], lower_id, survivors_max)
-        return None if survivors is None else int(survivors)
-
-    async def trim(self, before: datetime) -> int:
-        """Remove what is finished and older from the default partitions."""
-        ((trimmed,),) = await self._write.fetch(SQL["trim"], before)
-        return int(trimmed)
-
-    async def check_durability(self) -> None:
-        """Look at the server's settings once more. Raises DurabilityError, RetryError."""
-        await self._write.check_durability()
 
     async def barrier(self) -> None:
         """Return once what can be read here outlives a failover. Raises RetryError."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.outbox_options import alert_webhook, relaying
+from chainctl.options import json_option, uses_settings
+from chainctl.outbox_options import alert_webhook, relaying, retaining
 from chainctl.output import data_json, talk
 from chainctl.running import run_async
 
@@ -17,18 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @relaying
-@click.option(
-    "--retention-hours",
-    type=Seconds(24 * 366),
-    metavar="N",
-    help="How long finished messages are kept.",
-)
-@click.option(
-    "--history-bytes-max",
-    type=Integer(0, 2**62),
-    metavar="N",
-    help="Watermark: above it they are dropped earlier.",
-)
+@retaining
 @click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
 @json_option
 @uses_settings("database", "kafka", "connect_seconds")

@@ -338,6 +338,23 @@ def test_destination_is_not_set_up_where_its_topics_cannot_be_made(
     assert json.loads(listed.out) == []
 
 
+def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    store(1, 1)
+    full = call("outbox", "keep", "--outbox-bytes-max", 1, "--json", settings=settings)
+    told = json.loads(full.out)
+    assert (full.code, told["is_full"], told["bytes_max"]) == (1, True, 1)
+    assert told["bytes"] > 1
+    with pytest.raises(outbox.OutboxFull):
+        store(1, 1)
+    # Without the flag the bound is the one that was set.
+    assert call("outbox", "keep", settings=settings).code == 1
+    again = call("outbox", "keep", "--outbox-bytes-max", 0, settings=settings)
+    assert (again.code, "is_full: False" in again.out) == (0, True)
+    store(1, 1)
+
+
 def test_commands_without_the_outboxs_tables_are_refused(
     refused: Refused, empty_database: str
 ) -> None:
