@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chainctl.options import json_option, uses_settings
-from chainctl.outbox_options import alert_webhook, relaying, retaining
+from chainctl.outbox_options import alert_webhook, consumer_logs, relaying, retaining
 from chainctl.output import data_json, talk
 from chainctl.running import run_async
 
@@ -33,6 +34,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
     from outbox import Relay, RelayConfig
 
     webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
+    logs = consumer_logs(given.pop("consumer_logs"))
     chosen = {name: value for name, value in given.items() if value is not None}
     if "alert_command" in chosen:
         chosen["alert_command"] = (chosen["alert_command"],)
@@ -43,9 +45,12 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         alert_webhook=webhook,
         **chosen,
     )
-    running = Relay(config)
+    running = Relay(config, consumer_logs=logs)
     try:
-        async with running:
+        async with AsyncExitStack() as closing:
+            for log in logs.values():
+                closing.push_async_callback(log.close)
+            await closing.enter_async_context(running)
             talk("chainctl: the relay runs")
             await running.run()
     finally:

@@ -17,6 +17,7 @@ from outbox import Message, draw_message_ids
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from pathlib import Path
     from uuid import UUID
 
     from local_stack import KafkaServer, PostgresServer
@@ -353,6 +354,85 @@ def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
     again = call("outbox", "keep", "--outbox-bytes-max", 0, settings=settings)
     assert (again.code, "is_full: False" in again.out) == (0, True)
     store(1, 1)
+
+
+def test_list_by_key_finds_unfinished_and_finished_deliveries(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    (mine,) = store(1, 1, change="UPDATE outbox_message SET key = 'mine'")
+    (done,) = store(
+        1, 1,
+        change="WITH gone AS (DELETE FROM outbox_pending WHERE message_id = (SELECT max(message_id"
+        "::text)::uuid FROM outbox_pending) RETURNING *) INSERT INTO outbox_done SELECT message_id,"
+        " consumer, destination, 2, 1 FROM gone",
+    )  # fmt: skip
+    store(1, 0)
+    for arguments, expected in (
+        (["--key", "mine"], [mine]),
+        (["--key", "k", "--status", "consumed"], [done]),
+        (["--key", "k", "--id", mine], []),
+        (["--key", "nobody's"], []),
+    ):
+        found = call("outbox", "list", *arguments, "--json", settings=settings)
+        assert [row["message_id"] for row in json.loads(found.out)] == [str(e) for e in expected]
+
+
+def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
+    call: Call,
+    refused: Refused,
+    start: Callable[..., subprocess.Popen[str]],
+    settings: dict[str, str],
+    empty_database: str,
+    empty_database_name: str,
+    admin: Admin,
+    store: Callable[..., list[UUID]],
+    tmp_path: Path,
+) -> None:
+    owner = {**settings, "CHAINCTL_DATABASE": empty_database}
+    assert call("schema", "apply", "--part", "inbox", settings=owner).code == 0
+    topic = f"log.{empty_database_name}"
+    made = call("outbox", "destination", "set", "ledger", "--topic", topic, "--consumer", "a",
+                "--tries-max", 9, "--create-topics", settings=settings)  # fmt: skip
+    assert made.code == 0, made
+    due = "UPDATE outbox_pending SET next_send_at = now(), send_count = 1, status = 0"
+    (applied,) = store(1, 1, "ledger", "INSERT INTO inbox_consumer (name) VALUES ('a')")
+    log = (
+        "INSERT INTO inbox SELECT message_id, consumer_id, 't', 0, 0, now() FROM inbox_consumer,"
+        " (SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1) AS first"
+    )
+    (unknown,) = store(1, 1, "ledger", f"{log}; {due}")
+
+    url = tmp_path / "inbox-url"
+    url.write_text(empty_database + "\n")
+    process = start("outbox", "relay", "--group", topic, "--consumer-log", f"a={url}", "--json",
+                    settings=owner)  # fmt: skip
+
+    async def both_are_dealt_with() -> None:
+        connection = await asyncpg.connect(empty_database)
+        try:
+            async with asyncio.timeout(60):
+                done = "SELECT count(*) FROM outbox_pending WHERE status = 0"
+                while await connection.fetchval(done):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    asyncio.run(both_are_dealt_with())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    told = json.loads(out)
+    assert (told["found_applied"], told["sent"]) == (1, 1), err
+    (row,) = rows(empty_database, "SELECT message_id, status FROM outbox_done")
+    assert (row["message_id"], row["status"]) == (applied, 2)
+    assert [row["message_id"] for row in rows(empty_database, "SELECT * FROM outbox_pending")] == [
+        unknown
+    ]
+    for bad in ("a", "a=", "=x", f"a={tmp_path / 'missing'}"):
+        assert "--consumer-log" in refused("outbox", "relay", "--consumer-log", bad, settings=owner)
+    url.write_text("mysql://a:secret@h/d")
+    line = refused("outbox", "relay", "--consumer-log", f"a={url}", settings=owner)
+    assert "secret" not in line
+    assert "--consumer-log" in line
 
 
 def test_commands_without_the_outboxs_tables_are_refused(
