@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from chainctl.addresses import checked_dsn
 from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.settings import variable_of
 from orderchain.errors import SettingError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chainctl.settings import Settings
+    from outbox import InboxLog
     from outbox.acts import Filter
 
 _URL_BYTES_MAX: Final = 4096
@@ -41,10 +43,49 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"[or env: {variable_of('alert_webhook')}]",
             ),
             click.option(
+                "--consumer-log",
+                "consumer_logs",
+                multiple=True,
+                metavar="NAME=FILE",
+                help="A consumer whose inbox the relay may look into, and a file that holds the "
+                "libpq URL of its database: what was applied is not sent again. May be repeated.",
+            ),
+            click.option(
                 "--unsafe-durability",
                 is_flag=True,
                 help="Start on a database that may lose what it has committed. For throw-away data "
                 "only.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def retaining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the rules of retention."""
+    for option in reversed(
+        (
+            click.option(
+                "--retention-hours",
+                "retention_seconds",
+                callback=lambda _context, _option, hours: None if hours is None else hours * 3_600,
+                type=Seconds(24 * 366),
+                metavar="N",
+                help="How long finished messages are kept.  [default: 72]",
+            ),
+            click.option(
+                "--history-bytes-max",
+                type=Integer(0, 2**62),
+                metavar="N",
+                help="First watermark: above it they are dropped earlier. 0: never.",
+            ),
+            click.option(
+                "--outbox-bytes-max",
+                type=Integer(0, 2**62),
+                metavar="N",
+                help="Second watermark: above it adding is refused. 0: never.  "
+                "[default: as it was set last]",
             ),
         )
     ):
@@ -59,15 +100,35 @@ def alert_webhook(settings: Settings, path: Path | None) -> str:
     """
     if path is None:
         return settings.alert_webhook
+    return _url_in(path, "--alert-webhook-file")
+
+
+def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
+    """Return the inboxes to look into, by consumer, for `NAME=FILE` each. Raises SettingError."""
+    from outbox import InboxLog
+
+    found: dict[str, InboxLog] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not (name and equals and path) or name in found:
+            raise SettingError("--consumer-log", each, "NAME=FILE, each name once")
+        url = _url_in(Path(path), "--consumer-log")
+        dsn = checked_dsn("--consumer-log", url, f"the file {path}")
+        found[name] = InboxLog(dsn, name)
+    return found
+
+
+def _url_in(path: Path, flag: str) -> str:
+    """Return the URL that a file holds. Raises SettingError, which shows nothing of it."""
     try:
         with path.open("rb") as file:
             content = file.read(_URL_BYTES_MAX + 1)
     except OSError as error:
         expected = f"a readable file: {error.strerror or type(error).__name__}"
-        raise SettingError("--alert-webhook-file", str(path), expected) from None
+        raise SettingError(flag, str(path), expected) from None
     url = content.decode("ascii", "replace").strip()
     if not url.isprintable() or not url.isascii() or len(content) > _URL_BYTES_MAX or not url:
-        raise SettingError("--alert-webhook-file", str(path), "a file that holds one URL")
+        raise SettingError(flag, str(path), "a file that holds one URL")
     return url
 
 
@@ -142,5 +203,6 @@ def chosen_filter(given: dict[str, Any]) -> Filter:
         consumer=given["consumer"],
         statuses=tuple(Status[name.upper()] for name in given.get("statuses", ())),
         before=before,
+        key=given.get("key"),
         limit=given["limit"],
     )

@@ -42,7 +42,7 @@ def cell(value: object) -> object:
     """Return what a table shows of a value."""
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%dT%H:%M:%SZ}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     if isinstance(value, float):
         return round(value, 1)

@@ -12,6 +12,7 @@ from outbox.errors import (
     BadRecord,
     DestinationMissing,
     MessageError,
+    OutboxFull,
     PartEnded,
     TransitionRefused,
 )
@@ -22,10 +23,12 @@ from outbox.message import Message, draw_message_ids
 from outbox.record_source import move_start
 from outbox.relay import Relay
 from outbox.relay_config import RelayConfig
+from outbox.retention import Kept, keep_outbox
+from outbox.retention_config import KeepConfig
 from outbox.retries import RetryLevels
+from outbox.setting_up import change_destination, create_destination_topics, save_destinations
 from outbox.starts import StartAt, StartFrom
 from outbox.statuses import Change, Status
-from outbox.store import save_destinations
 
 __all__ = [
     "BadRecord",
@@ -40,10 +43,13 @@ __all__ = [
     "DestinationMissing",
     "FireAfterCommit",
     "InboxLog",
+    "KeepConfig",
+    "Kept",
     "MemoryFilter",
     "Message",
     "MessageError",
     "NoFilter",
+    "OutboxFull",
     "PartEnded",
     "Progress",
     "RedisFilter",
@@ -58,7 +64,10 @@ __all__ = [
     "TransitionRefused",
     "add",
     "add_many",
+    "change_destination",
+    "create_destination_topics",
     "draw_message_ids",
+    "keep_outbox",
     "move_start",
     "save_destinations",
 ]

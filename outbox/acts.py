@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from orderchain.errors import SettingError
 from orderchain.sql import load_sql
+from outbox.message import smallest_id
 from outbox.statuses import FINAL, Change, Status, sources
 
 if TYPE_CHECKING:
@@ -43,13 +44,15 @@ class Filter(Struct, frozen=True, kw_only=True):
     statuses: tuple[Status, ...] = ()
     before: datetime | None = None
     """Only messages that were made earlier."""
+    key: str | None = None
+    """Only messages of this key; for `find` alone."""
     limit: int = 100
 
     def values(self) -> tuple[object, ...]:
         """Return it as the statements take it."""
         below = None
         if self.before is not None:
-            below = UUID(int=max(int(self.before.timestamp() * 1_000), 0) << 80)
+            below = smallest_id(self.before.timestamp())
         return (
             list(self.message_ids) or None,
             self.destination,
@@ -92,9 +95,9 @@ async def find(connection: Connection, chosen: Filter) -> list[Delivery]:
     found: list[Any] = []
     wanted = set(chosen.statuses)
     if chosen.message_ids or not wanted or wanted - FINAL:
-        found += await connection.fetch(_SQL["pending"], *chosen.values())
+        found += await connection.fetch(_SQL["pending"], *chosen.values(), chosen.key)
     if chosen.message_ids or wanted & {*FINAL, Status.CONFIRMED}:
-        found += await connection.fetch(_SQL["done"], *chosen.values())
+        found += await connection.fetch(_SQL["done"], *chosen.values(), chosen.key)
     found.sort(key=lambda row: (row["message_id"], row["consumer"]))
     return [_delivery(row) for row in found[: chosen.limit]]
 
@@ -104,8 +107,9 @@ async def act(
 ) -> list[Changed]:
     """Do `what` to the chosen deliveries that are where it can be done; all of them or none.
 
-    Raises SettingError for an actor or a reason that says nothing.
+    Raises SettingError for an actor or a reason that says nothing, and for a key.
     """
+    _refuse_key(chosen)
     actor, reason = checked_text("actor", actor), checked_text("reason", reason)
     rows = await connection.fetch(_SQL["act"], *chosen.values(), what, actor, reason)
     return [_changed(row) for row in rows]
@@ -113,12 +117,13 @@ async def act(
 
 async def would_act(connection: Connection, what: Act, chosen: Filter) -> list[Changed]:
     """Return the deliveries that `act` would change, and change nothing."""
+    _refuse_key(chosen)
     expected = {Status(number) for number in _EXPECTED[what]}
     statuses = tuple(expected & set(chosen.statuses) if chosen.statuses else expected)
     if not statuses:
         return []
     narrowed = msgspec.structs.replace(chosen, statuses=statuses)
-    rows = await connection.fetch(_SQL["pending"], *narrowed.values())
+    rows = await connection.fetch(_SQL["pending"], *narrowed.values(), None)
     return [_changed(row) for row in rows]
 
 
@@ -135,6 +140,12 @@ async def look(
     """Return a message and the acts on it; no message where it is not known, or was dropped."""
     message = await connection.fetchrow(_SQL["message"], message_id)
     return message, list(await connection.fetch(_SQL["acts"], message_id))
+
+
+def _refuse_key(chosen: Filter) -> None:
+    """Raise SettingError for what the statement of acts would pass over: it would do too much."""
+    if chosen.key is not None:
+        raise SettingError("key", chosen.key, "none: find the messages, and name them by their ids")
 
 
 def checked_text(field: str, text: str) -> str:

@@ -1,5 +1,6 @@
 -- What people look at and do by hand. The filter is the same everywhere, each part of it may be NULL:
--- $1 message ids, $2 destination, $3 consumer, $4 statuses, $5 ids below this one, $6 rows at most.
+-- $1 message ids, $2 destination, $3 consumer, $4 statuses, $5 ids below this one, $6 rows at most;
+-- for a look alone $7, the message's key.
 
 -- pending: unfinished deliveries, the oldest first
 SELECT message_id, consumer, destination, status, send_count, next_send_at, topic, "partition",
@@ -8,6 +9,9 @@ SELECT message_id, consumer, destination, status, send_count, next_send_at, topi
  WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
    AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
    AND ($5::uuid IS NULL OR message_id < $5)
+   AND ($7::text IS NULL OR EXISTS (SELECT FROM outbox_message AS message
+                                     WHERE message.message_id = outbox_pending.message_id
+                                       AND message.key = $7))
  ORDER BY message_id, consumer LIMIT $6
 
 -- done: finished deliveries, the oldest first
@@ -18,6 +22,9 @@ SELECT message_id, consumer, destination, status, send_count, NULL::timestamptz 
  WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
    AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
    AND ($5::uuid IS NULL OR message_id < $5)
+   AND ($7::text IS NULL OR EXISTS (SELECT FROM outbox_message AS message
+                                     WHERE message.message_id = outbox_done.message_id
+                                       AND message.key = $7))
  ORDER BY message_id, consumer LIMIT $6
 
 -- unfinished: unfinished deliveries by destination and status, with the oldest message of them

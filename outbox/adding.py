@@ -8,7 +8,7 @@ import asyncpg
 import msgspec
 
 from orderchain.errors import SettingError
-from outbox.errors import DestinationMissing, MessageError
+from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.limits import MESSAGES_MAX
 from outbox.message import Message, check_message, check_name, draw_message_ids
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
+
+_FULL: Final = "53000"
+"""What outbox_add_many raises; the server itself has longer codes for what it runs out of."""
 
 _STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
 
@@ -33,7 +36,8 @@ async def add(
 
     `connection` must be in a transaction of the caller's; the message is sent once that has
     committed, and never if it does not. Raises MessageError or DestinationMissing, which leave the
-    transaction usable, SettingError outside of a transaction.
+    transaction usable, SettingError outside of a transaction; OutboxFull, which breaks it, while
+    the outbox takes more on disk than it may.
     """
     chosen = message_id or draw_message_ids(1)[0]
     message = Message(chosen, destination, payload, key, headers)
@@ -85,6 +89,10 @@ async def store_messages(
             check_at,
             sender,
         )
+    except asyncpg.InsufficientResourcesError as error:
+        if error.sqlstate != _FULL:
+            raise
+        raise OutboxFull(f"{error} (chainctl outbox keep)") from error
     except asyncpg.UniqueViolationError as error:
         shown = str(messages[0].message_id) if len(messages) == 1 else "one of several"
         raise MessageError("message_id", shown, "an id that is not stored yet") from error

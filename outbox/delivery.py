@@ -35,7 +35,7 @@ class Delivery(Struct, eq=False):
     confirm_topic: str | None = None
     """Where to confirm; None where no confirm is asked for."""
     oldest_unfinished: UUID | None = None
-    """The oldest message that its sender had not finished when this one was sent."""
+    """Below it, its sender had nothing to send any more. None: it does not say."""
     failures: int = 0
     """How often its handler has failed so far."""
     is_alone: bool = False

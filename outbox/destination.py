@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
@@ -17,6 +18,9 @@ from outbox.limits import (
     TOPIC_CHARS_MAX,
     TRIES_MAX,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 Topic = Annotated[str, Meta(min_length=1, max_length=TOPIC_CHARS_MAX)]
@@ -84,3 +88,27 @@ class Destination(Config, frozen=True, kw_only=True):
     def deliveries(self) -> tuple[str, ...]:
         """The consumers that each message has a delivery for."""
         return self.consumers or (NO_CONSUMER,)
+
+
+def changed_destination(
+    stored: Mapping[str, Any] | None, name: str, changes: Mapping[str, Any]
+) -> Destination:
+    """Return the destination `name` with the fields of `changes`, and all others as they are.
+
+    `stored` holds the fields of one that is there. A new one needs its topic, and has the defaults
+    else. `consumers` alone means that they confirm, or with none that nobody does; `confirm` none
+    takes the consumers and their topic away. Raises SettingError.
+    """
+    if stored is None and "topic" not in changes:
+        raise SettingError("topic", "", f"the topic of {name}, which is new")
+    fields = {**(stored or {}), **changes, "name": name}
+    if "confirm" not in changes and (stored is None or "consumers" in changes):
+        fields["confirm"] = "required" if fields.get("consumers") else "none"
+    if fields["confirm"] == "none":
+        fields |= {"consumers": (), "confirm_topic": "", **changes}
+    try:
+        return msgspec.convert(fields, Destination)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).replace("`", "").partition(" - at $.")
+        field = place.partition("[")[0] or "destination"
+        raise SettingError(field, fields.get(field), reason.removeprefix("Expected ")) from None

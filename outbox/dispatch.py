@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from orderchain.printable import printable
-from outbox.message import Message
+from outbox.message import Message, smallest_id
 from outbox.store import Ack
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Dispatch:
         self._slots = asyncio.Semaphore(ROUNDS_MAX)
         self._waiting_rows = 0
         self.destinations: dict[str, Destination] = {}
-        self.oldest_unfinished: UUID | None = None
+        self.oldest_unfinished = smallest_id(0)
         self.is_broker_away = False
         self.broker_back: Callable[[], None] = lambda: None
 

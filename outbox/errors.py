@@ -8,6 +8,7 @@ OrderchainError
 ├── StoppedError              this object works no more; open a new one
 │   └── PartEnded                 a part has ended that must live
 ├── RetryError                the same call may succeed later
+│   ├── OutboxFull                the outbox takes more on disk than it may; nothing was stored
 │   └── CutWait                   committed here, and perhaps not on the standby
 └── BadRecord                 one record is unusable: drop it, count it
 """
@@ -59,6 +60,13 @@ class PartEnded(StoppedError):
         super().__init__(f"{service}: {part} has ended, so nothing more is accepted")
         self.service = service
         self.part = part
+
+
+class OutboxFull(RetryError):
+    """The outbox takes more on disk than it may: nothing was stored, and the transaction is broken.
+
+    Messages are added again once history was dropped, or the bound raised (`chainctl outbox keep`).
+    """
 
 
 class CutWait(RetryError):

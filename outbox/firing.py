@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,8 @@ from orderchain.counted import counted
 from orderchain.reasons import reason_of
 from outbox.business import watched_transaction
 from outbox.errors import DestinationMissing, PartEnded
-from outbox.message import Message, check_message, draw_message_ids
+from outbox.limits import OPEN_SECONDS_MAX
+from outbox.message import Message, check_message, draw_message_ids, smallest_id
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, uninterrupted
 
@@ -147,7 +149,9 @@ class FireAfterCommit:
         while True:
             await self._some.wait()
             taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _ROUND_MAX))]
-            results = await self._sender.send(taken, self._destinations, None)
+            # No table tells what other processes have still to send: only time does.
+            oldest = smallest_id(time.time() - OPEN_SECONDS_MAX)
+            results = await self._sender.send(taken, self._destinations, oldest)
             for result in results:
                 if result.error is None:
                     self.sent += len(result.messages)

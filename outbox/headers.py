@@ -4,7 +4,8 @@ Beside the caller's own headers, all ASCII text:
 
     orderchain-message-id          the id, as UUID text
     orderchain-destination         the destination's name
-    orderchain-oldest-unfinished   id of the sender's oldest unfinished message; absent if unknown
+    orderchain-oldest-unfinished   an id: its sender sends no message below it any more. All records
+                                   of ours have it; without it nobody knows what may still come
     orderchain-confirm-topic       where to confirm; absent where no confirm is asked for
 """
 
@@ -47,7 +48,7 @@ class RecordHeaders(Struct, frozen=True, gc=False):
     message_id: UUID
     destination: str
     oldest_unfinished: UUID | None
-    """None where the sender does not know it, or where it has none."""
+    """Below it, its sender has nothing to send any more. None: it does not say."""
     confirm_topic: str | None
     """None where no confirm is asked for."""
     own: dict[str, bytes]

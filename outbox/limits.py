@@ -36,6 +36,11 @@ MESSAGES_MAX: Final = 100_000
 TRIES_MAX: Final = 1_000
 """Of one round; beyond it a person should have looked long ago."""
 
+OPEN_SECONDS_MAX: Final = 3_600.0
+"""How long a transaction that stores messages may stay open, by the time at which their ids were
+drawn and by clocks that differ. The inboxes of consumers keep what is younger: next to the days for
+which they keep it anyway, an hour costs nothing."""
+
 CONFIRM_RECORD_BYTES_MAX: Final = 1024 * 1024
 """What the intake of confirms will look at. Above it a record is refused unread, since small values
 decode into objects many times their size."""

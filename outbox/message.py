@@ -89,6 +89,11 @@ def draw_message_ids(count: int) -> list[UUID]:
     return _ids.draw(count)
 
 
+def smallest_id(at: float) -> UUID:
+    """Return the smallest id of a time, in seconds since 1970; of an earlier one the smallest."""
+    return UUID(int=max(int(at * 1_000), 0) << 80)
+
+
 def made_at(message_id: UUID) -> float:
     """Return when an id was drawn, in seconds since 1970: it begins with that time."""
     return (message_id.int >> 80) / 1_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -43,6 +44,8 @@ _CLOSE_SECONDS: Final = 2.0
 """How long the client's own stop is awaited. With the broker away it waits until its records have
 expired; then it is left to end by itself."""
 
+_ID: Final = attrgetter("message_id")
+
 SEND_ERRORS: Final = (*DRIVER_ERRORS, OrderchainError)
 
 
@@ -73,9 +76,11 @@ class MessageSender:
         self,
         messages: Sequence[Message],
         destinations: dict[str, Destination],
-        oldest_unfinished: UUID | None,
+        oldest_unfinished: UUID,
     ) -> list[Sent]:
         """Send messages, and return what became of them; raises nothing of the broker's.
+
+        Below `oldest_unfinished` nothing is sent any more, but for some of these messages.
 
         Each destination must be in `destinations`. An error in one batch does not touch others,
         but whoever gets one should `renew` the producer.
@@ -109,7 +114,7 @@ class MessageSender:
         await self._open()
 
     async def _send_group(
-        self, destination: Destination, messages: list[Message], oldest: UUID | None
+        self, destination: Destination, messages: list[Message], oldest: UUID
     ) -> list[Sent]:
         try:
             async with asyncio.timeout(self._send_seconds):
@@ -118,7 +123,7 @@ class MessageSender:
         except SEND_ERRORS as error:
             refused = self._refused(destination.topic, error)
             return [Sent(destination.topic, -1, messages, error=refused)]
-        headers = common_headers(destination, oldest)
+        headers = common_headers(destination, min(oldest, *map(_ID, messages)))
         batches: list[tuple[Sent, BatchBuilder]] = []
         for partition, share in self._shares(messages, partitions):
             batches += _build(producer, destination.topic, partition, share, headers)
@@ -142,7 +147,7 @@ class MessageSender:
         return not_allowed(error, self._kafka, f"write to topic {topic}") or error
 
     async def _split_too_large(
-        self, destination: Destination, done: list[Sent], oldest: UUID | None
+        self, destination: Destination, done: list[Sent], oldest: UUID
     ) -> list[Sent]:
         """Send the halves of batches that were too large for the topic: most of them will fit."""
         kept: list[Sent] = []

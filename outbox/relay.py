@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from orderchain.clock import SystemClock
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The parts that take work in: at a stop they end first, and what they took is finished."""
-
-_OLDEST_SECONDS: Final = 0.2
-"""How often the oldest unfinished message is looked for while sweeps follow each other."""
 
 
 class Relay:
@@ -69,7 +66,7 @@ class Relay:
             config, self._store, self._dispatch, self.stats, self._alerts, consumer_logs or {}
         )
         self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.stats)
-        self._retention = Retention(config, self._store, clock or SystemClock(), self.stats)
+        self._retention = Retention(config, self._store.history, clock or SystemClock(), self.stats)
         self._parts = Parts("relay")
 
     @property
@@ -190,14 +187,9 @@ class Relay:
         await self._parts.wait()
 
     async def _keep_sweeping(self) -> None:
-        loop = asyncio.get_running_loop()
-        asked_at = -_OLDEST_SECONDS
         while True:
             await self._sweep.sweep()
-            # Woken often, it would ask as often. An older answer only makes the inboxes keep more.
-            if loop.time() - asked_at >= _OLDEST_SECONDS:
-                asked_at = loop.time()
-                self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
+            self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.sweep_seconds):
                     await self._woken.wait()

@@ -7,16 +7,16 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Seconds
+from outbox.retention_config import RetentionConfig
 
 _ADDRESS_CHARS_MAX: Final = 4096
 
 _Address = Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
 
 
-class RelayConfig(Config, frozen=True, kw_only=True):
+class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """What a relay must know. Several may run side by side on the same tables."""
 
     database: _Address
@@ -51,20 +51,9 @@ class RelayConfig(Config, frozen=True, kw_only=True):
     probe_seconds: Seconds = 1.0
     """How often a broker that is away is tried. Nothing is claimed meanwhile."""
 
-    retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
-    """How long finished messages are kept, by the time at which they were stored."""
-    partition_seconds: Annotated[int, Meta(ge=3_600, le=366 * 86_400, multiple_of=3_600)] = (
-        6 * 3_600
-    )
-    """What one partition spans: the unit in which finished messages are dropped."""
-    history_bytes_max: Annotated[int, Meta(ge=0)] = 0
-    """Watermark: above so many bytes the oldest partitions are dropped earlier. 0: never. What the
-    partitions of messages and of finished deliveries take on disk counts, with their indexes; not
-    unfinished deliveries, nor what a strange clock has put into the default partition."""
-    survivors_max: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
-    """Unfinished messages that are moved out of a partition to be dropped. One with more stays."""
     upkeep_seconds: Seconds = 60.0
-    """How often partitions are made and dropped, and the destinations read again."""
+    """How often partitions are made and dropped, the outbox is measured, and the destinations are
+    read again."""
 
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
@@ -78,6 +67,10 @@ class RelayConfig(Config, frozen=True, kw_only=True):
     """URL that gets a POST with JSON when deliveries become abnormal."""
     alert_command: tuple[str, ...] = ()
     """Program and arguments that are run then, with the same JSON on stdin."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where settings contradict each other."""
+        super().__post_init__()
 
     def __repr__(self) -> str:
         """Show the settings without the password."""

@@ -49,4 +49,6 @@ class RelayStats:
     survivors: int = 0
     """Unfinished messages that were moved out of partitions that were dropped."""
     partitions_dropped: int = 0
+    found_full: int = 0
+    """Rounds of retention that found the outbox full, so that nothing more is added."""
     alerts_failed: int = 0

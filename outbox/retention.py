@@ -1,23 +1,35 @@
 """Drops finished messages by partition: after a time, or earlier above a watermark.
 
-Never what is unfinished: such messages are moved out of a partition before it is dropped.
+Never what is unfinished: such messages are moved out of a partition before it is dropped. Above a
+second watermark nothing more is added: the outbox stands in the business's own database, and a disk
+that is full would stop the business itself.
 """
 
 from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orderchain.clock import SystemClock
+from orderchain.roles import OUTBOX_OPERATOR
+from outbox.history import History
+from outbox.relay_stats import RelayStats
+from outbox.session import OUTBOX_TABLES, Session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orderchain.clock import Clock
-    from outbox.relay_config import RelayConfig
-    from outbox.relay_stats import RelayStats
-    from outbox.store import PartitionSize, RelayStore
+    from outbox.history import PartitionSize, Space
+    from outbox.retention_config import KeepConfig, RetentionConfig
 
 _log = logging.getLogger(__name__)
+
+_TABLES: Final = replace(OUTBOX_TABLES, role=OUTBOX_OPERATOR)
 
 
 def droppable(
@@ -39,35 +51,96 @@ def droppable(
     return found
 
 
+class Kept(Struct, frozen=True, kw_only=True):
+    """What a round has done."""
+
+    partitions_dropped: int
+    survivors: int
+    """Unfinished messages that were moved out of them."""
+    partitions_left: int
+    """Partitions that were to go and hold too much that is unfinished."""
+    bytes: int
+    """What the outbox takes on disk after that."""
+    bytes_max: int
+    """While it takes more, nothing is added; 0: no bound."""
+    is_full: bool
+
+
 class Retention:
-    """Makes partitions ahead of time, and drops old ones."""
+    """Makes partitions ahead of time, drops old ones, and says when nothing more may be added."""
 
     def __init__(
-        self, config: RelayConfig, store: RelayStore, clock: Clock, stats: RelayStats
+        self, config: RetentionConfig, history: History, clock: Clock, stats: RelayStats
     ) -> None:
         self._config = config
-        self._store = store
+        self._history = history
         self._clock = clock
         self._stats = stats
+        self._was_full = False
 
-    async def keep(self) -> None:
+    async def keep(self) -> Kept:
         """Do one round. Raises RetryError where a lock was not to be had: try again later.
 
         DurabilityError where the database was set to lose what it has committed.
         """
-        await self._store.check_durability()
+        await self._history.check_durability()
         now = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
-        keep = timedelta(seconds=self._config.retention_seconds)
-        await self._store.extend(now, self._config.partition_seconds // 3_600)
-        partitions = await self._store.partitions()
-        for partition in droppable(partitions, now, keep, self._config.history_bytes_max):
-            survivors = await self._store.drop(partition.lower_id, self._config.survivors_max)
+        await self._history.extend(now, self._config.partition_seconds // 3_600)
+        try:
+            dropped, survivors, left = await self._drop(now)
+        finally:
+            # Also where history could not be dropped: that is when the disk fills.
+            space = await self._measure()
+        return Kept(
+            partitions_dropped=dropped, survivors=survivors, partitions_left=left,
+            bytes=space.bytes, bytes_max=space.bytes_max, is_full=space.is_full,
+        )  # fmt: skip
+
+    async def _drop(self, now: datetime) -> tuple[int, int, int]:
+        """Drop what may go; return how many partitions went, messages survived, partitions stay."""
+        config, dropped, moved, left = self._config, 0, 0, 0
+        keep = timedelta(seconds=config.retention_seconds)
+        partitions = await self._history.partitions()
+        for partition in droppable(partitions, now, keep, config.history_bytes_max):
+            survivors = await self._history.drop(partition.lower_id, config.survivors_max)
             if survivors is None:
+                left += 1
                 _log.warning(
                     "the partition up to %s holds too many unfinished messages to be dropped",
                     partition.ends_at,
                 )
                 continue
+            dropped += 1
+            moved += survivors
             self._stats.partitions_dropped += 1
             self._stats.survivors += survivors
-        await self._store.trim(now - keep)
+        await self._history.trim(now - keep)
+        return dropped, moved, left
+
+    async def _measure(self) -> Space:
+        space = await self._history.measure(self._config.outbox_bytes_max)
+        self._stats.found_full += space.is_full
+        if space.is_full and not self._was_full:
+            _log.error(
+                "the outbox takes %d bytes and may take %d: nothing is added until history is "
+                "dropped (chainctl outbox keep)",
+                space.bytes,
+                space.bytes_max,
+            )
+        elif self._was_full and not space.is_full:
+            _log.warning("the outbox takes %d bytes: messages are added again", space.bytes)
+        self._was_full = space.is_full
+        return space
+
+
+async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> Kept:
+    """Do one round of retention by hand, beside any relays.
+
+    Raises ConnectError, SchemaError, DurabilityError; RetryError where a lock was not to be had.
+    """
+    session = Session(config, "keep", tables=_TABLES)
+    try:
+        retention = Retention(config, History(session), clock or SystemClock(), RelayStats())
+        return await retention.keep()
+    finally:
+        await session.close()

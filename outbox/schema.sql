@@ -147,6 +147,16 @@ CREATE TABLE outbox_partition (
     suffix   text NOT NULL UNIQUE
 );
 
+-- What the outbox takes on disk, as the last round of retention has found it, and how much it may.
+CREATE TABLE outbox_space (
+    only_row    boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
+    bytes       bigint      NOT NULL DEFAULT 0,
+    bytes_max   bigint      NOT NULL DEFAULT 0 CHECK (bytes_max >= 0), -- 0: no bound
+    measured_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 20);
+
+INSERT INTO outbox_space DEFAULT VALUES;
+
 -- How far each consumer has come in each partition, as its confirms say: what was sent below that is
 -- lost and not merely queued.
 CREATE TABLE outbox_progress (
@@ -198,6 +208,7 @@ $$;
 
 -- Stores messages, each with a delivery for every consumer of its destination: all of them, or none
 -- and a row for each that is refused. It does not raise for those, so the transaction stays usable.
+-- It raises, with SQLSTATE 53000, while the outbox takes more on disk than it may.
 --
 -- `claim` stores them as claimed for the first try by that token, for whoever sends them itself once
 -- this has committed; else they are due at once, and the relays are woken at the commit.
@@ -209,7 +220,15 @@ CREATE FUNCTION outbox_add_many(
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
 #variable_conflict use_column
+DECLARE
+    space public.outbox_space;
 BEGIN
+    SELECT * INTO space FROM public.outbox_space WHERE bytes_max > 0 AND bytes > bytes_max;
+    IF FOUND THEN
+        RAISE EXCEPTION 'the outbox takes % bytes and may take %: nothing is added until history is '
+            'dropped', space.bytes, space.bytes_max
+            USING ERRCODE = '53000', HINT = 'chainctl outbox keep';
+    END IF;
     -- A message service speaks for its clients, and nobody else does.
     IF sender IS NOT NULL AND NOT pg_has_role(session_user, 'outbox_relay', 'MEMBER') THEN
         RAISE EXCEPTION 'a sender is named by a message service alone' USING ERRCODE = '42501';
@@ -428,6 +447,21 @@ BEGIN
 END
 $$;
 
+-- Measures what the outbox takes on disk, with its indexes and what is not finished. While that is more
+-- than `new_bytes_max` (0: no bound; NULL: the bound that was set last) nothing more is added.
+CREATE FUNCTION outbox_measure(new_bytes_max bigint) RETURNS TABLE (bytes bigint, bytes_max bigint)
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+    UPDATE public.outbox_space AS space
+       SET bytes = pg_total_relation_size('public.outbox_pending') + (
+               SELECT sum(pg_total_relation_size(member.relid))
+                 FROM unnest(ARRAY['public.outbox_message', 'public.outbox_done']::regclass[]) AS parent
+                CROSS JOIN LATERAL pg_partition_tree(parent) AS member
+           ),
+           bytes_max = coalesce(new_bytes_max, space.bytes_max), measured_at = now()
+    RETURNING space.bytes, space.bytes_max
+$$;
+
 -- Does by hand what people may do to deliveries, each with its row in delivery_act: `retry`, `abandon` or
 -- `resend`. Chosen are those that fit all that is given; what is NULL chooses all. The function alone
 -- can: so no act is without its row. Returns what was changed, with its status after that.
@@ -509,6 +543,7 @@ REVOKE ALL ON FUNCTION outbox_add(text, bytea, text, jsonb, uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_extend(timestamptz, integer, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_drop(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_trim(timestamptz, integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_measure(bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_headers_fit(jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) FROM PUBLIC;
@@ -522,19 +557,20 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION outbox_add(text, bytea, text, jsonb, uuid) TO outbox_writer, outbox_relay;
 
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
-    outbox_progress, outbox_partition TO outbox_relay;
+    outbox_progress, outbox_partition, outbox_space TO outbox_relay;
 GRANT UPDATE (status, is_decided, send_count, check_count, next_send_at, claim_token, topic,
     "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
 GRANT INSERT ON outbox_done TO outbox_relay;
 GRANT INSERT, UPDATE ON outbox_progress TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz), outbox_new_id() TO outbox_relay;
-GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox_relay;
-GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay;
-GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox_relay, outbox_operator;
+GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay, outbox_operator;
+GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay, outbox_operator;
+GRANT EXECUTE ON FUNCTION outbox_measure(bigint) TO outbox_relay, outbox_operator;
 
 -- People. Their acts are functions alone, and each leaves a row in delivery_act.
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
-    outbox_progress, outbox_partition, delivery_act TO outbox_operator;
+    outbox_progress, outbox_partition, outbox_space, delivery_act TO outbox_operator;
 GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
 GRANT EXECUTE ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) TO outbox_operator;

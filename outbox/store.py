@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,8 @@ from orderchain.errors import SettingError
 from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.destination import Destination
+from outbox.history import History
+from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message
 from outbox.resend import Due, Place
 from outbox.session import Session
@@ -37,6 +40,10 @@ _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
 RETRY_SLACK_SECONDS: Final = 60.0
 """How long after its retry fell due a parked message may stay unconfirmed before it is sent again:
 the consumer first has to work on it, and its confirm to travel."""
+
+
+OLDEST_SECONDS: Final = 0.2
+"""How often the oldest unfinished message is looked for while sweeps or sends follow each other."""
 
 
 class Ack(Struct, frozen=True, gc=False):
@@ -73,14 +80,6 @@ class Applied(Struct, frozen=True):
     """There is no such delivery, nor was there one that is still remembered."""
 
 
-class PartitionSize(Struct, frozen=True):
-    """A partition of both histories."""
-
-    lower_id: UUID
-    ends_at: datetime
-    bytes: int
-
-
 class RelayStore:
     """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
 
@@ -88,15 +87,25 @@ class RelayStore:
         self._sweep = Session(config, "sweep", woken)
         self._write = Session(config, "write")
         self._confirm = Session(config, "confirm")
+        self.history = History(self._write)
+        self._oldest: UUID | None = None
+        self._asked_at = 0.0  # by the loop's clock
 
     async def destinations(self) -> dict[str, Destination]:
         """Return every destination, by its name."""
         return _destinations(await self._sweep.fetch(SQL["destinations"]))
 
-    async def oldest_unfinished(self) -> UUID | None:
-        """Return the smallest id of a message that is not finished; None when all are."""
-        rows = await self._sweep.fetch(SQL["oldest_unfinished"])
-        return rows[0][0] if rows else None
+    async def oldest_unfinished(self) -> UUID:
+        """Return an id below which no message is sent any more, from `OLDEST_SECONDS` ago at most.
+
+        Asked for more often, it would cost a statement per send; an older answer only makes the
+        inboxes of consumers keep more.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._oldest is None or now - self._asked_at >= OLDEST_SECONDS:
+            ((self._oldest,),) = await self._sweep.fetch(SQL["oldest_unfinished"], OPEN_SECONDS_MAX)
+            self._asked_at = now
+        return self._oldest
 
     def sweep(self) -> Any:  # noqa: ANN401 - contextlib's own
         """Hold a transaction in which what is due is locked and claimed; see `Claiming`."""
@@ -184,30 +193,6 @@ class RelayStore:
             [told[place] for place in places],
         )
 
-    # --------------------------------------------------------------------------------- retention
-
-    async def extend(self, now: datetime, span_hours: int) -> None:
-        """Make the partitions that are needed now and next."""
-        await self._write.fetch(SQL["extend"], now, span_hours)
-
-    async def partitions(self) -> list[PartitionSize]:
-        """Return the partitions, the oldest first."""
-        return [PartitionSize(*row) for row in await self._write.fetch(SQL["partitions"])]
-
-    async def drop(self, lower_id: UUID, survivors_max: int) -> int | None:
-        """Drop a partition; return how many messages survived, None where it had to stay."""
-        ((survivors,),) = await self._write.fetch(SQL["drop"], lower_id, survivors_max)
-        return None if survivors is None else int(survivors)
-
-    async def trim(self, before: datetime) -> int:
-        """Remove what is finished and older from the default partitions."""
-        ((trimmed,),) = await self._write.fetch(SQL["trim"], before)
-        return int(trimmed)
-
-    async def check_durability(self) -> None:
-        """Look at the server's settings once more. Raises DurabilityError, RetryError."""
-        await self._write.check_durability()
-
     async def barrier(self) -> None:
         """Return once what can be read here outlives a failover. Raises RetryError."""
         await self._confirm.barrier()
@@ -283,15 +268,6 @@ class Claiming:
             sources(Change.TRIES_USED_UP),
         )
         return [Abnormal(*row) for row in rows]
-
-
-async def save_destinations(
-    connection: asyncpg.Connection[asyncpg.Record], destinations: Iterable[Destination]
-) -> None:
-    """Set destinations up, or change them. Needs the role `outbox_operator` or the owner."""
-    await connection.executemany(
-        SQL["save_destination"], [msgspec.structs.astuple(each) for each in destinations]
-    )
 
 
 def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:

@@ -27,6 +27,14 @@ ON CONFLICT (destination) DO UPDATE SET
        queue_seconds_max = EXCLUDED.queue_seconds_max, resend_filter = EXCLUDED.resend_filter,
        payload_bytes_max = EXCLUDED.payload_bytes_max, changed_at = now()
 
+-- destination_to_change: one destination, locked until the transaction ends
+SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,
+       resend_seconds_max, queue_seconds_max, resend_filter, payload_bytes_max
+  FROM outbox_destination WHERE destination = $1 FOR UPDATE
+
+-- lock_destinations: let nobody else set one up until the transaction ends; all may read on
+LOCK TABLE outbox_destination IN SHARE ROW EXCLUSIVE MODE
+
 -- due: the deliveries from $1 on whose time has come, locked; $2 rows at most, of statuses $3
 SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
        pending.send_count, pending.topic, pending."partition", pending."offset",
@@ -146,23 +154,7 @@ DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 
--- oldest_unfinished: the smallest id that is not finished for every consumer
-SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1
-
--- extend: make the partitions that are needed now and next
-SELECT outbox_extend($1, $2, 2)
-
--- partitions: the oldest first, with the time at which each ends, and what it takes on disk
-SELECT lower_id,
-       to_timestamp(('x' || substr(replace(upper_id::text, '-', ''), 1, 12))::bit(48)::bigint
-                    / 1000.0) AS ends_at,
-       pg_total_relation_size(('public.outbox_message_' || suffix)::regclass)
-     + pg_total_relation_size(('public.outbox_done_' || suffix)::regclass) AS bytes
-  FROM outbox_partition
- ORDER BY lower_id
-
--- drop: drop a partition; NULL when it had to stay
-SELECT outbox_drop($1, $2)
-
--- trim: remove strays that are finished and old
-SELECT outbox_trim($1, 10000)
+-- oldest_unfinished: the smallest id that may still be sent: below all that is not finished, and
+-- below what a transaction that is open for at most $1 seconds has still to commit
+SELECT least((SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1),
+             outbox_id_at(now() - $1 * interval '1 second'))

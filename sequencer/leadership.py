@@ -159,6 +159,12 @@ class Leadership:
         self.take_overs += 1
         return term
 
+    async def close(self) -> None:
+        """End what is still under way; never raises."""
+        for looking in self._looking:
+            looking.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
     def _end_look(self, looking: asyncio.Task[list[bytes | None]]) -> None:
         self._looking.discard(looking)
         if not looking.cancelled():

@@ -477,7 +477,13 @@ class Sequencer:
     async def _close_parts(self) -> None:
         async with AsyncExitStack() as parts:
             # Whatever one of them raises, the others are closed, too; the last one first.
-            for part in (self._store, self._key_store, self._lease, self._sink):
+            for part in (
+                self._store,
+                self._key_store,
+                self._lease,
+                self._sink,
+                self._leadership,
+            ):
                 parts.push_async_callback(part.close)
             for task in self._tasks.values():
                 task.cancel()

@@ -11,13 +11,14 @@ from msgspec import Struct
 
 from chainctl.groups import SuggestingGroup
 from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.outbox_options import alert_webhook, relaying
+from chainctl.outbox_options import alert_webhook, consumer_logs, relaying
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
+    from outbox import InboxLog
     from outbox.callback.config import CallbackConfig
     from outbox.service.clients import Clients
     from outbox.service.config import ServiceConfig
@@ -108,14 +109,22 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
 
     clients = read_clients(clients_path)
     callback = _callback_config(settings, given) if given["callback"] else None
-    run_async(_serve(_service_config(settings, given), clients, callback))
+    logs = consumer_logs(given["consumer_logs"])
+    run_async(_serve(_service_config(settings, given), clients, callback, logs))
 
 
-async def _serve(config: ServiceConfig, clients: Clients, callback: CallbackConfig | None) -> None:
+async def _serve(
+    config: ServiceConfig,
+    clients: Clients,
+    callback: CallbackConfig | None,
+    logs: dict[str, InboxLog],
+) -> None:
     from outbox.service.server import MessageService
 
     async with AsyncExitStack() as stack:
-        service = MessageService(config, clients, callback=callback)
+        for log in logs.values():
+            stack.push_async_callback(log.close)
+        service = MessageService(config, clients, callback=callback, consumer_logs=logs)
         await stack.enter_async_context(service)
         talk(f"chainctl: messages are served at {service.address}")
         await service.run()

@@ -61,6 +61,7 @@ async def _counts(settings: Settings) -> list[dict[str, Any]]:
 
 @click.command("list")
 @filtered
+@click.option("--key", metavar="KEY", help="Only those of messages with this key.")
 @status_option
 @json_option
 @uses_settings("database", "connect_seconds")

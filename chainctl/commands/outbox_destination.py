@@ -10,12 +10,13 @@ import msgspec
 from chainctl.groups import SuggestingGroup
 from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.outbox_tables import cell, outbox_of
-from chainctl.output import data_json, table, talk
+from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
+    from orderchain.clients.kafka_config import KafkaConfig
 
 
 @click.group("destination", cls=SuggestingGroup)
@@ -25,13 +26,18 @@ def group() -> None:
 
 @group.command("set")
 @click.argument("name")
-@click.option("--topic", required=True, metavar="TOPIC", help="The topic that messages go to.")
+@click.option("--topic", metavar="TOPIC", help="The topic that messages go to.")
+@click.option(
+    "--confirm",
+    type=click.Choice(["required", "none"]),
+    help="Whether its consumers confirm what they applied.  [default: as --consumer implies]",
+)
 @click.option(
     "--consumer",
     "consumers",
     multiple=True,
     metavar="NAME",
-    help="Who must confirm. May be repeated; none: nobody.",
+    help="A consumer that must confirm, in place of those that are set. May be repeated.",
 )
 @click.option(
     "--confirm-topic", metavar="TOPIC", help="Where they confirm.  [default: TOPIC.confirms]"
@@ -47,43 +53,92 @@ def group() -> None:
 )
 @click.option("--resend-seconds-max", type=Seconds(2_592_000), metavar="N", help="Its upper bound.")
 @click.option(
+    "--queue-seconds-max",
+    type=Seconds(2_592_000),
+    metavar="N",
+    help="How long a message may wait unread at its consumer before it is sent again.",
+)
+@click.option(
     "--resend-filter/--no-resend-filter",
     default=None,
     help="Spare what is only queued at its consumer.",
 )
-@uses_settings("database", "connect_seconds")
-def set_(settings: Settings, consumers: tuple[str, ...], **given: Any) -> None:  # noqa: ANN401
-    """Set a destination up, or change it."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    run_async(_set(settings, {**chosen, "consumers": consumers}))
-    talk(f"chainctl: destination {given['name']} is set up")
+@click.option(
+    "--payload-bytes-max", type=Integer(1, 524_288), metavar="N", help="Size of a payload."
+)
+@click.option("--create-topics", is_flag=True, help="Create its topics where they are missing.")
+@click.option(
+    "--partitions",
+    type=Integer(1, 10_000),
+    metavar="N",
+    help="With --create-topics: partitions of TOPIC.  [default: 1]",
+)
+@json_option
+@uses_settings("database", "kafka", "connect_seconds")
+def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Set a destination up, or change what is given and nothing else.
+
+    A new one needs --topic. Fields that were never given have the defaults, which `show` shows.
+    """
+    name, create_topics = given.pop("name"), given.pop("create_topics")
+    partitions = given.pop("partitions")
+    if partitions is not None and not create_topics:
+        raise SettingError("--partitions", partitions, "--create-topics beside it")
+    changes = {field: value for field, value in given.items() if value not in (None, ())}
+    brokers = settings.kafka_config() if create_topics else None
+    done = run_async(_set(settings, name, brokers, partitions or 1, changes))
+    talk(f"chainctl: destination {name} is set up")
+    _tell(done, as_json)
 
 
-async def _set(settings: Settings, given: dict[str, Any]) -> None:
-    from outbox import Destination, save_destinations
+async def _set(
+    settings: Settings,
+    name: str,
+    brokers: KafkaConfig | None,
+    partitions: int,
+    changes: dict[str, Any],
+) -> dict[str, Any]:
+    from outbox import change_destination
 
-    confirm = "required" if given["consumers"] else "none"
-    try:
-        wanted = msgspec.convert({**given, "confirm": confirm}, Destination)
-    except msgspec.ValidationError as error:
-        field = str(error).rpartition("$.")[2].rstrip("`").partition("[")[0] or "destination"
-        told = str(error).partition(" - at ")[0].removeprefix("Expected ").replace("`", "")
-        raise SettingError(field, given.get(field), told) from None
     async with outbox_of(settings) as connection:
-        await save_destinations(connection, [wanted])
+        done = await change_destination(
+            connection, name, create_topics=brokers, partitions=partitions, **changes
+        )
+    return msgspec.structs.asdict(done)
+
+
+@group.command()
+@click.argument("name")
+@json_option
+@uses_settings("database", "connect_seconds")
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """Show every field of a destination."""
+    for row in run_async(_destinations(settings)):
+        if row["name"] == name:
+            _tell(row, as_json)
+            return
+    raise SettingError("name", name, "a destination that was set up")
 
 
 @group.command("list")
 @json_option
 @uses_settings("database", "connect_seconds")
 def list_destinations(settings: Settings, as_json: bool) -> None:
-    """Show the destinations."""
+    """Show the destinations; `show` shows all fields of one, and --json of all."""
     rows = run_async(_destinations(settings))
     if as_json:
         data_json(rows)
         return
     columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
     table(columns, [[cell(row[column]) for column in columns] for row in rows])
+
+
+def _tell(row: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        data_json(row)
+        return
+    for field, value in row.items():
+        data(f"{field}: {cell(value)}")
 
 
 async def _destinations(settings: Settings) -> list[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.outbox_options import alert_webhook, relaying
+from chainctl.options import json_option, uses_settings
+from chainctl.outbox_options import alert_webhook, consumer_logs, relaying, retaining
 from chainctl.output import data_json, talk
 from chainctl.running import run_async
 
@@ -17,18 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @relaying
-@click.option(
-    "--retention-hours",
-    type=Seconds(24 * 366),
-    metavar="N",
-    help="How long finished messages are kept.",
-)
-@click.option(
-    "--history-bytes-max",
-    type=Integer(0, 2**62),
-    metavar="N",
-    help="Watermark: above it they are dropped earlier.",
-)
+@retaining
 @click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
 @json_option
 @uses_settings("database", "kafka", "connect_seconds")
@@ -44,6 +34,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
     from outbox import Relay, RelayConfig
 
     webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
+    logs = consumer_logs(given.pop("consumer_logs"))
     chosen = {name: value for name, value in given.items() if value is not None}
     if "alert_command" in chosen:
         chosen["alert_command"] = (chosen["alert_command"],)
@@ -54,9 +45,12 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         alert_webhook=webhook,
         **chosen,
     )
-    running = Relay(config)
+    running = Relay(config, consumer_logs=logs)
     try:
-        async with running:
+        async with AsyncExitStack() as closing:
+            for log in logs.values():
+                closing.push_async_callback(log.close)
+            await closing.enter_async_context(running)
             talk("chainctl: the relay runs")
             await running.run()
     finally:

@@ -19,6 +19,7 @@ from outbox.callback.check_record import DUE_NS_MAX, decode_checks
 from outbox.callback.store import CONFIRMED, WAITING, Asked, CallbackStore
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.errors import LASTING, BadRecord
+from outbox.message import smallest_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -191,8 +192,8 @@ class CallbackService:
 
     async def trim(self) -> None:
         """Forget what was ended long ago. Raises RetryError."""
-        before_ms = self._clock.wall_ns() // 10**6 - int(self._config.retention_seconds * 1_000)
-        await self._store.trim(UUID(int=max(before_ms, 0) << 80))
+        before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
+        await self._store.trim(smallest_id(before))
 
     async def _ask(
         self, sender: str, consumer: str, rows: Sequence[Taken]

@@ -201,7 +201,8 @@ class CheckedSender:
         messages = [message_of(row) for row in rows]
         await self._know(messages)
         sent: set[UUID] = set()
-        for batch in await self._sender.send(messages, self._destinations, None):
+        oldest = await self._store.oldest_unfinished()
+        for batch in await self._sender.send(messages, self._destinations, oldest):
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
         self.stats.sent += len(sent)
@@ -263,11 +264,12 @@ class CheckedSender:
         destinations = {
             _CHECKS: Destination(name=_CHECKS, topic=self._checked.check_topic, confirm="none")
         }
-        for batch in await self._sender.send(checks, destinations, None):
+        oldest = await self._store.oldest_unfinished()
+        for batch in await self._sender.send(checks, destinations, oldest):
             if batch.error is not None:
                 raise RetryError(f"the check record was not taken: {batch.error!r}")
         left: list[Message] = []
-        for batch in await self._sender.send(messages, self._destinations, None):
+        for batch in await self._sender.send(messages, self._destinations, oldest):
             if batch.error is None:
                 self.stats.sent += len(batch.messages)
             else:

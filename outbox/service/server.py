@@ -25,12 +25,13 @@ from outbox.service.desk import MessageDesk
 from outbox.service.http_protocol import StrictProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from orderchain.clock import Clock
     from outbox.callback.config import CallbackConfig
     from outbox.service.clients import Clients
     from outbox.service.config import ServiceConfig
+    from outbox.sweeping import ConsumerLog
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +61,11 @@ class MessageService:
         *,
         callback: CallbackConfig | None = None,
         clock: Clock | None = None,
+        consumer_logs: Mapping[str, ConsumerLog] | None = None,
     ) -> None:
-        """`callback` makes it a callback service, too (mode 5)."""
+        """`callback` makes it a callback service, too (mode 5); `consumer_logs` as of a relay."""
         clock = clock or SystemClock()
-        self.relay = Relay(config.relay, clock=clock)
+        self.relay = Relay(config.relay, clock=clock, consumer_logs=consumer_logs)
         self._config = config
         self._desk = MessageDesk(config, clock)
         self.app = MessageApp(config, clients, self._desk, clock, self._is_working, self._counted)

@@ -17,10 +17,11 @@ from outbox import Message, draw_message_ids
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from pathlib import Path
     from uuid import UUID
 
     from local_stack import KafkaServer, PostgresServer
-    from tests.cli.conftest import Call, Refused
+    from tests.cli.conftest import Admin, Call, Refused
 
 PASSWORD = "a-password-of-tests"
 
@@ -252,6 +253,186 @@ def test_destination_is_shown_as_it_was_set_up_and_bad_ones_are_refused(
     assert "topic" in refused(*bad, "a b", settings=settings)
     assert "resend_seconds_max" in refused(*bad, "t", "--resend-seconds-max", 1, settings=settings)
     assert "consumers" in refused(*bad, "t", "--consumer", "", settings=settings)
+
+
+def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
+    done = call("outbox", "destination", "show", name, "--json", settings=settings)
+    assert done.code == 0, done
+    told: dict[str, Any] = json.loads(done.out)
+    return told
+
+
+EVERY_FIELD = {
+    "topic": "t2", "confirm": "required", "confirm_topic": "c2", "tries_max": 7,
+    "resend_seconds": 5.0, "resend_seconds_max": 50.0, "queue_seconds_max": 500.0,
+    "payload_bytes_max": 1_000,
+}  # fmt: skip
+
+
+def test_destination_set_changes_what_is_given_and_nothing_else(
+    call: Call, settings: dict[str, str]
+) -> None:
+    """One field at a time, so that each is left alone by all the others."""
+    wanted = {"name": "d", "consumers": ["a", "b"], "resend_filter": False, **EVERY_FIELD}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in EVERY_FIELD.items()]
+    both = ["--consumer", "a", "--consumer", "b", "--no-resend-filter"]
+    for arguments in (["--topic", "t", *both], *([each] for each in given)):
+        done = call("outbox", "destination", "set", "d", *arguments, settings=settings)
+        assert done.code == 0, done
+    assert shown(call, settings, "d") == wanted
+    set_so = call("outbox", "destination", "set", "d", "--resend-filter", "--json",
+                  settings=settings)  # fmt: skip
+    assert json.loads(set_so.out) == {**wanted, "resend_filter": True}
+    for field in wanted:
+        assert f"{field}: " in call("outbox", "destination", "show", "d", settings=settings).out
+
+
+def test_destination_whose_consumers_go_asks_for_no_confirm_and_the_reverse(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str
+) -> None:
+    change = ["outbox", "destination", "set", clearing]
+    assert call(*change, "--confirm", "none", settings=settings).code == 0
+    found = shown(call, settings, clearing)
+    assert (found["confirm"], found["consumers"], found["confirm_topic"]) == ("none", [], "")
+    assert (found["topic"], found["tries_max"]) == ("t", 2)
+    assert call(*change, "--consumer", "b", settings=settings).code == 0
+    found = shown(call, settings, clearing)
+    assert (found["confirm"], found["consumers"], found["confirm_topic"]) == (
+        "required", ["b"], "t.confirms",
+    )  # fmt: skip
+    assert "consumers" in refused(
+        *change, "--confirm", "none", "--consumer", "b", settings=settings
+    )
+    assert "topic" in refused("outbox", "destination", "set", "new", settings=settings)
+    assert "set up" in refused("outbox", "destination", "show", "new", settings=settings)
+    alone = [*change, "--partitions", 3]
+    assert "--create-topics" in refused(*alone, settings=settings)
+    assert shown(call, settings, clearing) == found
+
+
+def test_destination_set_with_create_topics_makes_those_that_are_missing(
+    call: Call, settings: dict[str, str], empty_database_name: str, admin: Admin
+) -> None:
+    topic = f"made.{empty_database_name}"
+    make = ["outbox", "destination", "set", "d", "--create-topics"]
+    new = call(*make, "--topic", topic, "--consumer", "a", "--partitions", 3, settings=settings)
+    assert new.code == 0, new
+    found = {
+        each["topic"]: len(each["partitions"])
+        for each in admin(lambda client: client.describe_topics([topic, f"{topic}.confirms"]))
+    }
+    assert found == {topic: 3, f"{topic}.confirms": 1}
+    again = call(*make, settings=settings)  # they are there
+    assert again.code == 0, again
+
+
+def test_destination_is_not_set_up_where_its_topics_cannot_be_made(
+    call: Call, settings: dict[str, str]
+) -> None:
+    done = call(
+        "outbox", "destination", "set", "d", "--create-topics", "--topic", "..", settings=settings
+    )
+    assert done.code != 0
+    assert done.err.count("\n") == 1, done
+    assert "topic" in done.err
+    listed = call("outbox", "destination", "list", "--json", settings=settings)
+    assert json.loads(listed.out) == []
+
+
+def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    store(1, 1)
+    full = call("outbox", "keep", "--outbox-bytes-max", 1, "--json", settings=settings)
+    told = json.loads(full.out)
+    assert (full.code, told["is_full"], told["bytes_max"]) == (1, True, 1)
+    assert told["bytes"] > 1
+    with pytest.raises(outbox.OutboxFull):
+        store(1, 1)
+    # Without the flag the bound is the one that was set.
+    assert call("outbox", "keep", settings=settings).code == 1
+    again = call("outbox", "keep", "--outbox-bytes-max", 0, settings=settings)
+    assert (again.code, "is_full: False" in again.out) == (0, True)
+    store(1, 1)
+
+
+def test_list_by_key_finds_unfinished_and_finished_deliveries(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    (mine,) = store(1, 1, change="UPDATE outbox_message SET key = 'mine'")
+    (done,) = store(
+        1, 1,
+        change="WITH gone AS (DELETE FROM outbox_pending WHERE message_id = (SELECT max(message_id"
+        "::text)::uuid FROM outbox_pending) RETURNING *) INSERT INTO outbox_done SELECT message_id,"
+        " consumer, destination, 2, 1 FROM gone",
+    )  # fmt: skip
+    store(1, 0)
+    for arguments, expected in (
+        (["--key", "mine"], [mine]),
+        (["--key", "k", "--status", "consumed"], [done]),
+        (["--key", "k", "--id", mine], []),
+        (["--key", "nobody's"], []),
+    ):
+        found = call("outbox", "list", *arguments, "--json", settings=settings)
+        assert [row["message_id"] for row in json.loads(found.out)] == [str(e) for e in expected]
+
+
+def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
+    call: Call,
+    refused: Refused,
+    start: Callable[..., subprocess.Popen[str]],
+    settings: dict[str, str],
+    empty_database: str,
+    empty_database_name: str,
+    admin: Admin,
+    store: Callable[..., list[UUID]],
+    tmp_path: Path,
+) -> None:
+    owner = {**settings, "CHAINCTL_DATABASE": empty_database}
+    assert call("schema", "apply", "--part", "inbox", settings=owner).code == 0
+    topic = f"log.{empty_database_name}"
+    made = call("outbox", "destination", "set", "ledger", "--topic", topic, "--consumer", "a",
+                "--tries-max", 9, "--create-topics", settings=settings)  # fmt: skip
+    assert made.code == 0, made
+    due = "UPDATE outbox_pending SET next_send_at = now(), send_count = 1, status = 0"
+    (applied,) = store(1, 1, "ledger", "INSERT INTO inbox_consumer (name) VALUES ('a')")
+    log = (
+        "INSERT INTO inbox SELECT message_id, consumer_id, 't', 0, 0, now() FROM inbox_consumer,"
+        " (SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1) AS first"
+    )
+    (unknown,) = store(1, 1, "ledger", f"{log}; {due}")
+
+    url = tmp_path / "inbox-url"
+    url.write_text(empty_database + "\n")
+    process = start("outbox", "relay", "--group", topic, "--consumer-log", f"a={url}", "--json",
+                    settings=owner)  # fmt: skip
+
+    async def both_are_dealt_with() -> None:
+        connection = await asyncpg.connect(empty_database)
+        try:
+            async with asyncio.timeout(60):
+                done = "SELECT count(*) FROM outbox_pending WHERE status = 0"
+                while await connection.fetchval(done):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    asyncio.run(both_are_dealt_with())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    told = json.loads(out)
+    assert (told["found_applied"], told["sent"]) == (1, 1), err
+    (row,) = rows(empty_database, "SELECT message_id, status FROM outbox_done")
+    assert (row["message_id"], row["status"]) == (applied, 2)
+    assert [row["message_id"] for row in rows(empty_database, "SELECT * FROM outbox_pending")] == [
+        unknown
+    ]
+    for bad in ("a", "a=", "=x", f"a={tmp_path / 'missing'}"):
+        assert "--consumer-log" in refused("outbox", "relay", "--consumer-log", bad, settings=owner)
+    url.write_text("mysql://a:secret@h/d")
+    line = refused("outbox", "relay", "--consumer-log", f"a={url}", settings=owner)
+    assert "secret" not in line
+    assert "--consumer-log" in line
 
 
 def test_commands_without_the_outboxs_tables_are_refused(

@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import asyncpg
+import msgspec
 import pytest
 
 import outbox
-from outbox import Message, Status
+from orderchain.errors import SettingError
+from orderchain.roles import OUTBOX_OPERATOR
+from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
 from outbox.message import MessageIds
+from outbox.service.clients import Clients
+from outbox.service.server import MessageService
 
 from .hand_clock import HandClock
+from .service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -154,3 +161,86 @@ async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: S
         tables_now = await sender.admin.fetchval("SELECT count(*) FROM outbox_partition")
         await relay.keep()
         assert await sender.admin.fetchval("SELECT count(*) FROM outbox_partition") == tables_now
+
+
+async def test_second_watermark_refuses_to_add_until_history_was_dropped(sender: Sender) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    clock = HandClock(NOW_NS)
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
+        ids = await store(sender, count=500)
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        await relay.settle()
+        await sender.confirm(clearing, *ids)
+        await sender.until_status(ids[-1], Status.CONSUMED)
+
+    before = await keep_by_hand(sender)
+    assert not before.is_full
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0,
+                            outbox_bytes_max=before.bytes - 1) as relay:  # fmt: skip
+        await relay.keep()
+        assert relay.stats.found_full >= 1
+        with pytest.raises(OutboxFull, match=rf"takes {before.bytes} bytes .*chainctl outbox keep"):
+            async with relay.transaction(business) as transaction:
+                await transaction.add("clearing", b"trade")
+        with pytest.raises(asyncpg.InsufficientResourcesError, match="until history is dropped"):
+            await business.execute("SELECT outbox_add('clearing', 'trade')")
+        # Others leave the bound alone, and refuse as well.
+        async with business.transaction():
+            with pytest.raises(OutboxFull):
+                await outbox.add(business, "clearing", b"trade")
+        # Whole partitions go once they have ended, and there is room again.
+        clock.now_ns = at_hours(13)
+        dropped = await keep_by_hand(sender, clock, history_bytes_max=1)
+        assert (dropped.partitions_dropped >= 1, dropped.is_full) == (True, False)
+        assert (dropped.bytes < before.bytes, dropped.bytes_max) == (True, before.bytes - 1)
+        async with relay.transaction(business) as transaction:
+            added = await transaction.add("clearing", b"trade")
+    assert await kept(sender) == {added}
+
+
+async def test_messages_that_are_stored_are_sent_while_none_may_be_added(sender: Sender) -> None:
+    clearing = await sender.set_up()
+    (stored,) = await store(sender)
+    assert (await keep_by_hand(sender, outbox_bytes_max=1)).is_full
+    async with sender.relay() as relay:
+        await sender.until_status(stored, Status.CONFIRMED)
+        await relay.settle()
+        await sender.confirm(clearing, stored)
+        await sender.until_status(stored, Status.CONSUMED)
+    with pytest.raises(OutboxFull):
+        await store(sender)
+    # By hand: a bound of 0 is none.
+    assert not (await keep_by_hand(sender, outbox_bytes_max=0)).is_full
+    await store(sender)
+
+
+async def test_service_says_when_nothing_may_be_added(sender: Sender) -> None:
+    await sender.set_up()
+    await keep_by_hand(sender, outbox_bytes_max=1)
+    (message_id,) = draw_message_ids(1)
+    message = {"message_id": str(message_id), "destination": "clearing", "payload": "aGk="}
+    body = msgspec.json.encode({"messages": [message]})
+    known = Clients([client("payments")])
+    async with MessageService(service_config(sender), known) as service:
+        for operation in ("send", "prepare"):
+            status, headers, told = await raw(
+                service.address, "POST", f"/v1/messages/{operation}", body
+            )
+            assert (status, told["error"]) == (503, "unavailable")
+            assert "chainctl outbox keep" in told["expected"]
+            assert int(headers["retry-after"]) >= 1
+
+
+async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sender) -> None:
+    for make in (sender.config, lambda **given: KeepConfig(database="x", **given)):
+        with pytest.raises(SettingError, match="outbox_bytes_max"):
+            make(history_bytes_max=10, outbox_bytes_max=10)
+        make(history_bytes_max=10, outbox_bytes_max=0)
+
+
+async def keep_by_hand(
+    sender: Sender, clock: HandClock | None = None, **settings: int
+) -> outbox.Kept:
+    config = KeepConfig(database=sender.dsns[OUTBOX_OPERATOR], **settings)
+    return await keep_outbox(config, clock=clock or HandClock(NOW_NS))

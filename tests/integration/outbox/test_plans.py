@@ -48,7 +48,7 @@ HOT: dict[str, Sequence[Any]] = {
     "released": (IDS, TOKENS, (0, 1)),
     "applied": (IDS, CONSUMERS, sources(Change.APPLIED)),
     "known": (IDS, CONSUMERS),
-    "oldest_unfinished": (),
+    "oldest_unfinished": (3_600.0,),
 }
 
 

@@ -54,7 +54,7 @@ class Outer(Config, frozen=True, kw_only=True):
         ({"colour": "red?"}, "colour was 'red?', expected one of red, blue"),
         ({"inner": 3}, "inner was 3, expected Inner"),
         ({"kafka": 9092}, "kafka was 9092, expected a text or KafkaConfig"),
-        ({"kafka": ""}, "bootstrap_servers was '', expected host:port"),
+        ({"kafka": ""}, "kafka was '', expected host:port"),
         ({"chain_id": 9, "is_unsafe": True}, "chain_id was 9, expected one that is safe"),
     ],
 )
@@ -102,7 +102,7 @@ def test_config_of_a_config_is_the_same_object_and_was_checked() -> None:
 def test_replaced_and_decoded_configs_are_checked_too() -> None:
     with pytest.raises(SettingError, match="chain_id was 0"):
         msgspec.structs.replace(Outer(chain_id=1), chain_id=0)
-    with pytest.raises(SettingError, match="bootstrap_servers was 'x'"):
+    with pytest.raises(SettingError, match="kafka was 'x'"):
         msgspec.json.decode(b'{"chain_id": 1, "kafka": "x"}', type=Outer)
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.json.decode(b'{"chain_id": 1, "chain": 1}', type=Outer)
