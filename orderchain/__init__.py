@@ -232,6 +232,9 @@ if TYPE_CHECKING:
         MessageError as MessageError,
     )
     from outbox.errors import (
+        OutboxFull as OutboxFull,
+    )
+    from outbox.errors import (
         PartEnded as PartEnded,
     )
     from outbox.errors import (
@@ -349,6 +352,7 @@ _NAMES = {
         "CutWait",
         "DestinationMissing",
         "MessageError",
+        "OutboxFull",
         "PartEnded",
         "TransitionRefused",
     ),
