@@ -16,6 +16,7 @@ from random import Random
 import msgspec
 import uvloop
 
+from benchmarks.children import job_of
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
 
@@ -157,9 +158,9 @@ async def run(job: ImpairedJob) -> Impaired:
 
 
 async def main() -> None:
-    """Run the job of the command line, with a deadline."""
+    """Run the job, with a deadline."""
     async with asyncio.timeout(600):
-        received = await run(msgspec.json.decode(sys.argv[1], type=ImpairedJob))
+        received = await run(job_of(ImpairedJob))
     _tell(msgspec.json.encode(received))
 
 

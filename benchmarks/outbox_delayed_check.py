@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,10 +26,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 import uvicorn
 
 from benchmarks.arms import interleave, spread
+from benchmarks.children import start_worker
 from benchmarks.committing import Figures, run, tell
 from benchmarks.outbox_callback import CallbackSite, SenderAddress
 from benchmarks.outbox_cycle import (
@@ -112,14 +111,14 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
     async with connection.transaction():
         await connection.execute((files("outbox") / "callback.sql").read_text())
     await connection.close()
-    config = RelayConfig(database=place.database, kafka=place.kafka, group=f"{topic}.relay")
+    config = RelayConfig(database=place.database, kafka=place.kafka, name=f"{topic}.relay")
     sender = CheckedSender(config, CheckedConfig(sender="bench", check_topic=checks))
     callback = CallbackConfig(
         database=store,
         kafka=place.kafka,
         check_topic=checks,
         confirm_topics=(place.destination.confirm_topic,),
-        group=f"{topic}.callback",
+        name=f"{topic}.callback",
         return_seconds=PAUSE_SECONDS,
         round_seconds=PAUSE_SECONDS,
     )
@@ -165,10 +164,7 @@ async def served(sender: CheckedSender) -> AsyncIterator[str]:
 @asynccontextmanager
 async def callback_process(site: CallbackSite) -> AsyncIterator[None]:
     """Run the callback service; returns once its store is there."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.outbox_callback", msgspec.json.encode(site).decode(),
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    process = await start_worker("benchmarks.outbox_callback", site)
     try:
         if process.stdout is None or await process.stdout.readline() != b"ready\n":
             raise RuntimeError("the callback service did not start")

@@ -142,6 +142,11 @@ async def look(
     return message, list(await connection.fetch(_SQL["acts"], message_id))
 
 
+async def failed(connection: Connection, limit: int) -> list[dict[str, Any]]:
+    """Return what businesses would have sent that failed, the newest first."""
+    return [dict(row) for row in await connection.fetch(_SQL["failed"], limit)]
+
+
 def _refuse_key(chosen: Filter) -> None:
     """Raise SettingError for what the statement of acts would pass over: it would do too much."""
     if chosen.key is not None:

@@ -43,5 +43,9 @@ SELECT message_id, destination, key, headers, payload, sender, created_at
 SELECT act, actor, login, reason, consumer, from_status, to_status, acted_at
   FROM delivery_act WHERE message_id = $1 ORDER BY act_id
 
+-- failed: what businesses would have sent that failed, the newest first, $1 at most
+SELECT failed_at, outcome, error, message_id, destination, key, headers, payload
+  FROM outbox_failed ORDER BY failed_id DESC LIMIT $1
+
 -- act: do $7 (retry, abandon, resend) to them, as the actor $8 for the reason $9
 SELECT message_id, consumer, status FROM outbox_act($7, $1, $2, $3, $4, $5, $6, $8, $9)

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from orderchain.errors import SettingError
 from outbox.adding import store_messages
 from outbox.durability import SYNCHRONOUS, is_cut_wait, is_durable
@@ -23,7 +25,13 @@ if TYPE_CHECKING:
     from typing import Any
     from uuid import UUID
 
-    import asyncpg
+_REFUSED_COMMITS = (
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.InFailedSQLTransactionError,
+)
+"""A server's answers to a commit that say that there was none."""
 
 
 class BusinessTransaction:
@@ -34,14 +42,19 @@ class BusinessTransaction:
         connection: asyncpg.Connection[asyncpg.Record],
         claim: UUID | None,
         check: Callable[[], None] = lambda: None,
+        *,
+        remembers: bool = False,
     ) -> None:
-        """`check` raises where nothing may be added any more."""
+        """`check` raises where nothing may be added any more; `remembers`: see `given`."""
         self._connection = connection
         self._check = check
         self.claim = claim
         """By which they are claimed where they are stored; None: whoever finds them sends them."""
         self.messages: list[Message] = []
+        self.given: list[Message] = []
+        """Those that were refused, too, where it remembers them."""
         self.was_used = False
+        self._remembers = remembers
 
     async def add(
         self,
@@ -62,6 +75,8 @@ class BusinessTransaction:
     async def add_many(self, messages: Sequence[Message]) -> None:
         """Store all of `messages` or none, in one statement; as `outbox.add_many`."""
         self._check()
+        if self._remembers:
+            self.given += messages
         # Before it is known whether they are stored: cut off, the statement may break the
         # transaction, and its caller may go on to commit.
         self.was_used = True
@@ -77,6 +92,8 @@ class Commit:
     """Set it before the end of the block: whether anything follows from the commit."""
     is_durable: bool = False
     """Whether it is on disk: not where the session has `synchronous_commit` off."""
+    has_begun: bool = False
+    """Whether it was asked for: an error before that rolls the transaction back for certain."""
     was_cut: bool = False
     """Whether its wait for a synchronous standby was cut off."""
 
@@ -85,20 +102,25 @@ class Commit:
         """Whether what follows from it may be made known."""
         return self.is_durable and not self.was_cut
 
+    def is_rolled_back(self, error: BaseException) -> bool:
+        """Whether `error` has rolled the transaction back, and not left open what became of it."""
+        return not self.has_begun or isinstance(error, _REFUSED_COMMITS)
+
 
 @asynccontextmanager
 async def watched_transaction(
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: asyncpg.Connection[asyncpg.Record], commit: Commit | None = None
 ) -> AsyncIterator[Commit]:
     """Hold a transaction that commits at the end of the block, and say what that came to.
 
     One that an error has broken, which the block has caught, raises in place of its commit. Raises
-    SettingError inside of another transaction, whose commit would be the one that counts.
+    SettingError inside of another transaction, whose commit would be the one that counts. What is
+    known of it is kept in the caller's `commit`, so that it can be asked after an error, too.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: what it adds is sent at the end of this one"
         raise SettingError("connection", "in a transaction", expected)
-    commit = Commit()
+    commit = commit or Commit()
 
     def heard(_: object, message: Any) -> None:  # noqa: ANN401 - of the driver's, untyped
         commit.was_cut = commit.was_cut or is_cut_wait(message)
@@ -110,6 +132,7 @@ async def watched_transaction(
                 # As late as can be: what the block has set for its transaction counts.
                 commit.is_durable = is_durable(await connection.fetchval(SYNCHRONOUS))
                 connection.add_log_listener(heard)
+            commit.has_begun = True
     finally:
         if not connection.is_closed():
             connection.remove_log_listener(heard)

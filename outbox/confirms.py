@@ -116,7 +116,7 @@ class ConfirmIntake:
             self._kafka,
             "confirm-intake",
             *topics,
-            group_id=self._config.group,
+            group_id=self._config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )

@@ -11,9 +11,10 @@ from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from outbox.acks import AckWriter
 from outbox.alerts import Alerts
-from outbox.business import BusinessTransaction, watched_transaction
+from outbox.business import BusinessTransaction, Commit, watched_transaction
 from outbox.confirms import ConfirmIntake
 from outbox.dispatch import Dispatch, Parcel
+from outbox.failed_business import FailedBusiness
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, endless, uninterrupted
 from outbox.relay_stats import RelayStats
@@ -67,6 +68,7 @@ class Relay:
         )
         self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.stats)
         self._retention = Retention(config, self._store.history, clock or SystemClock(), self.stats)
+        self._failed = FailedBusiness(self._store, self.stats)
         self._parts = Parts("relay")
 
     @property
@@ -89,6 +91,7 @@ class Relay:
         works: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
             ("alerts", self._alerts.run),
             ("acks", self._acks.run),
+            ("failed", self._failed.run),
             ("dispatch", self._dispatch.run),
             ("broker", self._dispatch.watch_broker),
             ("confirms", self._intake.run),
@@ -116,6 +119,7 @@ class Relay:
             await self._parts.end(2 * self._config.stop_seconds)
             self._dispatch.drop_waiting()
             await self._last(self._acks.write)
+            await self._last(self._failed.write)
 
     async def _last(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do something before the end, where that can be done in time."""
@@ -134,13 +138,17 @@ class Relay:
 
     @asynccontextmanager
     async def transaction(
-        self, connection: asyncpg.Connection[asyncpg.Record]
+        self, connection: asyncpg.Connection[asyncpg.Record], *, keep_failed: bool = False
     ) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
         A send error never comes back here. Where it is not certain that the commit will last (the
         connection broke, the session has `synchronous_commit` off, a wait for a standby was cut
         off), nothing is sent from here, and the sweep finds what was stored.
+
+        `keep_failed`: where the business fails, its error and what it would have sent, refused
+        messages among it, are kept in `outbox_failed` for people to look at (`chainctl outbox
+        failed`), for as long as what is finished. It is written in the background.
 
         Raises PartEnded when a part of the relay has ended; SettingError inside of a transaction;
         what the database raises, also where the block has caught an error that broke it.
@@ -149,10 +157,19 @@ class Relay:
         # Claimed where it is stored, for us: one write less. Where we can't send, it is due at once
         # for whoever can.
         has_room = self._parts.are_begun and self._dispatch.has_room
-        business = BusinessTransaction(connection, uuid4() if has_room else None, self._parts.check)
-        async with watched_transaction(connection) as commit:
-            yield business
-            commit.matters = business.was_used
+        business = BusinessTransaction(
+            connection, uuid4() if has_room else None, self._parts.check, remembers=keep_failed
+        )
+        commit = Commit()
+        try:
+            async with watched_transaction(connection, commit):
+                yield business
+                commit.matters = business.was_used
+        except BaseException as error:
+            if business.given:
+                is_known = commit.is_rolled_back(error)
+                self._failed.keep(error, business.given, is_known=is_known)
+            raise
         if business.messages and business.claim is not None:
             parcel = Parcel(business.claim, business.messages)
             if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
@@ -180,6 +197,7 @@ class Relay:
     async def _settled(self) -> None:
         await self._dispatch.finish()
         await self._acks.write()
+        await self._failed.write()
         await self._alerts.finish()
 
     async def run(self) -> None:

@@ -49,6 +49,10 @@ class RelayStats:
     survivors: int = 0
     """Unfinished messages that were moved out of partitions that were dropped."""
     partitions_dropped: int = 0
+    failed_kept: int = 0
+    """Messages of failed businesses that were kept for people to look at."""
+    failed_dropped: int = 0
+    """Messages of failed businesses that were not, since there were too many."""
     found_full: int = 0
     """Rounds of retention that found the outbox full, so that nothing more is added."""
     alerts_failed: int = 0

@@ -183,6 +183,20 @@ CREATE TABLE delivery_act (
 );
 CREATE INDEX ON delivery_act (message_id);
 
+-- What businesses would have sent that failed, where they ask for it to be kept: for people to look at,
+-- and never sent. As it was given, which may be why it was refused.
+CREATE TABLE outbox_failed (
+    failed_id   bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    failed_at   timestamptz NOT NULL,
+    outcome     text        NOT NULL CHECK (outcome IN ('rolled back', 'unknown')),
+    error       text        NOT NULL,
+    message_id  uuid,
+    destination text        NOT NULL,
+    key         text,
+    headers     text,
+    payload     bytea       NOT NULL
+);
+
 -- -------------------------------------------------------------------------------------- functions
 -- Those that write are SECURITY DEFINER: a business service that stores messages needs no privilege
 -- on the tables, and so cannot change or remove what it or others have stored.
@@ -443,8 +457,23 @@ BEGIN
      WHERE finished_at < before
        AND NOT EXISTS (SELECT FROM public.outbox_pending AS pending
                         WHERE pending.message_id = done.message_id);
+    DELETE FROM public.outbox_failed WHERE failed_at < before;
     RETURN trimmed;
 END
+$$;
+
+-- Keeps what businesses would have sent that failed, and of all that is kept the last 1,000.
+CREATE FUNCTION outbox_keep_failed(
+    failed_ats timestamptz[], outcomes text[], errors text[], message_ids uuid[], destinations text[],
+    keys text[], headers text[], payloads bytea[]
+) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+    INSERT INTO public.outbox_failed
+           (failed_at, outcome, error, message_id, destination, key, headers, payload)
+    SELECT * FROM unnest(failed_ats, outcomes, errors, message_ids, destinations, keys, headers, payloads);
+    DELETE FROM public.outbox_failed
+     WHERE failed_id <= (SELECT max(failed_id) - 1000 FROM public.outbox_failed);
 $$;
 
 -- Measures what the outbox takes on disk, with its indexes and what is not finished. While that is more
@@ -453,7 +482,8 @@ CREATE FUNCTION outbox_measure(new_bytes_max bigint) RETURNS TABLE (bytes bigint
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
     UPDATE public.outbox_space AS space
-       SET bytes = pg_total_relation_size('public.outbox_pending') + (
+       SET bytes = pg_total_relation_size('public.outbox_pending')
+                 + pg_total_relation_size('public.outbox_failed') + (
                SELECT sum(pg_total_relation_size(member.relid))
                  FROM unnest(ARRAY['public.outbox_message', 'public.outbox_done']::regclass[]) AS parent
                 CROSS JOIN LATERAL pg_partition_tree(parent) AS member
@@ -544,6 +574,9 @@ REVOKE ALL ON FUNCTION outbox_extend(timestamptz, integer, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_drop(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_trim(timestamptz, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_measure(bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION
+    outbox_keep_failed(timestamptz[], text[], text[], uuid[], text[], text[], text[], bytea[])
+    FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_headers_fit(jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) FROM PUBLIC;
@@ -567,10 +600,13 @@ GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox
 GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_measure(bigint) TO outbox_relay, outbox_operator;
+GRANT EXECUTE ON FUNCTION
+    outbox_keep_failed(timestamptz[], text[], text[], uuid[], text[], text[], text[], bytea[])
+    TO outbox_relay;
 
 -- People. Their acts are functions alone, and each leaves a row in delivery_act.
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
-    outbox_progress, outbox_partition, outbox_space, delivery_act TO outbox_operator;
+    outbox_progress, outbox_partition, outbox_space, outbox_failed, delivery_act TO outbox_operator;
 GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
 GRANT EXECUTE ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) TO outbox_operator;

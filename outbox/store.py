@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from outbox.confirm_record import Progress
+    from outbox.failed_business import FailedMessage
     from outbox.relay_config import RelayConfig
 
 SQL: Final = load_sql("outbox", "store.sql")
@@ -192,6 +193,11 @@ class RelayStore:
             [place[2] for place in places],
             [told[place] for place in places],
         )
+
+    async def keep_failed(self, rows: Sequence[FailedMessage]) -> None:
+        """Keep what businesses would have sent that failed."""
+        columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
+        await self._write.fetch(SQL["keep_failed"], *map(list, columns))
 
     async def barrier(self) -> None:
         """Return once what can be read here outlives a failover. Raises RetryError."""

@@ -154,6 +154,9 @@ DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 
+-- keep_failed: what businesses would have sent that failed
+SELECT outbox_keep_failed($1, $2, $3, $4, $5, $6, $7, $8)
+
 -- oldest_unfinished: the smallest id that may still be sent: below all that is not finished, and
 -- below what a transaction that is open for at most $1 seconds has still to commit
 SELECT least((SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1),

@@ -6,7 +6,7 @@ import click
 
 from chainctl.commands.outbox_acts import abandon, resend, retry
 from chainctl.commands.outbox_dead import group as dead
-from chainctl.commands.outbox_deliveries import list_, show, status
+from chainctl.commands.outbox_deliveries import failed, list_, show, status
 from chainctl.commands.outbox_destination import group as destination
 from chainctl.commands.outbox_keep import keep
 from chainctl.commands.outbox_relay import relay
@@ -18,5 +18,5 @@ def command() -> None:
     """Messages that must arrive, in any order: the sender's side, and a consumer's dead letters."""
 
 
-for _each in (relay, destination, status, list_, show, retry, abandon, resend, keep, dead):
+for _each in (relay, destination, status, list_, show, failed, retry, abandon, resend, keep, dead):
     command.add_command(_each)

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from chainctl.exits import ExitCode
-from chainctl.options import json_option, uses_settings
+from chainctl.options import Integer, json_option, uses_settings
 from chainctl.outbox_options import chosen_filter, filtered, status_option
 from chainctl.outbox_tables import cell, outbox_of
 from chainctl.output import data, data_json, table
@@ -131,3 +131,34 @@ async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
             for row in done
         ],
     }
+
+
+@click.command()
+@click.option(
+    "--limit",
+    type=Integer(1, 1_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Messages at most.",
+)
+@json_option
+@uses_settings("database", "connect_seconds")
+def failed(settings: Settings, limit: int, as_json: bool) -> None:
+    """Show what businesses would have sent that failed, the newest first.
+
+    It is kept where a business asks for it. Payloads come with --json, as base64.
+    """
+    found = run_async(_failed(settings, limit))
+    if as_json:
+        data_json(found)
+        return
+    columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
+    table(columns, [[cell(row[column]) for column in columns] for row in found])
+
+
+async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
+    from outbox import acts
+
+    async with outbox_of(settings) as connection:
+        return await acts.failed(connection, limit)

@@ -165,16 +165,18 @@ async def find_cause(config: KafkaConfig, error: Exception, within_seconds: floa
     """
     if isinstance(error, tuple(_NOT_ALLOWED)):
         return error
+    silent = Diagnosis(config.bootstrap_servers, "a broker that answers in time (it is silent)")
+    if within_seconds <= 0:  # what was cut off took all of the time to come to its end
+        return silent if isinstance(error, TimeoutError) else error
     found: list[Diagnosis] = []
     try:
-        async with asyncio.timeout(max(within_seconds, 0.0)):
+        async with asyncio.timeout(within_seconds):
             for host, port in config.servers:
                 diagnosis = await _look(config, host, port)
                 if diagnosis is None:
                     return error
                 found.append(diagnosis)
     except TimeoutError:
-        silent = Diagnosis(config.bootstrap_servers, "a broker that answers in time (it is silent)")
         return found[0] if found else silent
     return found[0] if found else error
 

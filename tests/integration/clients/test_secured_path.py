@@ -183,7 +183,7 @@ async def test_message_is_relayed_consumed_and_confirmed(
     business = await sender.connect(OUTBOX_WRITER)
     async with (
         asyncio.timeout(SECONDS),
-        sender.relay(kafka=kafka, group=f"{name}.relay"),
+        sender.relay(kafka=kafka, name=f"{name}.relay"),
         consumer,
     ):
         running = asyncio.create_task(consumer.run(handle))

@@ -120,7 +120,7 @@ async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_messag
     given = {
         "when": when,
         "business": sender.dsns[OUTBOX_WRITER],
-        "relay": {"database": config.database, "kafka": config.kafka, "group": config.group},
+        "relay": {"database": config.database, "kafka": config.kafka, "name": config.name},
     }
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASH, json.dumps(given))
     assert await process.wait() == -9

@@ -102,7 +102,7 @@ class Rig:
             kafka=self.sender.kafka,
             check_topic=self.check_topic,
             confirm_topics=(self.destination.confirm_topic,),
-            group=f"callback.{self.sender.name}",
+            name=f"callback.{self.sender.name}",
             rules=RULES,
             return_seconds=1.0,
             late_seconds=60.0,
