@@ -133,11 +133,11 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
         began = time.perf_counter()
         await store_all(business, messages, sender)
         async with asyncio.timeout(END_SECONDS):
-            while sender.stats.consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
+            while sender.stats().consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
                 await asyncio.sleep(0.002)
         seconds = time.perf_counter() - began
-        if sender.stats.resent or sender.stats.dropped or sender.stats.unknown:
-            raise RuntimeError(f"the run was not clean: {sender.stats}")
+        if sender.stats().resent or sender.stats().dropped or sender.stats().unknown:
+            raise RuntimeError(f"the run was not clean: {sender.stats()}")
     await business.close()
     for name, database, table in (
         ("mode 5", place.database, "outbox_pending"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clock import Clock, SystemClock
@@ -87,7 +88,7 @@ class Consumer:
         self._handed: set[Handling[Any]] = set()
         self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
         self._is_fresh_next = False
-        self.stats = ConsumerStats()
+        self._counters = ConsumerStats()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -111,7 +112,7 @@ class Consumer:
             self._started = kit = ConsumerKit(
                 config=self._config, inbox=inbox, connections=self._connections,
                 filter=self._filter, clock=self._clock, lanes=self._lanes, source=self._source,
-                confirms=self._confirms, stats=self.stats,
+                confirms=self._confirms, stats=self._counters,
             )  # fmt: skip
             receiving, self._settling = Receiving(kit), Settling(kit)
             retention = InboxRetention(kit, receiving)
@@ -125,6 +126,10 @@ class Consumer:
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
         self._settled = self._parts.begin("settling", self._settling.run())
+
+    def stats(self) -> ConsumerStats:
+        """Return the counters as they are now."""
+        return deepcopy(self._counters)
 
     def stop(self) -> None:
         """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -54,27 +55,34 @@ class Relay:
         consumer_logs: Mapping[str, ConsumerLog] | None = None,
     ) -> None:
         """`consumer_logs`: by consumer, where the relay may look up what it has applied."""
-        self.stats = RelayStats()
+        self.counters = RelayStats()
+        """What the parts count in; see `stats`."""
         self._config = config
         self._woken = asyncio.Event()
         self._store = RelayStore(config, self._woken.set)
         self._sender = MessageSender(config.kafka, config.send_seconds)
-        self._alerts = Alerts(config, self.stats)
-        self._acks = AckWriter(config, self._store, self.stats)
-        self._dispatch = Dispatch(config, self._sender, self._acks, self.stats)
+        self._alerts = Alerts(config, self.counters)
+        self._acks = AckWriter(config, self._store, self.counters)
+        self._dispatch = Dispatch(config, self._sender, self._acks, self.counters)
         self._dispatch.broker_back = self._woken.set
         self._sweep = Sweep(
-            config, self._store, self._dispatch, self.stats, self._alerts, consumer_logs or {}
+            config, self._store, self._dispatch, self.counters, self._alerts, consumer_logs or {}
         )
-        self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.stats)
-        self._retention = Retention(config, self._store.history, clock or SystemClock(), self.stats)
-        self._failed = FailedBusiness(self._store, self.stats)
+        self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.counters)
+        self._retention = Retention(
+            config, self._store.history, clock or SystemClock(), self.counters
+        )
+        self._failed = FailedBusiness(self._store, self.counters)
         self._parts = Parts("relay")
 
     @property
     def waiting(self) -> int:
         """Messages in memory that are still to be sent."""
         return self._dispatch.waiting_rows
+
+    def stats(self) -> RelayStats:
+        """Return the counters as they are now."""
+        return deepcopy(self.counters)
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker need not be there.

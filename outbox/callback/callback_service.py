@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -74,11 +75,15 @@ class CallbackService:
     def __init__(
         self, config: CallbackConfig, calls: SenderCalls, *, clock: Clock | None = None
     ) -> None:
-        self.stats = CallbackStats()
+        self._counters = CallbackStats()
         self._config = config
         self._calls = calls
         self._clock = clock or SystemClock()
         self._store = CallbackStore(config)
+
+    def stats(self) -> CallbackStats:
+        """Return the counters as they are now."""
+        return deepcopy(self._counters)
 
     async def check(self) -> None:
         """Connect to the store. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
@@ -124,7 +129,7 @@ class CallbackService:
         await self._store.add_checks(
             record.sender, record.consumers, ids, due_at, self._return_at()
         )
-        self.stats.checks += len(ids)
+        self._counters.checks += len(ids)
 
     async def take_confirms(self, value: bytes | None) -> None:
         """Keep what one confirm record says; a bad one is counted. Raises RetryError."""
@@ -147,7 +152,7 @@ class CallbackService:
             await self._store.add_confirms(applied, now, self._return_at())
         if retrying:
             await self._store.postpone(retrying)
-        self.stats.confirms += len(applied)
+        self._counters.confirms += len(applied)
 
     async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
         """Keep until when (unix ns) partitions of confirm topics were taken in.
@@ -172,7 +177,7 @@ class CallbackService:
         for rows, (replied, told) in zip(groups.values(), replies, strict=True):
             asked = [self._outcome(row, replied.get(row.message_id), told, now) for row in rows]
             await self._store.asked(token, asked)
-            self.stats.asked += len(rows)
+            self._counters.asked += len(rows)
         return len(taken)
 
     async def return_once(self) -> int:
@@ -208,7 +213,7 @@ class CallbackService:
             return {}, told
 
     async def _return(self, token: UUID, sender: str, consumer: str, rows: Sequence[Taken]) -> None:
-        self.stats.returns += 1
+        self._counters.returns += 1
         try:
             async with asyncio.timeout(self._config.call_seconds):
                 ids = sorted(row.message_id for row in rows)
@@ -220,11 +225,11 @@ class CallbackService:
             await self._store.not_returned(token, rows, at, told)
         else:
             await self._store.returned(token, rows)
-            self.stats.returned += len(rows)
+            self._counters.returned += len(rows)
 
     def _outcome(self, row: Taken, reply: Reply | None, told: str | None, now: datetime) -> Asked:
         if reply is None:
-            self.stats.unanswered += 1
+            self._counters.unanswered += 1
             told = told or "left out of the answer"
         outcome = after_ask(self._config.rules, row.ask_count, reply)
         due_at = now + timedelta(seconds=outcome.again_seconds)
@@ -233,7 +238,7 @@ class CallbackService:
         )
 
     def _drop(self, error: BadRecord) -> None:
-        self.stats.bad_records[error.reason] += 1
+        self._counters.bad_records[error.reason] += 1
         _log.warning("callback: a record was dropped: %s", reason_of(error))
 
     def _until(self, now: datetime) -> datetime:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
@@ -77,7 +78,7 @@ class CheckedSender:
     def __init__(
         self, config: RelayConfig, checked: CheckedConfig, *, clock: Clock | None = None
     ) -> None:
-        self.stats = CheckedStats()
+        self._counters = CheckedStats()
         self._config = config
         self._checked = checked
         self._clock = clock or SystemClock()
@@ -92,6 +93,10 @@ class CheckedSender:
         self._empty = asyncio.Event()
         self._empty.set()
         self._parts = Parts("mode 5")
+
+    def stats(self) -> CheckedStats:
+        """Return the counters as they are now."""
+        return deepcopy(self._counters)
 
     async def start(self) -> None:
         """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
@@ -166,9 +171,9 @@ class CheckedSender:
     async def confirmed(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
         """Move deliveries to `consumed`, all in one statement. Raises RetryError."""
         done = await self._store.apply([(each, consumer) for each in message_ids])
-        self.stats.consumed += done.consumed
-        self.stats.repeated += done.repeated
-        self.stats.unknown += done.unknown
+        self._counters.consumed += done.consumed
+        self._counters.repeated += done.repeated
+        self._counters.unknown += done.unknown
         return done
 
     async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
@@ -181,7 +186,7 @@ class CheckedSender:
         given_up = sources(Change.TRIES_USED_UP)
         rows = await self._session.fetch(SQL["give_up"], ids, consumer, given_up)
         if rows:
-            self.stats.abnormal += len(rows)
+            self._counters.abnormal += len(rows)
             self._alerts.tell([Abnormal(*row) for row in rows])
         rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE)
         claimed = {row[0] for row in rows}
@@ -205,8 +210,8 @@ class CheckedSender:
         for batch in await self._sender.send(messages, self._destinations, oldest):
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
-        self.stats.sent += len(sent)
-        self.stats.resent += len(sent)
+        self._counters.sent += len(sent)
+        self._counters.resent += len(sent)
         if left := [(message_id, token) for message_id in ids if message_id not in sent]:
             await self._sender.renew()
             await self._store.release(left)
@@ -224,7 +229,7 @@ class CheckedSender:
         self._some.set()
 
     def _drop(self, count: int, why: str) -> None:
-        self.stats.dropped += count
+        self._counters.dropped += count
         _log.error("left to the sweep %s: %s", counted(count, "message"), why)
 
     async def _run(self) -> None:
@@ -271,7 +276,7 @@ class CheckedSender:
         left: list[Message] = []
         for batch in await self._sender.send(messages, self._destinations, oldest):
             if batch.error is None:
-                self.stats.sent += len(batch.messages)
+                self._counters.sent += len(batch.messages)
             else:
                 _log.warning("mode 5: a batch was not taken: %r", batch.error)
                 left += batch.messages

@@ -284,7 +284,7 @@ async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sende
     for take in (service.take_checks, service.take_confirms):
         await take(b"noise")
         await take(None)
-    assert service.stats.bad_records == {"content": 2, "empty": 2}
+    assert service.stats().bad_records == {"content": 2, "empty": 2}
     await service.close()
 
 
@@ -303,7 +303,7 @@ async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -
         await relay.sweep()  # it may have swept by itself just then
         for each in (*ids, *lost):
             await sender.until_status(each, Status.CONFIRMED)
-        assert relay.stats.swept == 10
+        assert relay.stats().swept == 10
         assert sorted(await sender.sent(rig.destination)) == sorted([*ids, *ids, *lost])
         await sender.confirm(rig.destination, *ids, *lost)
         for each in (*ids, *lost):
@@ -359,7 +359,7 @@ async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender
         assert asked == [1, 1, 1, 0], "three tries, and the end of it"
         (row,) = await sender.pending()
         assert (row["status"], row["send_count"]) == (Status.ABNORMAL, 3)
-        assert rig.mode_5.stats.abnormal == 1
+        assert rig.mode_5.stats().abnormal == 1
         # It was applied after all: the late confirm still comes home.
         await sender.confirm(rig.destination, message_id)
         await rig.until_stored(1, 1)
