@@ -24,7 +24,6 @@ import msgspec
 
 from orderchain import (
     Destination,
-    KafkaConfig,
     Message,
     ReceiverConfig,
     Relay,
@@ -33,7 +32,6 @@ from orderchain import (
     open_receiver,
     save_destinations,
 )
-from orderchain.clients.kafka import create_topic, make_admin, started
 
 if TYPE_CHECKING:
     from orderchain import Event, Run
@@ -176,11 +174,7 @@ async def set_up_clearing(connection: asyncpg.Connection, kafka: str) -> None:
         tries_max=100, resend_seconds=2.0, resend_seconds_max=10.0,
     )  # fmt: skip
     async with connection.transaction():
-        await save_destinations(connection, [clearing])
-    config = KafkaConfig.of(kafka)
-    async with started(make_admin(config, "example")) as admin:
-        await create_topic(admin, config, clearing.topic, partitions=4)
-        await create_topic(admin, config, clearing.confirm_topic)
+        await save_destinations(connection, [clearing], create_topics=kafka, partitions=4)
 
 
 if __name__ == "__main__":

@@ -11,260 +11,100 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from chain_verifier.config import (
         DatabaseSource as DatabaseSource,
-    )
-    from chain_verifier.config import (
         JournalSource as JournalSource,
-    )
-    from chain_verifier.config import (
         ParquetSource as ParquetSource,
-    )
-    from chain_verifier.config import (
         TopicSource as TopicSource,
-    )
-    from chain_verifier.config import (
         VerifyRequest as VerifyRequest,
     )
-    from chain_verifier.report import (
-        Report as Report,
-    )
-    from chain_verifier.verify import (
-        verify as verify,
-    )
+    from chain_verifier.report import Report as Report
+    from chain_verifier.verify import verify as verify
     from matcher_receiver import (
         FileSnapshotStore as FileSnapshotStore,
-    )
-    from matcher_receiver import (
         Receiver as Receiver,
-    )
-    from matcher_receiver import (
         ReceiverConfig as ReceiverConfig,
-    )
-    from matcher_receiver import (
         ReceiverStats as ReceiverStats,
-    )
-    from matcher_receiver import (
         StartAt as StartAt,
-    )
-    from matcher_receiver import (
         State as State,
     )
-    from orderchain.clients.database_config import (
-        DatabaseConfig as DatabaseConfig,
-    )
-    from orderchain.clients.kafka_config import (
-        KafkaConfig as KafkaConfig,
-    )
-    from orderchain.collector import (
-        calm_collector as calm_collector,
-    )
+    from orderchain.clients.database_config import DatabaseConfig as DatabaseConfig
+    from orderchain.clients.kafka_config import KafkaConfig as KafkaConfig
+    from orderchain.collector import calm_collector as calm_collector
     from orderchain.errors import (
         BrokerAway as BrokerAway,
-    )
-    from orderchain.errors import (
         ChainLed as ChainLed,
-    )
-    from orderchain.errors import (
         ChainMissing as ChainMissing,
-    )
-    from orderchain.errors import (
         CheckpointLost as CheckpointLost,
-    )
-    from orderchain.errors import (
         ClockError as ClockError,
-    )
-    from orderchain.errors import (
         ConnectError as ConnectError,
-    )
-    from orderchain.errors import (
         DurabilityError as DurabilityError,
-    )
-    from orderchain.errors import (
         Fenced as Fenced,
-    )
-    from orderchain.errors import (
         ForeignDatabase as ForeignDatabase,
-    )
-    from orderchain.errors import (
         ForkFound as ForkFound,
-    )
-    from orderchain.errors import (
         FrameError as FrameError,
-    )
-    from orderchain.errors import (
         GapError as GapError,
-    )
-    from orderchain.errors import (
         HaltError as HaltError,
-    )
-    from orderchain.errors import (
         InputError as InputError,
-    )
-    from orderchain.errors import (
         IntakeLost as IntakeLost,
-    )
-    from orderchain.errors import (
         IntakeMoved as IntakeMoved,
-    )
-    from orderchain.errors import (
         KeyConflict as KeyConflict,
-    )
-    from orderchain.errors import (
         KeyTooOld as KeyTooOld,
-    )
-    from orderchain.errors import (
         NotYetReadable as NotYetReadable,
-    )
-    from orderchain.errors import (
         NumberOutOfOrder as NumberOutOfOrder,
-    )
-    from orderchain.errors import (
         OrderchainError as OrderchainError,
-    )
-    from orderchain.errors import (
         OrderError as OrderError,
-    )
-    from orderchain.errors import (
         PrimaryBehind as PrimaryBehind,
-    )
-    from orderchain.errors import (
         QueueFull as QueueFull,
-    )
-    from orderchain.errors import (
         RefusedError as RefusedError,
-    )
-    from orderchain.errors import (
         RetryError as RetryError,
-    )
-    from orderchain.errors import (
         RowsArchived as RowsArchived,
-    )
-    from orderchain.errors import (
         RowsMissing as RowsMissing,
-    )
-    from orderchain.errors import (
         SchemaError as SchemaError,
-    )
-    from orderchain.errors import (
         SealMismatch as SealMismatch,
-    )
-    from orderchain.errors import (
         SettingError as SettingError,
-    )
-    from orderchain.errors import (
         SourceBroken as SourceBroken,
-    )
-    from orderchain.errors import (
         StillHalted as StillHalted,
-    )
-    from orderchain.errors import (
         StoppedError as StoppedError,
-    )
-    from orderchain.errors import (
         TopicError as TopicError,
-    )
-    from orderchain.errors import (
         UnknownOutcome as UnknownOutcome,
     )
-    from orderchain.event import (
-        Event as Event,
-    )
-    from orderchain.front_door import (
-        open_receiver as open_receiver,
-    )
-    from orderchain.gap import (
-        Gap as Gap,
-    )
-    from orderchain.mark import (
-        Mark as Mark,
-    )
-    from orderchain.run import (
-        Run as Run,
-    )
-    from orderchain.snapshot import (
-        Snapshot as Snapshot,
-    )
+    from orderchain.event import Event as Event
+    from orderchain.front_door import open_receiver as open_receiver
+    from orderchain.gap import Gap as Gap
+    from orderchain.mark import Mark as Mark
+    from orderchain.run import Run as Run
+    from orderchain.snapshot import Snapshot as Snapshot
     from outbox import (
         Consumer as Consumer,
-    )
-    from outbox import (
         ConsumerConfig as ConsumerConfig,
-    )
-    from outbox import (
         ConsumerStats as ConsumerStats,
-    )
-    from outbox import (
         Delivery as Delivery,
-    )
-    from outbox import (
         Destination as Destination,
-    )
-    from outbox import (
         Message as Message,
-    )
-    from outbox import (
         Refused as Refused,
-    )
-    from outbox import (
         Relay as Relay,
-    )
-    from outbox import (
         RelayConfig as RelayConfig,
-    )
-    from outbox import (
         RetryLevels as RetryLevels,
-    )
-    from outbox import (
         draw_message_ids as draw_message_ids,
-    )
-    from outbox import (
         save_destinations as save_destinations,
     )
     from outbox.errors import (
         BadRecord as BadRecord,
-    )
-    from outbox.errors import (
         CutWait as CutWait,
-    )
-    from outbox.errors import (
         DestinationMissing as DestinationMissing,
-    )
-    from outbox.errors import (
         MessageError as MessageError,
-    )
-    from outbox.errors import (
         OutboxFull as OutboxFull,
-    )
-    from outbox.errors import (
         PartEnded as PartEnded,
-    )
-    from outbox.errors import (
         TransitionRefused as TransitionRefused,
     )
     from sequencer import (
         Ack as Ack,
-    )
-    from sequencer import (
         Order as Order,
-    )
-    from sequencer import (
         Refusal as Refusal,
-    )
-    from sequencer import (
         Sequencer as Sequencer,
-    )
-    from sequencer import (
         SequencerConfig as SequencerConfig,
-    )
-    from sequencer import (
         SequencerStats as SequencerStats,
-    )
-    from sequencer import (
         TopicIntake as TopicIntake,
-    )
-    from sequencer import (
         TopicIntakeConfig as TopicIntakeConfig,
-    )
-    from sequencer import (
         open_sequencer as open_sequencer,
     )
 

@@ -72,13 +72,21 @@ def bases_of(node: ast.ClassDef) -> set[str]:
 
 
 def all_configs() -> list[type[Config]]:
+    """Every class whose bases lead to Config, whichever package it is in."""
+    declared = {
+        (path, node.name): bases_of(node)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in classes_of(path)
+    }
+    names = {"Config"}
+    while more := {name for (_, name), bases in declared.items() if bases & names} - names:
+        names |= more
     found = []
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            names = [node.name for node in classes_of(path) if "Config" in bases_of(node)]
-            if names:
-                module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-                found += [getattr(module, name) for name in names]
+    for (path, name), bases in declared.items():
+        if bases & names:
+            module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            found.append(getattr(module, name))
     return found
 
 
