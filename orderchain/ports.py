@@ -82,7 +82,7 @@ class ChainStore(Protocol):
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store how far intakes were read whose orders were all repeats. Raises as `commit`, but
-        never UnknownOutcome: doing it twice does no harm.
+        never UnknownOutcome: doing it twice does no harm. With none it only says whether we lead.
         """
         ...
 
