@@ -11,6 +11,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
+from orderchain.clients.kafka import TopicDescription
+from orderchain.clients.topic_durability import durability_warning
 from orderchain.errors import ConnectError, RetryError, TopicError
 from orderchain.kafka_client import close_client, leave_client, start_client
 from orderchain.reasons import reason_of
@@ -31,6 +33,8 @@ expired, which takes up to twice `publish_seconds`."""
 _FETCH_MS: Final = 500
 """How long a fetch of the topic's end waits before it is asked for again."""
 
+_LOSS: Final = "receivers read what is lost there from the database, which takes longer"
+
 _ERRORS: Final = (KafkaError, OSError, TimeoutError)
 
 _log = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class KafkaFrameSink:
         self._config = config
         self._producer: AIOKafkaProducer | None = None
         self._topic = ""
+        self._warning: str | None = None
         self._partition = 0
         self.frame_bytes_max = config.frame_bytes_max
 
@@ -125,9 +130,22 @@ class KafkaFrameSink:
             settings = await _topic_settings(admin, self._topic) if partitions else {}
             if refusal := topic_refusal(self._topic, partitions, settings):
                 raise refusal
+            replicas = min(len(each["replicas"]) for each in described["partitions"])
+            self._warn_of_one_copy(
+                TopicDescription(
+                    name=self._topic, partitions=partitions, replicas=replicas, settings=settings
+                )
+            )
             self._keep_below(int(settings["max.message.bytes"]))
         finally:
             await close_client(admin, _CLOSE_SECONDS)
+
+    def _warn_of_one_copy(self, topic: TopicDescription) -> None:
+        """Warn once for as long as it is the same: the topic is read again by each new producer."""
+        warning = durability_warning([topic], _LOSS)
+        if warning is not None and warning != self._warning:
+            _log.warning("%s", warning)
+        self._warning = warning
 
     def _keep_below(self, record_bytes_max: int) -> None:
         """Take over how large a record may be; the setting of ours is the upper bound."""
