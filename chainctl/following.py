@@ -7,7 +7,7 @@ import sys
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn
 
-from chainctl.output import data, data_json
+from chainctl.output import data, data_json_line
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def follow(
 
     def tell(finding: Finding) -> None:
         if as_json:
-            data_json(finding)
+            data_json_line(finding)
         else:
             data(f"{finding.source}: {finding.text}")
         # Whoever reads along must not wait for a buffer to fill.

@@ -16,6 +16,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+import click
 import msgspec
 
 from orderchain.counted import counted
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _REFRESHES_PER_SECOND: Final = 5
 """A bar is for the eye: drawn more often it would only take time from the work."""
+
+_JSON_WRITTEN: Final = "chainctl.json_written"
+"""Where it is kept in click's context whether the command has written its JSON document."""
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -60,7 +64,21 @@ def data_text(text: str) -> None:
 
 
 def data_json(value: object) -> None:
-    """Write `value` to stdout as one line of JSON; bytes become base64."""
+    """Write `value` to stdout as the one JSON document of a command; bytes become base64.
+
+    An array where the command shows rows, an object where it shows one thing. Once per call of
+    `chainctl`: two documents are none that a program can read. A second one raises RuntimeError.
+    """
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        if context.meta.setdefault(_JSON_WRITTEN, False):
+            raise RuntimeError("a command writes one JSON document, or JSON Lines")
+        context.meta[_JSON_WRITTEN] = True
+    data_text(_encoder.encode(value).decode())
+
+
+def data_json_line(value: object) -> None:
+    """Write `value` to stdout as one of JSON Lines, for commands whose help says that they do."""
     data_text(_encoder.encode(value).decode())
 
 

@@ -56,6 +56,8 @@ class ConfirmSender:
         self._producer: AIOKafkaProducer | None = None
         self._waiting: dict[str, list[Confirm]] = {}
         self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
+        self.topics: set[str] = set()  # those that a confirm was meant for
+        self.is_topic_new = asyncio.Event()
         self.count = 0  # confirms that wait
         self.sent = 0
         self.forgotten = 0
@@ -78,6 +80,9 @@ class ConfirmSender:
         `progress` holds the smallest unfinished offsets as of now: every confirm of what lies below
         them is in this flush, or was in an earlier one.
         """
+        if not self._waiting.keys() <= self.topics:
+            self.topics |= self._waiting.keys()
+            self.is_topic_new.set()
         told = [Progress(*place, offset) for place, offset in sorted(progress.items())]
         # What is cut off by a cancellation stays in the list, and is sent again by the next flush.
         now = asyncio.get_running_loop().time()

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
 from orderchain.refusals import privilege_refusal, schema_refusal
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     Handler = Callable[[Delivery, Any], Awaitable[None]]
     """Gets the connection whose transaction the effect joins; None in an idempotent consumer."""
     ManyHandler = Callable[[Sequence[Delivery], Any], Awaitable[None]]
+
+_LOSS: Final = "confirms that are lost there have their messages sent again"
 
 TURN_SECONDS: Final = 0.2
 """How often a loop looks whether one of its deliveries has ended, should it not be told."""
@@ -125,6 +128,11 @@ class Consumer:
         self._parts = Parts("consumer", self._wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
+        durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
+        confirms = self._confirms
+        self._parts.begin(
+            "topics", durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
+        )
         self._settled = self._parts.begin("settling", self._settling.run())
 
     def stats(self) -> ConsumerStats:

@@ -20,7 +20,7 @@ from outbox.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 Topic = Annotated[str, Meta(min_length=1, max_length=TOPIC_CHARS_MAX)]
@@ -88,6 +88,15 @@ class Destination(Config, frozen=True, kw_only=True):
     def deliveries(self) -> tuple[str, ...]:
         """The consumers that each message has a delivery for."""
         return self.consumers or (NO_CONSUMER,)
+
+
+LOSS: Final = "what is lost there is sent again only where consumers confirm"
+"""What becomes of records that the brokers have acknowledged and lost."""
+
+
+def topics_of(destinations: Iterable[Destination]) -> set[str]:
+    """Return the topics of messages and of confirms."""
+    return {topic for each in destinations for topic in (each.topic, each.confirm_topic) if topic}
 
 
 def changed_destination(

@@ -8,12 +8,14 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from outbox.acks import AckWriter
 from outbox.alerts import Alerts
 from outbox.business import BusinessTransaction, Commit, watched_transaction
 from outbox.confirms import ConfirmIntake
+from outbox.destination import LOSS, topics_of
 from outbox.dispatch import Dispatch, Parcel
 from outbox.failed_business import FailedBusiness
 from outbox.message_sender import MessageSender
@@ -73,6 +75,7 @@ class Relay:
             config, self._store.history, clock or SystemClock(), self.counters
         )
         self._failed = FailedBusiness(self._store, self.counters)
+        self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
         self._parts = Parts("relay")
 
     @property
@@ -105,6 +108,7 @@ class Relay:
             ("confirms", self._intake.run),
             ("sweep", self._keep_sweeping),
             ("retention", self._keep_tidy),
+            ("topics", self._look_at_topics),
         )
         for name, work in works:
             self._parts.begin(name, endless(name, work))
@@ -220,6 +224,9 @@ class Relay:
                 async with asyncio.timeout(self._config.sweep_seconds):
                     await self._woken.wait()
             self._woken.clear()
+
+    async def _look_at_topics(self) -> None:
+        await self._durability.keep_looking(lambda: topics_of(self._dispatch.destinations.values()))
 
     async def _keep_tidy(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
     AIOKafkaProducer,
+    TopicDescription,
     TopicPartition,
     connecting,
     describe_topic,
@@ -22,6 +23,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.topic_durability import durability_warning
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.reasons import reason_of
 from orderchain.topic import topic_refusal
@@ -43,6 +45,8 @@ expired, which takes up to twice `publish_seconds`."""
 _FETCH_MS: Final = 500
 """How long a fetch of the topic's end waits before it is asked for again."""
 
+_LOSS: Final = "receivers read what is lost there from the database, which takes longer"
+
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +62,7 @@ class KafkaFrameSink:
         self._kafka = KafkaConfig.of(config.kafka)
         self._producer: AIOKafkaProducer | None = None
         self._topic = ""
+        self._warning: str | None = None
         self._partition = 0
         self.frame_bytes_max = config.frame_bytes_max
 
@@ -135,7 +140,18 @@ class KafkaFrameSink:
             topic = await describe_topic(admin, self._kafka, self._topic)
         if refusal := topic_refusal(topic.name, topic.partitions, topic.settings):
             raise refusal
+        self._note_one_copy(topic)
         self._keep_below(int(topic.settings["max.message.bytes"]))
+
+    def _note_one_copy(self, topic: TopicDescription) -> None:
+        """Note it once for as long as it is the same: each new producer reads the topic again.
+
+        At info: what is lost there costs time, and no order.
+        """
+        warning = durability_warning([topic], _LOSS)
+        if warning is not None and warning != self._warning:
+            _log.info("%s", warning)
+        self._warning = warning
 
     def _keep_below(self, record_bytes_max: int) -> None:
         """Take over how large a record may be; the setting of ours is the upper bound."""

@@ -84,8 +84,12 @@ def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> 
         async with _letters(settings) as letters:
             return await letters.list(_filter(with_abandoned=abandoned, **chosen))
 
-    for letter in run_async(run()):
-        _tell(letter, as_json)
+    found = run_async(run())
+    if as_json:
+        data_json(found)
+        return
+    for letter in found:
+        _tell(letter)
 
 
 @group.command()
@@ -94,7 +98,10 @@ def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> 
 @json_option
 @uses_settings("database", "connect_seconds")
 def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bool) -> None:
-    """Show a dead letter: why it is one, what it holds, what was done about it."""
+    """Show a dead letter: why it is one, what it holds, what was done about it.
+
+    One for each consumer that has given the message up.
+    """
 
     async def run() -> Sequence[Content]:
         async with _letters(settings) as letters:
@@ -103,11 +110,11 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
     found = run_async(run())
     if not found:
         raise SettingError("message", str(message_id), "a dead letter of this database")
+    if as_json:
+        data_json(found)
+        return
     for content in found:
-        if as_json:
-            data_json(content)
-        else:
-            _tell_content(content)
+        _tell_content(content)
 
 
 @group.command()
@@ -184,10 +191,7 @@ async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
         yield DeadLetters(connection)
 
 
-def _tell(letter: DeadLetter, as_json: bool) -> None:
-    if as_json:
-        data_json(letter)
-        return
+def _tell(letter: DeadLetter) -> None:
     ended = " abandoned" if letter.abandoned_at else ""
     data(
         f"{letter.message_id}  {letter.consumer}  {letter.dead_at:%Y-%m-%d %H:%M:%S}  "
@@ -196,7 +200,7 @@ def _tell(letter: DeadLetter, as_json: bool) -> None:
 
 
 def _tell_content(content: Content) -> None:
-    _tell(content.letter, as_json=False)
+    _tell(content.letter)
     received = f"received {content.letter.received_at:%Y-%m-%d %H:%M:%S}"
     place = f"{content.topic}/{content.partition} at {content.offset}"
     data(f"  from {place}, {received}, key {content.letter.key!r}")

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--follow", is_flag=True,
-    help="Go on with the topic until Ctrl-C, and tell of each fault as its frame arrives.",
+    help="Go on with the topic until Ctrl-C, and show each fault as its frame arrives; with --json "
+    "as JSON Lines, one fault per line.",
 )  # fmt: skip
 @click.option(
     "--checkpoint", metavar="FOLDER",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
+from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.counted import counted
 from orderchain.errors import OrderchainError, RetryError
@@ -26,7 +27,7 @@ from outbox.alerts import Alerts
 from outbox.business import BusinessTransaction, watched_transaction
 from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
-from outbox.destination import Destination
+from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import LASTING, PartEnded
 from outbox.message import Message, draw_message_ids
 from outbox.message_sender import MessageSender
@@ -108,6 +109,11 @@ class CheckedSender:
         self._parts = Parts("mode 5")
         self._parts.begin("send", self._run())
         self._parts.begin("alerts", self._alerts.run())
+        durability = TopicDurability(self._config.kafka, "mode-5-topics", LOSS)
+        self._parts.begin("topics", durability.keep_looking(self._topics))
+
+    def _topics(self) -> set[str]:
+        return topics_of(self._destinations.values()) | {self._checked.check_topic}
 
     async def run(self) -> None:
         """Raise what a part has raised, when one has ended; return at a stop."""

@@ -79,7 +79,7 @@ def parked(database: str) -> int:
 def listed(call: Call, settings: dict[str, str], *options: str) -> list[str]:
     done = call("outbox", "dead", "list", "--json", *options, settings=settings)
     assert done.code == 0, done
-    return [json.loads(line)["message_id"] for line in done.out.splitlines()]
+    return [letter["message_id"] for letter in json.loads(done.out)]
 
 
 def test_dead_letters_are_listed_with_their_reason(
@@ -105,7 +105,8 @@ def test_dead_letter_is_shown_with_what_it_holds_and_what_was_done(
     assert done.code == 0, done
     for told in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: mended"):
         assert told in done.out
-    shown = json.loads(call("outbox", "dead", "show", letters[0], "--json", settings=settings).out)
+    shown_all = call("outbox", "dead", "show", letters[0], "--json", settings=settings)
+    (shown,) = json.loads(shown_all.out)
     assert shown["letter"]["message_id"] == str(letters[0])
     assert shown["acts"][0]["actor"] == "anna"
 
