@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_JOBS := $(or $(JOBS),2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test simulate faults bench check clean
+.PHONY: help setup servers demo test simulate faults bench check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,14 +16,17 @@ demo: setup ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEM
 	@$(BIN)/chainctl demo $(if $(INPUT),--input "$(INPUT)") $(if $(ORDERS),--orders $(ORDERS)) \
 		$(if $(SEED),--seed $(SEED)) $(DEMO_ARGS)
 
-test: setup ## every test, in JOBS=n processes with servers of their own (PYTEST_ARGS="..." is passed on)
+servers: setup
+	@tools/test_servers.sh
+
+test: servers ## every test, in JOBS=n processes with servers of their own (PYTEST_ARGS="..." is passed on)
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on, in JOBS=n processes)
 	@$(BIN)/python -m tests.simulation.simulate $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
 
-faults: setup ## the long form of the fault tests: many rounds, ten minutes or so (FAULTS_SEED=n)
+faults: servers ## the long form of the fault tests: many rounds, ten minutes or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
 
 bench: setup ## how fast it is on this machine: two hours, or three minutes (QUICK=1, BENCH_ARGS="...")

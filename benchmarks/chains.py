@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
-from aiokafka.admin import AIOKafkaAdminClient
 from msgspec import Struct
 
 from chainctl.commands.chain import ChainPlan, create_chain
@@ -16,6 +15,8 @@ from chainctl.settings import load_settings
 from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
+from orderchain.clients.kafka import make_admin, started
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.limits import CHAIN_ID_MAX
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 
@@ -143,12 +144,8 @@ async def make_topic(site: Site, topic: str) -> None:
 
 async def remove_topic(site: Site, topic: str) -> None:
     """Remove a topic and its files."""
-    admin: Any = AIOKafkaAdminClient(bootstrap_servers=site.kafka)
-    await admin.start()
-    try:
+    async with started(make_admin(KafkaConfig.of(site.kafka), "benchmark")) as admin:
         await admin.delete_topics([topic])
-    finally:
-        await admin.close()
 
 
 async def empty_chain(site: Site, chain_id: int) -> None:

@@ -123,7 +123,9 @@ class EmptyDatabase:
             raise RuntimeError(f"asked for {at_id}: a frame was not taken")
         return self._standing
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         """Refuse: nothing is to be filled here."""
         raise RuntimeError(f"a fill behind {after.id} up to {until_id}")
         yield  # an async generator, as the port wants it

@@ -16,6 +16,7 @@ from random import Random
 import msgspec
 import uvloop
 
+from benchmarks.children import job_of
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
 
@@ -114,7 +115,7 @@ async def run(job: ImpairedJob) -> Impaired:
     reader = GapReader(GapReaderConfig(database=job.gap_database, chain_id=job.chain_id))
     head = (await reader.standing(0)).head
     source = KafkaFrameSource(
-        KafkaSourceConfig(bootstrap_servers=job.kafka, topic=head.topic, partition=head.partition)
+        KafkaSourceConfig(kafka=job.kafka, topic=head.topic, partition=head.partition)
     )
     frames = LossyFrames(source, job.drop_share, job.seed) if job.drop_share else source
     # What came while nobody asked is to be read from Kafka: no look at the head before the frames.
@@ -157,9 +158,9 @@ async def run(job: ImpairedJob) -> Impaired:
 
 
 async def main() -> None:
-    """Run the job of the command line, with a deadline."""
+    """Run the job, with a deadline."""
     async with asyncio.timeout(600):
-        received = await run(msgspec.json.decode(sys.argv[1], type=ImpairedJob))
+        received = await run(job_of(ImpairedJob))
     _tell(msgspec.json.encode(received))
 
 

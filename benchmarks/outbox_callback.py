@@ -1,6 +1,6 @@
 """The callback service of the benchmark of mode 5, in a process of its own until it is killed.
 
-python -m benchmarks.outbox_callback JSON
+python -m benchmarks.outbox_callback, the job on stdin
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import msgspec
 import uvloop
 from msgspec import Struct
 
+from benchmarks.children import job_of
 from orderchain.collector import calm_collector
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
@@ -45,4 +45,4 @@ async def serve(site: CallbackSite) -> None:
 
 if __name__ == "__main__":
     calm_collector()
-    uvloop.run(serve(msgspec.json.decode(sys.argv[1], type=CallbackSite)))
+    uvloop.run(serve(job_of(CallbackSite)))

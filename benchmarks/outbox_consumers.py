@@ -1,6 +1,6 @@
 """The consumers of the outbox's benchmarks, each in a process of its own until it is killed.
 
-    python -m benchmarks.outbox_consumers batched|row_by_row|timed JSON
+    python -m benchmarks.outbox_consumers batched|row_by_row|timed, the job on stdin
 
 `timed` writes a line for each message: the number that its payload begins with, and when its
 handler had it, by the monotonic clock of the machine, in nanoseconds.
@@ -13,10 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
+from benchmarks.children import job_of
 from benchmarks.outbox_site import OutboxSite
 from orderchain.collector import calm_collector
 from outbox.consumer import Consumer
@@ -34,7 +34,7 @@ def config_of(place: OutboxSite, **settings: Any) -> ConsumerConfig:  # noqa: AN
     return ConsumerConfig(
         name=place.destination.topic,
         topics=(place.destination.topic,),
-        bootstrap_servers=place.kafka,
+        kafka=place.kafka,
         database=place.database,
         **settings,
     )
@@ -95,4 +95,4 @@ async def row_by_row(place: OutboxSite) -> None:
 if __name__ == "__main__":
     ways = {"batched": batched, "timed": timed, "row_by_row": row_by_row}
     calm_collector()
-    uvloop.run(ways[sys.argv[1]](msgspec.json.decode(sys.argv[2], type=OutboxSite)))
+    uvloop.run(ways[sys.argv[1]](job_of(OutboxSite)))

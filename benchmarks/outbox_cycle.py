@@ -15,17 +15,16 @@ last one is consumed.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 import outbox
 from benchmarks.arms import interleave
+from benchmarks.children import start_worker
 from benchmarks.committing import Figures, run, tell
 from benchmarks.outbox_site import PAYLOAD, OutboxSite, drop_outbox, make_outbox
 from outbox import Message, Relay, RelayConfig, draw_message_ids
@@ -49,10 +48,7 @@ async def consumer_process(
     place: OutboxSite, way: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a consumer; returns once it has joined."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.outbox_consumers", way,
-        msgspec.json.encode(place).decode(), stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    process = await start_worker("benchmarks.outbox_consumers", place, way)
     lines = process.stdout
     try:
         if lines is None or await lines.readline() != b"ready\n":

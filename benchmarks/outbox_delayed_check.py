@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,10 +26,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 import uvicorn
 
 from benchmarks.arms import interleave, spread
+from benchmarks.children import start_worker
 from benchmarks.committing import Figures, run, tell
 from benchmarks.outbox_callback import CallbackSite, SenderAddress
 from benchmarks.outbox_cycle import (
@@ -165,10 +164,7 @@ async def served(sender: CheckedSender) -> AsyncIterator[str]:
 @asynccontextmanager
 async def callback_process(site: CallbackSite) -> AsyncIterator[None]:
     """Run the callback service; returns once its store is there."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.outbox_callback", msgspec.json.encode(site).decode(),
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    process = await start_worker("benchmarks.outbox_callback", site)
     try:
         if process.stdout is None or await process.stdout.readline() != b"ready\n":
             raise RuntimeError("the callback service did not start")

@@ -7,9 +7,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import asyncpg
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from msgspec import Struct
 
+from orderchain.clients.kafka import create_topic, make_admin, started
+from orderchain.clients.kafka_config import KafkaConfig
 from outbox import Destination, save_destinations
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ async def drop_database(site: Site, name: str) -> None:
 
 async def make_topics(kafka: str, topics: Mapping[str, int]) -> None:
     """Make topics, by name, with so many partitions."""
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await client.start()
-    await client.create_topics([NewTopic(name, count, 1) for name, count in topics.items()])
-    await client.close()
+    config = KafkaConfig.of(kafka)
+    async with started(make_admin(config, "benchmark")) as admin:
+        for name, count in topics.items():
+            await create_topic(admin, config, name, partitions=count)
 
 
 async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:

@@ -11,6 +11,7 @@ from collections import deque
 import msgspec
 import uvloop
 
+from benchmarks.children import job_of
 from benchmarks.workload import order_batches
 from sequencer import SequencerConfig, open_sequencer
 
@@ -73,5 +74,5 @@ async def run(job: SequencingJob) -> Sequenced:
 
 
 if __name__ == "__main__":
-    done = uvloop.run(run(msgspec.json.decode(sys.argv[1], type=SequencingJob)))
+    done = uvloop.run(run(job_of(SequencingJob)))
     sys.stdout.buffer.write(msgspec.json.encode(done) + b"\n")

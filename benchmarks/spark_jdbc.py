@@ -50,12 +50,12 @@ class Bench:
         self._chain_id = chain_id
         self._rows = rows
         self._request = VerifyRequest(
-            chain_id=chain_id, sources=(DatabaseSource(dsn=site.auditor),)
+            chain_id=chain_id, sources=(DatabaseSource(database=site.auditor),)
         )
 
     def bare(self) -> None:
         """Count and sum in Spark what JDBC brings, in as many partitions as the check has."""
-        source = DatabaseSource(dsn=self._site.auditor)
+        source = DatabaseSource(database=self._site.auditor)
         partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
         address = jdbc_address(self._site.auditor)
         table = f"(SELECT id, pid FROM chain_event WHERE chain_id = {self._chain_id}) AS bare"  # noqa: S608

@@ -8,6 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.seal import SEAL_BYTES
@@ -40,10 +42,10 @@ READ_TIMEOUT_S: Final = 300
 """How long a server may stay silent in the middle of a scan before it counts as gone."""
 
 
-class DatabaseSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DatabaseSource(Config, frozen=True, kw_only=True, tag=True):
     """The chain in PostgreSQL: the truth, and the only source that knows the head by itself."""
 
-    dsn: str
+    database: Annotated[str, Meta(min_length=1)]
     """A libpq URL, `postgresql://user:password@host:port/database`; the role needs SELECT only."""
     name: str = "database"
 
@@ -51,10 +53,10 @@ class DatabaseSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"DatabaseSource(name={self.name!r})"
 
 
-class JournalSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JournalSource(Config, frozen=True, kw_only=True, tag=True):
     """What a receiver wrote: JSON Lines, uncompressed, read by position and by content."""
 
-    path: str
+    path: Annotated[str, Meta(min_length=1)]
     """A file on a disk that the driver can read (with a remote master: every executor too)."""
 
     @property
@@ -63,10 +65,10 @@ class JournalSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"journal:{self.path}"
 
 
-class ParquetSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ParquetSource(Config, frozen=True, kw_only=True, tag=True):
     """Rows in Parquet, a file or a folder, with the columns of `chain_event`."""
 
-    path: str
+    path: Annotated[str, Meta(min_length=1)]
     """A path, or a URL that Spark can read."""
 
     @property
@@ -75,11 +77,11 @@ class ParquetSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"parquet:{self.path}"
 
 
-class TopicSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TopicSource(Config, frozen=True, kw_only=True, tag=True):
     """What was published of a chain: frames on Kafka, up to the last offset at the start."""
 
-    servers: str
-    """Bootstrap servers, `host:port,host:port`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port,host:port`."""
     topic: str | None = None
     """None asks the database where there is one among the sources, else takes the default name."""
 
@@ -92,7 +94,7 @@ class TopicSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 Source = DatabaseSource | TopicSource | JournalSource | ParquetSource
 
 
-class KeptSeal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeptSeal(Config, frozen=True, kw_only=True):
     """A seal that was exported, and kept where nobody who writes the database can reach it."""
 
     id: Annotated[int, Meta(ge=0, le=ID_MAX)]
@@ -117,7 +119,7 @@ class ContradictedMark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many marks are contradicted; later ones are with it."""
 
 
-class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VerifyRequest(Config, frozen=True, kw_only=True):
     """One verification: a chain, where to read it, and between which ids."""
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
@@ -156,21 +158,21 @@ class VerifyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.seals or any(one is not None for one in told)
 
 
-def parse_source(text: str, dsn: str | None, servers: str | None = None) -> Source:
+def parse_source(text: str, dsn: str | None, kafka: str | KafkaConfig | None = None) -> Source:
     """Return the source named as on the command line; `dsn` is the database's, if one is set.
 
-    `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `servers` are Kafka's.
-    Raises SettingError for anything else.
+    `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `kafka` is where topics
+    are. Raises SettingError for anything else.
     """
     kind, colon, path = text.partition(":")
     if text == "database":
         if dsn is None:
             raise SettingError("database", None, "the URL of the database, to verify it")
-        return DatabaseSource(dsn=dsn)
+        return DatabaseSource(database=dsn)
     if kind == "topic" and bool(colon) == bool(path):
-        if servers is None:
+        if kafka is None:
             raise SettingError("kafka", None, "the bootstrap servers, to verify a topic")
-        return TopicSource(servers=servers, topic=path or None)
+        return TopicSource(kafka=kafka, topic=path or None)
     if colon and path and kind == "journal":
         return JournalSource(path=path)
     if colon and path and kind == "parquet":

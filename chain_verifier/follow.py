@@ -32,6 +32,8 @@ from chain_verifier.sources.table import CONTENT
 from chain_verifier.sources.topic import is_genuine
 from chain_verifier.spark_errors import as_broken
 from chain_verifier.topic_walk import FrameHead
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_options import spark_kafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +80,9 @@ class Follower:
         self._source = topic.name
         self._database = DatabaseTable(spark, database, chain_id)
         self._topic, self._partition = place_of(topic, chain_id, self._database.head)
-        self._servers = topic.servers
-        bounds = bounds_of(spark, self._servers, self._topic, self._partition)
+        kafka = KafkaConfig.of(topic.kafka)
+        self._options = spark_kafka_options(kafka)
+        bounds = bounds_of(spark, kafka, self._topic, self._partition)
         self._log = FollowLog(folder, chain_id)
         step = self._log.step
         is_cut = bool(bounds.first)
@@ -117,13 +120,13 @@ class Follower:
 
     def _records(self) -> DataFrame:
         reader = self._spark.readStream.format("kafka").options(
+            **self._options,
             assign=json.dumps({self._topic: [self._partition]}),
             startingOffsets="earliest",
             failOnDataLoss="true",
             maxOffsetsPerTrigger=str(FRAMES_A_STEP),
         )
-        found = reader.option("kafka.bootstrap.servers", self._servers).load()
-        return found.select("offset", "value")
+        return reader.load().select("offset", "value")
 
     def _step(self, records: DataFrame, number: int) -> None:
         if self._log.is_done(number):

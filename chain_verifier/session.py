@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from chain_verifier.java import EXPECTED, require_java
 from chain_verifier.packages import OWN_JARS, packages_for
+from orderchain.clients.kafka_options import SPARK_REDACTION_REGEX
 from orderchain.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _COMMON: Final = {
     "spark.driver.maxResultSize": "256m",
     # Rows are never cached, so a lost task has to read its part again: the outcome is the same.
     "spark.sql.catalogImplementation": "in-memory",
+    # The key of a client's certificate and the login's line are options of a topic's reader.
+    "spark.redaction.regex": SPARK_REDACTION_REGEX,
 }
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",

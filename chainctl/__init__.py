@@ -1,1 +1,23 @@
 """The command line, and the place where the parts are wired together."""
+
+from __future__ import annotations
+
+import sys
+
+_REFUSED = 2
+
+
+def run() -> int:
+    """Run the command line and return its exit code; the entry point `chainctl`.
+
+    Installed without the extra `cli` there is a `chainctl`, but nothing to read its arguments with:
+    it says so.
+    """
+    try:
+        from chainctl.main import main
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        told = f"chainctl: {missing} is not installed: pip install 'orderchain[cli]'\n"
+        sys.stderr.write(told)
+        return _REFUSED
+    return main()

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from chainctl.main import main
+from chainctl import run
 
-sys.exit(main())
+sys.exit(run())

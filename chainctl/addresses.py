@@ -34,17 +34,6 @@ def checked_dsn(name: str, value: str, ways: str) -> str:
     return value
 
 
-def checked_servers(name: str, value: str, ways: str) -> str:
-    """Return `value` when it is a list of `host:port`; `ways` as above. Raises SettingError."""
-    if not value:
-        raise SettingError(name, value, f"Kafka's bootstrap servers, by {ways}")
-    for server in value.split(","):
-        host, colon, port = server.strip().rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536):
-            raise SettingError(name, value, "HOST:PORT, several separated by commas")
-    return value
-
-
 def passwords(dsn: str) -> set[str]:
     """Return the password of a URL as it stands there and as it is meant; empty without one."""
     try:

@@ -14,6 +14,7 @@ from chainctl.settings import (
     DEFAULT_CONFIG,
     description,
     flag_of,
+    flagged,
     load_settings,
     may_be_many,
     variable_of,
@@ -106,7 +107,7 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
         help=f"TOML file with settings. [env: CHAINCTL_CONFIG; else ./{DEFAULT_CONFIG}]",
     )
     decorated = config(function)
-    for name in reversed((*names, "log_level")):
+    for name in reversed(flagged((*names, "log_level"))):
         is_many = may_be_many(name)
         repeated = " May be repeated." if is_many else ""
         decorated = click.option(

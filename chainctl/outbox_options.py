@@ -68,6 +68,8 @@ def retaining(function: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.option(
                 "--retention-hours",
+                "retention_seconds",
+                callback=lambda _context, _option, hours: None if hours is None else hours * 3_600,
                 type=Seconds(24 * 366),
                 metavar="N",
                 help="How long finished messages are kept.  [default: 72]",

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from chainctl.addresses import checked_dsn, checked_servers, passwords
+from chainctl.addresses import checked_dsn, passwords
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import BATCH_ROWS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from orderchain.clients.kafka_config import KafkaConfig
 
 ENVIRONMENT_PREFIX: Final = "CHAINCTL_"
 CONFIG_VARIABLE: Final = "CHAINCTL_CONFIG"
@@ -59,6 +61,39 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="the callback service's own store, as a libpq URL", extra={**_DSN}),
     ] = ""
     kafka: Annotated[str, Meta(description="Kafka's bootstrap servers, host:port,...")] = ""
+    kafka_security_protocol: Annotated[
+        str, Meta(description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL")
+    ] = "PLAINTEXT"
+    kafka_sasl_mechanism: Annotated[
+        str, Meta(description="how to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512")
+    ] = ""
+    kafka_sasl_username: Annotated[str, Meta(description="user to log in as")] = ""
+    kafka_sasl_password: Annotated[
+        str, Meta(description="password of that user", extra={**_WHOLE})
+    ] = ""
+    kafka_sasl_password_file: Annotated[
+        str, Meta(description="file that holds the password of that user")
+    ] = ""
+    kafka_ssl_cafile: Annotated[
+        str, Meta(description="PEM file of the authorities that brokers' certificates come from")
+    ] = ""
+    """Without it those of the system."""
+    kafka_ssl_certfile: Annotated[str, Meta(description="PEM file of the client's certificate")] = (
+        ""
+    )
+    kafka_ssl_keyfile: Annotated[
+        str, Meta(description="PEM file of the key of the client's certificate")
+    ] = ""
+    kafka_ssl_key_password: Annotated[
+        str, Meta(description="password of that key", extra={**_WHOLE})
+    ] = ""
+    kafka_ssl_check_hostname: Annotated[
+        bool,
+        Meta(description="whether a broker's certificate has to name the host (true or false)"),
+    ] = True
+    kafka_client_id: Annotated[
+        str, Meta(description="how brokers name these clients, before each role's own name")
+    ] = "orderchain"
     alert_webhook: Annotated[
         str,
         Meta(
@@ -111,9 +146,24 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the checked URL of the callback service's store. Raises SettingError."""
         return checked_dsn("callback_database", self.callback_database, _ways("callback_database"))
 
-    def kafka_servers(self) -> str:
-        """Return the checked bootstrap servers, `host:port,host:port`. Raises SettingError."""
-        return checked_servers("kafka", self.kafka, _ways("kafka"))
+    def kafka_config(self) -> KafkaConfig:
+        """Return how to reach Kafka. Raises SettingError, which names the setting."""
+        from orderchain.clients.kafka_config import KafkaConfig
+
+        if not self.kafka:
+            expected = f"Kafka's bootstrap servers, by {_ways('kafka')}"
+            raise SettingError("kafka", self.kafka, expected)
+        if self.kafka_sasl_mechanism == _TOKENS:
+            expected = "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512: tokens need a program of yours"
+            raise SettingError("kafka_sasl_mechanism", self.kafka_sasl_mechanism, expected)
+        given = {field: getattr(self, name) for name, field in _KAFKA_FIELDS.items()}
+        try:
+            return KafkaConfig(bootstrap_servers=self.kafka, **given)
+        except SettingError as error:
+            names = {field: name for name, field in _KAFKA_FIELDS.items()}
+            raise SettingError(
+                names.get(error.field, "kafka"), error.value, error.expected
+            ) from None
 
     def secrets(self) -> tuple[str, ...]:
         """Return every password in these settings, so that no message ever shows one."""
@@ -126,6 +176,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 SETTING_NAMES: Final = Settings.__struct_fields__
+
+_KAFKA_FIELDS: Final = {
+    name: name.removeprefix("kafka_") for name in SETTING_NAMES if name.startswith("kafka_")
+}
+"""Settings of Kafka beside the bootstrap servers, and what `KafkaConfig` calls them."""
+
+_TOKENS: Final = "OAUTHBEARER"
 
 _METAS: Final = {
     name: next(item for item in hint.__metadata__ if isinstance(item, Meta))
@@ -186,6 +243,19 @@ def _secret_kind(name: str) -> str:
 
 def _hidden(_: str) -> str:
     return "***"
+
+
+def has_flag(name: str) -> bool:
+    """Say whether a flag may give the setting: what stands in `ps` must not be secret."""
+    return _secret_kind(name) != "whole"
+
+
+def flagged(names: tuple[str, ...]) -> list[str]:
+    """Return the settings whose flags a command has that uses `names`, each once."""
+    wanted: dict[str, None] = {}
+    for name in names:
+        wanted |= dict.fromkeys([name, *(_KAFKA_FIELDS if name == "kafka" else ())])
+    return [name for name in wanted if has_flag(name)]
 
 
 def may_be_many(name: str) -> bool:

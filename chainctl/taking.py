@@ -82,7 +82,7 @@ def topic_config(settings: Settings, topic: str, start: str) -> TopicIntakeConfi
     from sequencer import TopicIntakeConfig
 
     return TopicIntakeConfig(
-        kafka=settings.kafka_servers(),
+        kafka=settings.kafka_config(),
         topic=topic,
         start="latest" if start == "latest" else "earliest",
         batch_rows=settings.batch_rows,

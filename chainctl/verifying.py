@@ -263,7 +263,7 @@ def _sources_of(settings: Settings, asked: Asked, chain_id: int) -> tuple[Source
         parse_source(
             text.replace(CHAIN_MARK, str(chain_id)),
             settings.audit_dsn() if text == "database" else None,
-            settings.kafka_servers() if text.partition(":")[0] == "topic" else None,
+            settings.kafka_config() if text.partition(":")[0] == "topic" else None,
         )
         for text in asked.sources
     )

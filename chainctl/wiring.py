@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from chainctl.settings import Settings
     from gapfill import PreferredSources
-    from matcher_receiver import KafkaSourceConfig, PostgresHeadReports
-    from orderchain.mark import ChainHead, Mark
+    from matcher_receiver import PostgresHeadReports
+    from orderchain.mark import Mark
     from orderchain.ports import GapSource
     from orderchain.run import Run
     from sequencer import SequencerConfig
@@ -33,8 +33,8 @@ def sequencer_config(
     return SequencerConfig(
         chain_id=chain_id,
         database=settings.database_dsn(),
-        kafka=settings.kafka_servers(),
-        owner=f"{platform.node() or 'unknown'}:{os.getpid()}",
+        kafka=settings.kafka_config(),
+        name=f"{platform.node() or 'unknown'}:{os.getpid()}",
         batch_rows_max=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
         lease_seconds=settings.lease_seconds,
@@ -83,7 +83,7 @@ def head_reports(
     config = CheckpointConfig(
         database=settings.database_dsn(),
         chain_id=chain_id,
-        receiver=name,
+        name=name,
         connect_seconds=settings.connect_seconds,
     )
     return PostgresHeadReports(config, reports_head=is_lasting)
@@ -92,15 +92,3 @@ def head_reports(
 def runs_of(source: GapSource, after: Mark, until_id: int) -> AsyncGenerator[Run, None]:
     """Return the runs of a fill as the generator that they are, so that it can be closed."""
     return cast("AsyncGenerator[Run, None]", source.runs(after, until_id))
-
-
-def kafka_source_config(settings: Settings, head: ChainHead) -> KafkaSourceConfig:
-    """Return the config of a consumer of the chain's topic. Raises SettingError."""
-    from matcher_receiver import KafkaSourceConfig
-
-    return KafkaSourceConfig(
-        bootstrap_servers=settings.kafka_servers(),
-        topic=head.topic,
-        partition=head.partition,
-        connect_seconds=settings.connect_seconds,
-    )

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from outbox import Consumer, ConsumerConfig
+from orderchain import Consumer, ConsumerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox import Delivery
+    from orderchain import Delivery
 
 CREATE = """
     CREATE TABLE IF NOT EXISTS example_balance (
@@ -53,7 +53,7 @@ async def main() -> None:
     await connection.execute(CREATE)
     await connection.close()
     config = ConsumerConfig(
-        name="clearing", topics=("example.clearing",), bootstrap_servers=kafka, database=database
+        name="clearing", topics=("example.clearing",), kafka=kafka, database=database
     )
     async with Consumer(config) as consumer:
         await consumer.run_many(book)

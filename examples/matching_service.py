@@ -19,18 +19,10 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import (
-    CheckpointConfig,
-    KafkaFrameSource,
-    KafkaSourceConfig,
-    PostgresCheckpointStore,
-    Receiver,
-    ReceiverConfig,
-)
+from orderchain import ReceiverConfig, open_receiver
 
 if TYPE_CHECKING:
-    from orderchain.run import Run
+    from orderchain import Run
 
 NAME = "example-matching"
 
@@ -58,22 +50,16 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     database = os.environ["CHAINCTL_DATABASE"]
     connection = await asyncpg.connect(database)
     await connection.execute(CREATE)
-    # Missing rows are read with a role that can do nothing else.
-    gaps = GapReader(
-        GapReaderConfig(database=os.environ["CHAINCTL_GAP_DATABASE"], chain_id=chain_id)
+    config = ReceiverConfig(
+        chain_id=chain_id,
+        name=NAME,
+        database=database,
+        # Missing rows are read with a role that can do nothing else.
+        gap_databases=(os.environ["CHAINCTL_GAP_DATABASE"],),
+        kafka=os.environ["CHAINCTL_KAFKA"],
+        idle_seconds=idle_seconds,
     )
-    head = (await gaps.standing(0)).head
-    receiver = Receiver(
-        ReceiverConfig(chain_id=chain_id, name=NAME, idle_seconds=idle_seconds),
-        KafkaFrameSource(
-            KafkaSourceConfig(bootstrap_servers=os.environ["CHAINCTL_KAFKA"], topic=head.topic)
-        ),
-        gaps,
-        PostgresCheckpointStore(
-            CheckpointConfig(database=database, chain_id=chain_id, receiver=NAME)
-        ),
-    )
-    async with receiver:
+    async with open_receiver(config) as receiver:
         async for run in receiver:
             # Effect and checkpoint in one transaction: that makes each order count exactly once.
             async with connection.transaction():

@@ -18,7 +18,7 @@ import sys
 
 import msgspec
 
-from sequencer import Ack, Sequencer, SequencerConfig, open_sequencer
+from orderchain import Ack, Sequencer, SequencerConfig, open_sequencer
 
 # Orders handed over and not acknowledged yet. Whatever arrives while a commit runs is the next
 # batch, so the more may wait, the larger the batches; and the memory is bounded.
@@ -40,7 +40,7 @@ async def main(chain_id: int) -> None:
         chain_id=chain_id,
         database=os.environ["CHAINCTL_DATABASE"],
         kafka=os.environ["CHAINCTL_KAFKA"],
-        owner="example",
+        name="example",
     )
     # Entering takes the chain over, leaving commits and publishes what was accepted.
     async with open_sequencer(config) as sequencer:

@@ -17,28 +17,24 @@ import asyncio
 import os
 import sys
 from collections import defaultdict, deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import asyncpg
 import msgspec
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
 
-from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import (
-    CheckpointConfig,
-    KafkaFrameSource,
-    KafkaSourceConfig,
-    PostgresCheckpointStore,
-    Receiver,
+from orderchain import (
+    Destination,
+    Message,
     ReceiverConfig,
+    Relay,
+    RelayConfig,
+    draw_message_ids,
+    open_receiver,
+    save_destinations,
 )
-from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 
 if TYPE_CHECKING:
-    from orderchain.event import Event
-    from orderchain.run import Run
+    from orderchain import Event, Run
 
 NAME = "example-trading"
 
@@ -127,19 +123,16 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     await set_up_clearing(connection, kafka)
     rows = await connection.fetch("SELECT * FROM example_resting ORDER BY id")
     book = Book([Resting(*row) for row in rows])
-    gaps = GapReader(
-        GapReaderConfig(database=os.environ["CHAINCTL_GAP_DATABASE"], chain_id=chain_id)
+    config = ReceiverConfig(
+        chain_id=chain_id,
+        name=NAME,
+        database=database,
+        gap_databases=(os.environ["CHAINCTL_GAP_DATABASE"],),
+        kafka=kafka,
+        idle_seconds=idle_seconds,
     )
-    head = (await gaps.standing(0)).head
-    receiver = Receiver(
-        ReceiverConfig(chain_id=chain_id, name=NAME, idle_seconds=idle_seconds),
-        KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=kafka, topic=head.topic)),
-        gaps,
-        PostgresCheckpointStore(
-            CheckpointConfig(database=database, chain_id=chain_id, receiver=NAME)
-        ),
-    )
-    async with Relay(RelayConfig(database=database, kafka=kafka)) as relay, receiver:
+    relaying = Relay(RelayConfig(database=database, kafka=kafka))
+    async with relaying as relay, open_receiver(config) as receiver:
         async for run in receiver:
             # One transaction: if it commits, the trades are sent; if not, there were none.
             async with relay.transaction(connection) as business:
@@ -181,15 +174,7 @@ async def set_up_clearing(connection: asyncpg.Connection, kafka: str) -> None:
         tries_max=100, resend_seconds=2.0, resend_seconds_max=10.0,
     )  # fmt: skip
     async with connection.transaction():
-        await save_destinations(connection, [clearing])
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
-        for topic in (NewTopic(clearing.topic, 4, 1), NewTopic(clearing.confirm_topic, 1, 1)):
-            with suppress(TopicAlreadyExistsError):
-                await admin.create_topics([topic])
-    finally:
-        await admin.close()
+        await save_destinations(connection, [clearing], create_topics=kafka, partitions=4)
 
 
 if __name__ == "__main__":

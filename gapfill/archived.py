@@ -78,14 +78,17 @@ class WithArchive:
         ends_there = batch is not None and batch.batch_last_id == batch_id
         return replace(found, batch_seal=batch.seal if batch and ends_there else None)
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         """Yield linked runs; see `orderchain.ports.GapSource`.
 
         Raises as the database and as `orderchain.ports.ArchivedSource.runs`.
         """
         while after.id < until_id:
             try:
-                async with aclosing(_generator(self._database.runs(after, until_id))) as runs:
+                found = self._database.runs(after, until_id, from_primary=from_primary)
+                async with aclosing(_generator(found)) as runs:
                     async for run in runs:
                         yield run
                         after = run.end

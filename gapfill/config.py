@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class GapReaderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GapReaderConfig(Config, frozen=True, kw_only=True):
     """Where the missing rows of one chain are read, and how gently."""
 
     database: Annotated[str, Meta(min_length=1)]

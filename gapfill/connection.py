@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
-from orderchain.refusals import connect_refusal, is_too_many_connections, statement_refusal
+from orderchain.refusals import (
+    connect_refusal,
+    is_too_many_connections,
+    sqlstate_of,
+    statement_refusal,
+)
 from orderchain.roles import GAP_READER
 
 if TYPE_CHECKING:
@@ -40,6 +45,21 @@ SESSION_SETTINGS: Final = {
 }
 """How each session of a fill is set up."""
 
+_BEGIN_POOLED: Final = "; ".join(
+    (
+        "BEGIN READ ONLY",
+        *(
+            f"SET LOCAL {name} = '{value}'"
+            for name, value in SESSION_SETTINGS.items()
+            if name != "application_name"
+        ),
+    )
+)
+
+_SIGNS_OF_A_POOLER: Final = frozenset({"08P01", "26000", "42P05"})
+"""A start-up parameter that PgBouncer does not know; a prepared statement that is gone, or there
+already: it was made in another session than ours."""
+
 
 class ReadConnection:
     """Runs one statement at a time, and lets go of its connection soon after the last one."""
@@ -51,6 +71,8 @@ class ReadConnection:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._release: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        # Found at a connect, and kept: an address does not change what it leads to.
+        self._is_pooled = False
 
     async def fetch(self, statement: str, *values: object) -> Sequence[Any]:
         """Return the rows of `statement`.
@@ -64,9 +86,8 @@ class ReadConnection:
             if connection is None or connection.is_closed():
                 connection = self._connection = await self._connect()
             try:
-                rows: Sequence[Any] = await connection.fetch(
-                    statement, *values, timeout=self._config.statement_seconds
-                )
+                async with asyncio.timeout(self._config.statement_seconds):
+                    rows = await self._rows(connection, statement, values)
             except BaseException as error:
                 # What a cancelled or failed statement leaves on the wire is not worth knowing.
                 self._abandon()
@@ -75,6 +96,22 @@ class ReadConnection:
                 raise
             self._let_go_soon()
             return rows
+
+    async def _rows(
+        self,
+        connection: asyncpg.Connection[asyncpg.Record],
+        statement: str,
+        values: tuple[object, ...],
+    ) -> Sequence[Any]:
+        if not self._is_pooled:
+            found: Sequence[Any] = await connection.fetch(statement, *values)
+            return found
+        # Only within a transaction does a pooler leave a client at one server, and only there do
+        # settings hold. It costs two trips more.
+        await connection.execute(_BEGIN_POOLED)
+        found = await connection.fetch(statement, *values)
+        await connection.execute("COMMIT")
+        return found
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""
@@ -90,17 +127,42 @@ class ReadConnection:
         until = asyncio.get_running_loop().time() + self._config.busy_seconds
         while True:
             try:
-                return await asyncpg.connect(
-                    self._config.database,
-                    timeout=self._config.connect_seconds,
-                    server_settings=SESSION_SETTINGS,
-                )
+                return await self._log_in()
             except (OSError, ValueError, *_DRIVER_ERRORS) as error:
+                if not self._is_pooled and sqlstate_of(error) in _SIGNS_OF_A_POOLER:
+                    self._is_pooled = True
+                    continue
                 refusal = connect_refusal(error, self._config.database)
                 pause = self._random.uniform(*BUSY_PAUSE_SECONDS)
                 if not is_too_many_connections(error) or self._is_past(until - pause):
                     raise refusal from error
             await asyncio.sleep(pause)
+
+    async def _log_in(self) -> asyncpg.Connection[asyncpg.Record]:
+        """Connect, and find out whether a transaction pooler stands between.
+
+        It gives out process numbers of its own. Unseen, it would run prepared statements of other
+        clients under the names of ours.
+        """
+        config = self._config
+        if self._is_pooled:
+            return await asyncpg.connect(
+                config.database, timeout=config.connect_seconds, statement_cache_size=0
+            )
+        connection = await asyncpg.connect(
+            config.database, timeout=config.connect_seconds, server_settings=SESSION_SETTINGS
+        )
+        try:
+            async with asyncio.timeout(config.connect_seconds):
+                server_pid = await connection.fetchval("SELECT pg_backend_pid()")
+        except BaseException:
+            connection.terminate()
+            raise
+        if server_pid == connection.get_server_pid():
+            return connection
+        connection.terminate()
+        self._is_pooled = True
+        return await self._log_in()
 
     @staticmethod
     def _is_past(moment: float) -> bool:

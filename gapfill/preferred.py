@@ -9,10 +9,11 @@ from random import Random
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from gapfill.config import Seconds
 from gapfill.reader import GapReader
+from orderchain.config import Config
 from orderchain.errors import (
     ConnectError,
     GapError,
@@ -41,17 +42,19 @@ FIRST_PAUSE_SECONDS: Final = 0.02
 _AWAY: Final = (RetryError, ConnectError)
 
 
-class PreferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PreferenceConfig(Config, frozen=True, kw_only=True):
     """How patient a fill is with a server before it turns to the next one."""
 
     standby_seconds: Seconds = 2.0
     """How long rows that a standby lacks are waited for, since it last gave some. A longer time
-    spares the primary, and is the latency of a fill while the standby hangs."""
+    spares the primary, and is the latency of one fill in `avoid_seconds` while the standby hangs.
+    """
     pause_seconds_max: Seconds = 0.5
     """The longest pause between two questions to a standby that lags."""
     avoid_seconds: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """How long a server that did not answer is asked last. Without it every reading would wait for
-    the connect deadline of a server that is gone."""
+    """How long a server that did not answer is asked last, and a standby that was waited for in
+    vain is not waited for again. Without it every reading would wait for the connect deadline of a
+    server that is gone, or for a standby that hangs."""
 
 
 class PreferredSources:
@@ -83,6 +86,7 @@ class PreferredSources:
         self._config = config or PreferenceConfig()
         self._random = random or Random()  # noqa: S311 - jitter, not a secret
         self._avoided_until: dict[int, float] = {}
+        self._late_until: dict[int, float] = {}
 
     @classmethod
     def of_databases(
@@ -163,16 +167,19 @@ class PreferredSources:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
-        for source in self._readers():
+        for source in [] if from_primary else self._readers():
             async with _closing(self._runs_of(source, after, until_id)) as runs:
                 async for run in runs:
                     yield run
                     after = run.end
             if after.id >= until_id:
                 return
-        async with _closing(self._judge.runs(after, until_id)) as runs:
+        last = self._judge.runs(after, until_id, from_primary=from_primary)
+        async with _closing(last) as runs:
             async for run in runs:
                 yield run
 
@@ -185,9 +192,14 @@ class PreferredSources:
         ]
 
     async def _runs_of(self, source: GapSource, after: Mark, until_id: int) -> AsyncIterator[Run]:
-        """Yield what a standby has; end where it has no more, for whatever reason."""
+        """Yield what a standby has; end where it has no more, for whatever reason.
+
+        One that was waited for in vain a short while ago is asked, and not waited for: a standby
+        that hangs costs a fill its patience now and then, not every fill.
+        """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.standby_seconds
+        is_late = loop.time() < self._late_until.get(id(source), 0.0)
+        deadline = loop.time() + (0.0 if is_late else self._config.standby_seconds)
         pause = FIRST_PAUSE_SECONDS
         while after.id < until_id:
             try:
@@ -200,8 +212,12 @@ class PreferredSources:
                         after = run.end
                         deadline = loop.time() + self._config.standby_seconds
                         pause = FIRST_PAUSE_SECONDS
+                        is_late = False
+                        self._late_until.pop(id(source), None)
             except NotYetReadable:
                 if loop.time() + pause > deadline:
+                    if not is_late:
+                        self._late_until[id(source)] = loop.time() + self._config.avoid_seconds
                     return
                 await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
                 pause = min(2 * pause, self._config.pause_seconds_max)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PRIMARY: Final = "primary"
 
 
 class GapReader:
@@ -130,7 +131,9 @@ class GapReader:
 
     # -- runs ----------------------------------------------------------------------------------
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         """Yield linked runs from behind `after` up to and including the row `until_id`.
 
         `after` is compared with the database first. While the caller works on a run the next page
@@ -138,6 +141,8 @@ class GapReader:
         yielded before that is linked and committed.
         """
         opening = await self._open(after, until_id)
+        if from_primary and opening.source != _PRIMARY:
+            raise NotYetReadable(after.id, until_id)
         after, source = opening.mark, opening.source
         marks = BatchMarks(self._connection, self._config.chain_id, after, opening.batches)
         page = _read(opening.rows) if opening.rows else self._read_ahead(after.id, until_id)
@@ -259,7 +264,7 @@ def _rows_of(row: Any, *columns: str) -> Sequence[Any]:  # noqa: ANN401 - a reco
 
 
 def _source_of(*, is_primary: bool) -> str:
-    return "primary" if is_primary else "standby"
+    return _PRIMARY if is_primary else "standby"
 
 
 def _is_same(found: Mark, given: Mark) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from matcher_receiver.chain_frames import ChainFrames
 from matcher_receiver.checkpoint_store import PostgresCheckpointStore
 from matcher_receiver.config import (
     CheckpointConfig,
@@ -19,6 +20,7 @@ from orderchain.gap import Gap
 from orderchain.snapshot import Snapshot
 
 __all__ = [
+    "ChainFrames",
     "CheckpointConfig",
     "FileSnapshotStore",
     "Gap",

@@ -64,7 +64,7 @@ class PostgresCheckpointStore:
     @property
     def receiver(self) -> str:
         """The receiver's name."""
-        return self._config.receiver
+        return self._config.name
 
     async def load(self) -> Mark | None:
         """Return the stored place, None for a receiver that never was.
@@ -78,7 +78,7 @@ class PostgresCheckpointStore:
         if row["is_report"]:
             # What that one has worked off is not in this one's state: it would be skipped.
             expected = "one by which nobody reports a place that is kept elsewhere"
-            raise SettingError("receiver's name", config.receiver, expected)
+            raise SettingError("receiver's name", config.name, expected)
         if row["stored_in"] not in (None, row["database_id"]):
             raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
         return _mark_of(row)
@@ -125,7 +125,7 @@ class PostgresCheckpointStore:
         ):
             found_id = None if found is None else found.id
             config = self._config
-            raise CheckpointLost(config.chain_id, config.receiver, first_pid, found_id)
+            raise CheckpointLost(config.chain_id, config.name, first_pid, found_id)
 
     @property
     def database_id(self) -> UUID | None:
@@ -149,7 +149,7 @@ class PostgresCheckpointStore:
         rows: Sequence[Any] = await connection.fetch(
             _SQL[query],
             self._config.chain_id,
-            self._config.receiver,
+            self._config.name,
             *values,
             timeout=self._config.statement_seconds,
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
@@ -13,11 +15,15 @@ from orderchain.mark import Mark
 TIME_US_MAX: Final = 253_402_300_799_000_000
 """The end of the year 9999: what a date can hold."""
 
+GAP_DATABASES_MAX: Final = 100
+"""Each one that is away costs a connect now and then."""
+
+Address = Annotated[str, Meta(min_length=1, max_length=4096)]
 ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StartAt(Config, frozen=True, kw_only=True):
     """Where a receiver begins that has no place yet: one of these, and else at the beginning.
 
     Whatever lies before is never handed on, and is no gap.
@@ -32,13 +38,32 @@ class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sequencer's clock."""
 
 
-class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one receiver of one chain behaves."""
+class ReceiverConfig(Config, frozen=True, kw_only=True):
+    """Which receiver of which chain this is, where it reads and keeps its place, how it behaves.
+
+    It is all that `orderchain.open_receiver` needs. What is handed in there instead of being made
+    of this is compared with it.
+    """
 
     chain_id: ChainId
     name: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     """Under which the checkpoint is stored. Two receivers of one name stop each other. A store that
     is handed in must be of this name. None: the name of that store."""
+    database: Address | None = None
+    """A libpq URL of the chain's primary, for the role `receiver_writer`: it keeps the checkpoint,
+    the gaps and the halts. None: nothing is stored there."""
+    gap_databases: Annotated[tuple[Address, ...], Meta(max_length=GAP_DATABASES_MAX)] = ()
+    """libpq URLs for the role `gap_reader`, which reads missing rows: standbys first, the primary
+    last. Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
+    kafka: str | KafkaConfig | None = None
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    topic: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
+    """None: the topic that the chain's row in the database names. Another one is refused there."""
+    partition: Annotated[int, Meta(ge=0)] | None = None
+    """As `topic`."""
+    checkpoint: Literal["stored", "reported"] = "stored"
+    """`stored`: `Receiver.checkpoint` stores the place in `database`. `reported`: you keep it (in
+    `start`, or as snapshots), and `database` is only told of it, for operators and retention."""
     start: Mark | None = None
     """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
     the checkpoint, and where there is neither at `start_at`."""
@@ -73,14 +98,31 @@ class ReceiverConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     away hands rows on from the database, and goes on live once Kafka is there; a wrong address is
     then a warning, not an error."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
-    """Gaps kept in the ledger in memory, about 300 bytes each."""
+    """Gaps kept in the ledger in memory, about 300 bytes each, and in `database`."""
+
+    page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
+    """Rows read at once in a fill. Two pages are in memory at most: yours and the next."""
+    fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    """Bytes of frames asked for at once, and so what waits in memory during a fill: about twice
+    this."""
+    connect_seconds: Seconds = 10.0
+    """Deadline of a connect, to a database and to the broker."""
+    statement_seconds: Seconds = 10.0
+    """Deadline of a statement."""
+    request_seconds: Seconds = 5.0
+    """Deadline of a single request to the broker."""
+    close_seconds: Seconds = 2.0
+    """Deadline of each step of the end."""
+
+    def __repr__(self) -> str:
+        return f"ReceiverConfig(chain_id={self.chain_id}, name={self.name!r})"
 
 
-class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KafkaSourceConfig(Config, frozen=True, kw_only=True):
     """One partition of one topic, and how it is read."""
 
-    bootstrap_servers: Annotated[str, Meta(min_length=1)]
-    """`host:port`, several separated by commas."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     partition: Annotated[int, Meta(ge=0)] = 0
     fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
@@ -96,13 +138,13 @@ class KafkaSourceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Deadline of the stop; what has not closed by then is left to the garbage collector."""
 
 
-class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointConfig(Config, frozen=True, kw_only=True):
     """Where the checkpoint of one receiver stands."""
 
     database: Annotated[str, Meta(min_length=1)]
     """A libpq URL; the role `receiver_writer` is enough."""
     chain_id: ChainId
-    receiver: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
     """The receiver's name. There is no default: two services that shared one would share a place,
     and the second would skip what the first has worked off."""
     connect_seconds: Seconds = 5.0
@@ -117,5 +159,5 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         return (
             f"CheckpointConfig({mask_dsn(self.database)}, chain {self.chain_id}, "
-            f"receiver {self.receiver!r})"
+            f"receiver {self.name!r})"
         )

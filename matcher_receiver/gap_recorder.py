@@ -65,7 +65,7 @@ class GapRecorder:
         await self._connection.fetch(
             _SQL["record_gaps"],
             config.chain_id,
-            config.receiver,
+            config.name,
             [gap.after_id for gap in gaps],
             [gap.until_id for gap in gaps],
             [gap.cause for gap in gaps],
@@ -76,7 +76,7 @@ class GapRecorder:
             [timedelta(microseconds=gap.duration_ns // 1_000) for gap in gaps],
         )
         await self._connection.fetch(
-            _SQL["trim_gaps"], config.chain_id, config.receiver, config.gaps_kept
+            _SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept
         )
 
     def _drop(self, stored: list[Gap]) -> None:

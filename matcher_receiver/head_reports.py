@@ -66,7 +66,7 @@ class PostgresHeadReports:
     @property
     def receiver(self) -> str:
         """The name of that receiver."""
-        return self._config.receiver
+        return self._config.name
 
     @property
     def database_id(self) -> UUID | None:
@@ -106,4 +106,4 @@ class PostgresHeadReports:
 
     def _taken(self) -> SettingError:
         expected = "one under which no receiver keeps its checkpoint in this database"
-        return SettingError("receiver's name", self._config.receiver, expected)
+        return SettingError("receiver's name", self._config.name, expected)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import (
-    KafkaError,
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
+    TopicPartition,
+    close_client,
+    connecting,
+    describe_topic,
+    make_admin,
+    make_consumer,
+    not_allowed,
+    start_client,
+    started,
 )
-
-from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
-from orderchain.kafka_client import close_client, start_client
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import RetryError, SettingError, TopicError
 from orderchain.reasons import reason_of
 from orderchain.topic import topic_refusal
 
@@ -44,6 +50,9 @@ class KafkaFrameSource:
 
     def __init__(self, config: KafkaSourceConfig) -> None:
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._role = f"receiver-{config.topic}"
+        self._doing = f"read topic {config.topic}"
         self._at = TopicPartition(config.topic, config.partition)
         self._consumer: AIOKafkaConsumer | None = None
         self._is_away = False
@@ -67,14 +76,11 @@ class KafkaFrameSource:
         return self._at.topic, self._at.partition
 
     async def start(self) -> None:
-        """Check the topic and stand at the live end. Raises ConnectError, TopicError."""
+        """Check the topic and stand at the live end; see `orderchain.ports.FrameSource.start`."""
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
+            async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 await self._check_topic()
                 await self._start_consumer()
-        except (KafkaError, OSError, RetryError) as error:  # TimeoutError is an OSError
-            await self.close()
-            raise self._connect_refusal(error) from error
         except BaseException:
             await self.close()
             raise
@@ -95,8 +101,8 @@ class KafkaFrameSource:
             _log.warning("%s: back to the live end: %s", self._config.topic, reason_of(error))
             await self._seek_to_live_end(consumer)
             return []
-        except KafkaError as error:
-            raise RetryError(f"the broker did not answer: {error!r}") from error
+        except DRIVER_ERRORS as error:
+            raise self._unanswered(error) from error
         if found:
             self._is_away = False
             return [record.value for record in found[self._at]]
@@ -128,47 +134,25 @@ class KafkaFrameSource:
 
     async def _check_topic(self) -> None:
         """Refuse a topic that is not there, has other partitions than one, or is compacted."""
-        admin = AIOKafkaAdminClient(
-            request_timeout_ms=self._request_ms(), **self._connection_options()
-        )
-        try:
-            await start_client(admin)
-            # All topics are asked for: asking for one that is missing could create it.
-            topics = {topic["topic"]: topic for topic in await admin.describe_topics()}
-            topic = topics.get(self._config.topic)
-            partitions = len(topic["partitions"]) if topic else 0
-            settings = await self._settings(admin) if partitions else {}
-        finally:
-            await close_client(admin, self._config.close_seconds)
-        if refusal := topic_refusal(self._config.topic, partitions, settings):
+        admin = make_admin(self._kafka, self._role, request_timeout_ms=self._request_ms())
+        async with started(admin, self._config.close_seconds):
+            topic = await describe_topic(admin, self._kafka, self._config.topic)
+        if refusal := topic_refusal(topic.name, topic.partitions, topic.settings):
             raise refusal
-        if self._config.partition >= partitions:
+        if self._config.partition >= topic.partitions:
             raise TopicError("partition", self._config.partition, "partition 0, the only one")
-
-    async def _settings(self, admin: AIOKafkaAdminClient) -> dict[str, str]:
-        resource = ConfigResource(
-            ConfigResourceType.TOPIC, self._config.topic, configs={"cleanup.policy": None}
-        )
-        return {
-            name: value or ""
-            for response in await admin.describe_configs([resource])
-            for _error, _message, _kind, _name, entries in response.resources
-            for name, value, *_ in entries
-        }
 
     # -- the consumer --------------------------------------------------------------------------
 
     async def _start_consumer(self) -> None:
         config = self._config
-        self._consumer = consumer = AIOKafkaConsumer(
-            enable_auto_commit=False,
-            # "latest" would skip in silence what a truncated log has lost; "none" tells us.
-            auto_offset_reset="none",
+        self._consumer = consumer = make_consumer(
+            self._kafka,
+            self._role,
             check_crcs=False,
             fetch_max_bytes=config.fetch_bytes,
             max_partition_fetch_bytes=config.fetch_bytes,
             request_timeout_ms=self._request_ms(),
-            **self._connection_options(),
         )
         await start_client(consumer)
         consumer.assign([self._at])
@@ -182,8 +166,8 @@ class KafkaFrameSource:
         try:
             async with asyncio.timeout(seconds):
                 ends = await consumer.end_offsets([self._at])
-        except (KafkaError, OSError) as error:
-            raise RetryError(f"the broker did not answer: {error!r}") from error
+        except DRIVER_ERRORS as error:
+            raise self._unanswered(error) from error
         return int(ends[self._at])
 
     def _running(self) -> AIOKafkaConsumer:
@@ -191,19 +175,11 @@ class KafkaFrameSource:
             raise SettingError("frame source", "not started", "start() first")
         return self._consumer
 
-    def _connection_options(self) -> dict[str, Any]:
-        return {
-            "bootstrap_servers": self._config.bootstrap_servers,
-            "client_id": f"orderchain-receiver-{self._config.topic}",
-        }
-
     def _request_ms(self) -> int:
         return int(self._config.request_seconds * 1000)
 
-    def _connect_refusal(self, error: Exception) -> ConnectError:
-        expected = (
-            f"a broker that answers within {self._config.connect_seconds} s"
-            if isinstance(error, TimeoutError)
-            else f"a broker that can be reached ({type(error).__name__})"
+    def _unanswered(self, error: Exception) -> RetryError:
+        refusal = not_allowed(error, self._kafka, self._doing)
+        return RetryError(
+            reason_of(refusal) if refusal else f"the broker did not answer: {error!r}"
         )
-        return ConnectError("kafka", self._config.bootstrap_servers, expected)

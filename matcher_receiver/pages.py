@@ -30,12 +30,13 @@ async def end_runs(runs: AsyncIterator[Run]) -> None:
 async def compare(kit: Kit) -> None:
     """Read the last batch again: only rows that differ halt, not a seal alone.
 
-    Raises HaltError. A database that is away is waited for a little; then nothing is decided.
+    Of the primary: the word of a standby halts nobody. Raises HaltError. A database that is away is
+    waited for a little; then nothing is decided.
     """
     core = kit.core
     rows: list[Event] = []
     end = core.head
-    runs = kit.gap_source.runs(core.compared_from, core.head.id)
+    runs = kit.gap_source.runs(core.compared_from, core.head.id, from_primary=True)
     try:
         while (run := await next_run(runs)) is not None:
             rows += run.events

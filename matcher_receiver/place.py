@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from matcher_receiver.worked_off import WorkedOff
 from orderchain.errors import RowsMissing, SettingError
 
 if TYPE_CHECKING:
@@ -33,6 +34,18 @@ class Place:
         self._saved = stored or start
         self._saved_from = self._saved.id
         self._is_saved_by_caller = False
+        self._in_callers_hands = start.id
+        self.worked_off = WorkedOff(start.id)
+        """What waits for rows to be worked off; see `Receiver.until_delivered`."""
+
+    def come_back(self) -> None:
+        """Note that the caller asks for more, and so is done with what it had before.
+
+        Where a place is kept, its word for that is a checkpoint: it may collect runs. One that was
+        stored in its own transaction has been committed by now.
+        """
+        done = self._in_callers_hands if self._is_kept else self.delivered.id
+        self.worked_off.rise(done)
 
     def deliver(self, run: Run) -> None:
         """Note that `run` is handed on now.
@@ -52,8 +65,11 @@ class Place:
         # Whether the caller's transaction was committed is not ours to see: the same run again
         # means that it was not, and stands where it stood.
         is_repeat = run.last_id == self._saved.id and self._is_saved_by_caller
-        if run.last_id <= self._saved.id and not is_repeat:
-            return
+        if run.last_id > self._saved.id or is_repeat:
+            await self._save(run, connection, is_repeat=is_repeat)
+        self._note_worked_off(run.last_id, connection)
+
+    async def _save(self, run: Run, connection: object | None, *, is_repeat: bool) -> None:
         first_pid = self._saved_from if is_repeat else self._saved.id
         if self._store is not None:
             await self._store.save(first_pid, run.end, connection)
@@ -63,6 +79,14 @@ class Place:
             self._report(self._saved)  # the caller has come past it, so that one was committed
         self._saved, self._saved_from = run.end, first_pid
         self._is_saved_by_caller = connection is not None
+
+    def _note_worked_off(self, row_id: int, connection: object | None) -> None:
+        if connection is None:
+            self.worked_off.rise(row_id)
+        elif row_id > self._in_callers_hands:
+            # Nobody else sees the effect before the caller's transaction ends. The one before has.
+            self.worked_off.rise(self._in_callers_hands)
+            self._in_callers_hands = row_id
 
     def _refuse_foreign(self, run: Run) -> None:
         """Refuse a run that was not handed on here. Raises SettingError."""

@@ -22,7 +22,7 @@ from matcher_receiver.starting import find_start
 from matcher_receiver.stats import Counters, ReceiverStats, stats_of
 from matcher_receiver.waits import StopAsked, Waits, to_the_end
 from orderchain.clock import SystemClock
-from orderchain.errors import HaltError, RowsArchived, SettingError
+from orderchain.errors import HaltError, RowsArchived, SettingError, StoppedError
 from orderchain.limits import ID_MAX
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class Receiver:
         return min(ID_MAX if until_id is None else until_id, self.head_at_start)
 
     async def _close(self) -> None:
+        self._end_waits(StoppedError(f"{self._told}: closed"), after_id=0)
         if self._reception is not None:
             await self._reception.close()
         parts = (self._frames, self._gap_source, self._checkpoints, self._reports)
@@ -217,6 +218,7 @@ class Receiver:
             self._running(self._core),
             self._running(self._reception),
             self._counters,
+            name=self._name,
             head_delivered=self.head_delivered,
             gaps=self.gaps.count,
         )
@@ -253,6 +255,7 @@ class Receiver:
             self._unhandled = run
             await handler(run)
             self._unhandled, self._unsaved = None, run
+            self._running(self._place).come_back()
         if self._unsaved is not None:
             await self._save_handled(self._unsaved)
             self._unsaved = None
@@ -273,6 +276,7 @@ class Receiver:
 
     async def __anext__(self) -> Run:
         core, reception = self._running(self._core), self._running(self._reception)
+        self._running(self._place).come_back()
         if core.halted_by is not None:
             await self._halt(core, core.halted_by)
         try:
@@ -286,9 +290,43 @@ class Receiver:
             pass
         except HaltError as error:
             await self._halt(core, error)
+        self._end_waits(StoppedError(f"{self._told}: ended after id {self.head_delivered}"))
         raise StopAsyncIteration
 
+    async def until_delivered(self, row_id: int) -> None:
+        """Return once everything up to `row_id` was handed to the caller and worked off.
+
+        So that a service reads its own writes: `ack = await sequencer.submit(...)`, then `await
+        receiver.until_delivered(ack.id)`, then read what the receiver's caller makes of orders. It
+        is called beside the task that iterates, by as many as there are; alone it moves nothing.
+
+        Worked off is what `checkpoint` was called for; where that was in the caller's own
+        transaction, once the caller asks for the next run or checkpoint, for by then it has
+        committed. Without a store or reports it is what was handed on before the run that is asked
+        for now. What lies before the place at which the receiver began was worked off. It has no
+        deadline: an id that no row has is waited for until a later row comes.
+        Raises HaltError when the receiver halts, StoppedError when it ends before `row_id` or is
+        closed; SettingError before the start.
+        """
+        await self._running(self._place).worked_off.until(row_id)
+
+    def _end_waits(self, error: Exception, after_id: int | None = None) -> None:
+        """Answer those who wait for what will not be worked off any more."""
+        if self._place is not None:
+            end_id = self.head_delivered if after_id is None else after_id
+            self._place.worked_off.end(error, end_id)
+
     # -- small things --------------------------------------------------------------------------
+
+    @property
+    def _told(self) -> str:
+        """The receiver as errors name it."""
+        return f"chain {self._config.chain_id}: receiver {self._name!r}"
+
+    @property
+    def _name(self) -> str:
+        named = self._checkpoints or self._reports
+        return self._config.name or ("" if named is None else named.receiver)
 
     @staticmethod
     def _running(part: _T | None) -> _T:
@@ -299,6 +337,7 @@ class Receiver:
     async def _halt(self, core: ReceiveCore, error: HaltError) -> NoReturn:
         core.halt(error)
         self._tell_state(core.state)
+        self._end_waits(error)
         if not self._is_halt_stored and self._records is not None:
             self._is_halt_stored = await store_halt(self._records, error, self.head_delivered)
         raise error

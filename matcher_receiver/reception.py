@@ -115,7 +115,7 @@ class Reception:
                 self._kit.counters.source = run.source or self.watch.source_name
             return run
         if self.watch.is_contradicted:
-            await self.watch.ask("poll")
+            await self.watch.answer_denial()
         elif self._inbox.has_question:
             await self._inbox.settle()
         else:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class ReceiverStats(Struct, frozen=True, kw_only=True):
     """Counters since the start of this receiver; they never fall."""
 
+    chain_id: int
+    name: str
+    """The receiver's; empty where it has none."""
     state: State
     head_delivered: int
     """Id of the last row that was handed to the caller."""
@@ -101,11 +104,19 @@ class Counters:
 
 
 def stats_of(
-    core: ReceiveCore, reception: Reception, counters: Counters, *, head_delivered: int, gaps: int
+    core: ReceiveCore,
+    reception: Reception,
+    counters: Counters,
+    *,
+    name: str,
+    head_delivered: int,
+    gaps: int,
 ) -> ReceiverStats:
     """Return the counters as they are now."""
     lag = reception.watch.lag
     return ReceiverStats(
+        chain_id=core.chain_id,
+        name=name,
         state=core.state,
         head_delivered=head_delivered,
         head_seen=lag.head_seen,

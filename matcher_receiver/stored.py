@@ -47,12 +47,12 @@ class StoredReceiver:
         if row["held_by"] is not None:
             holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
             expected = f"one of this login's own ({holder})"
-            raise SettingError("receiver's name", self.config.receiver, expected)
+            raise SettingError("receiver's name", self.config.name, expected)
         if row["reason"] is not None:
             config = self.config
             where = row["halted_at_id"], row["halted_at"]
             detail = f"{row['reason']}: {row['detail']}"
-            raise StillHalted(config.chain_id, config.receiver, *where, detail)
+            raise StillHalted(config.chain_id, config.name, *where, detail)
         await self.fetch("end_gaps")
         return row
 
@@ -66,7 +66,7 @@ class StoredReceiver:
     async def fetch(self, query: str, *values: object) -> Sequence[Any]:
         """Return the rows of a named query of this receiver; see `WriteConnection.fetch`."""
         config = self.config
-        return await self._connection.fetch(_SQL[query], config.chain_id, config.receiver, *values)
+        return await self._connection.fetch(_SQL[query], config.chain_id, config.name, *values)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
         """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""

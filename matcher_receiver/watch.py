@@ -34,7 +34,7 @@ class HeadWatch:
         self._prove_at_ns = self._last_use_ns + int(kit.config.prove_seconds * SECOND_NS)
         self._proving: asyncio.Task[None] | None = None
         self.is_contradicted = False
-        """Whether the database has denied a place that we have passed: `ask` is called for."""
+        """Whether the database has denied a place that we have passed: see `answer_denial`."""
         self.patience = kit.config.poll_after_seconds
         """How long to wait for records before a look at the head."""
         self.lag = Lag(kit.clock, kit.core.head.id)
@@ -106,11 +106,28 @@ class HeadWatch:
         """
         core, counters = self._kit.core, self._kit.counters
         try:
-            standing = await self.read(core.head.id, core.head.batch_last_id)
+            return await self._ask(cause)
         except AWAY as error:
             counters.database_retries += 1
             _log.warning("chain %d: the database is away: %s", core.chain_id, error)
             return None
+
+    async def answer_denial(self) -> None:
+        """Read the standing that the database has denied us, and pause while it is away.
+
+        Until it has answered no frame is judged. Raises HaltError.
+        """
+        try:
+            await self._ask("poll")
+        except AWAY as error:
+            await self._kit.waits.pause(error)
+        else:
+            self._kit.waits.succeeded()
+
+    async def _ask(self, cause: Cause) -> StandingDecision:
+        """Read and judge the standing of our own head; see `ask`. Raises what AWAY names, too."""
+        core = self._kit.core
+        standing = await self.read(core.head.id, core.head.batch_last_id)
         self.is_contradicted = False
         decision = core.judge_standing(standing, cause)
         if isinstance(decision, Halt):

@@ -82,7 +82,7 @@ class ChainStore(Protocol):
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store how far intakes were read whose orders were all repeats. Raises as `commit`, but
-        never UnknownOutcome: doing it twice does no harm.
+        never UnknownOutcome: doing it twice does no harm. With none it only says whether we lead.
         """
         ...
 
@@ -239,7 +239,7 @@ class FrameSink(Protocol):
         ...
 
     async def start(self, topic: str, partition: int) -> None:
-        """Connect and check the topic. Raises ConnectError, TopicError."""
+        """Connect and check the topic. Raises ConnectError, TopicError, RetryError."""
         ...
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
@@ -275,7 +275,7 @@ class FrameSource(Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect and stand at the live end. Raises ConnectError, TopicError."""
+        """Connect and stand at the live end. Raises ConnectError, TopicError, RetryError."""
         ...
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
@@ -308,14 +308,15 @@ class GapSource(Protocol):
         """
         ...
 
-    def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    def runs(self, after: Mark, until_id: int, *, from_primary: bool = False) -> AsyncIterator[Run]:
         """Yield linked runs from behind `after` up to and including the row `until_id`.
 
         `after` is compared first: the row is there, and the batch that ends at its `batch_last_id`,
-        the last one before the row or an older one, has its seal. Raises RowsMissing, RowsArchived,
-        NotYetReadable, RetryError; ForkFound and SealMismatch when the primary contradicts `after`
-        or itself. What was yielded before that is linked and
-        committed.
+        the last one before the row or an older one, has its seal. With `from_primary` no standby is
+        read, nor waited for: the rows are to judge by. Raises RowsMissing, RowsArchived,
+        NotYetReadable (of a standby, and where no primary answers that was to), RetryError;
+        ForkFound and SealMismatch when the primary contradicts `after` or itself. What was yielded
+        before that is linked and committed.
         """
         ...
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.config import Config
 from orderchain.errors import SettingError
 from outbox.statuses import Change
 
@@ -27,7 +28,7 @@ class Answer(enum.Enum):
     """It may still be running. To be asked again."""
 
 
-class CheckRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckRules(Config, frozen=True, kw_only=True):
     """How often a sender is asked."""
 
     first_seconds: Seconds = 30.0
@@ -44,6 +45,7 @@ class CheckRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise SettingError where two settings contradict."""
+        super().__post_init__()
         if self.again_seconds_max < self.again_seconds:
             expected = f"at least again_seconds, {self.again_seconds}"
             raise SettingError("again_seconds_max", self.again_seconds_max, expected)

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import UUID, uuid4
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from orderchain.clock import SystemClock
+from orderchain.config import Config
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
@@ -37,7 +38,7 @@ _NOBODY: Final = "nobody to ask: it was prepared without a sender"
 _SILENT: Final = "no answer"
 
 
-class CheckingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckingConfig(Config, frozen=True, kw_only=True):
     """How checks are made."""
 
     rules: CheckRules = CheckRules()

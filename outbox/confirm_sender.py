@@ -10,11 +10,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
-
-from orderchain.errors import ConnectError
-from orderchain.kafka_client import leave_client, start_client
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaProducer,
+    connecting,
+    leave_client,
+    make_producer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError
+from orderchain.reasons import reason_of
 from outbox.confirm_record import Confirm, Progress, encode_confirms
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ class ConfirmSender:
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
         self._producer: AIOKafkaProducer | None = None
         self._waiting: dict[str, list[Confirm]] = {}
         self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
@@ -55,12 +63,8 @@ class ConfirmSender:
         self.forgotten = 0
 
     async def start(self) -> None:
-        """Connect. Raises ConnectError."""
-        try:
-            await self._connect()
-        except (KafkaError, OSError) as error:
-            expected = f"a broker that can be reached ({type(error).__name__})"
-            raise ConnectError("kafka", self._config.bootstrap_servers, expected) from error
+        """Connect. Raises ConnectError, RetryError."""
+        await self._connect()
 
     def add(self, topic: str, confirm: Confirm) -> None:
         """Let a confirm wait for the next `flush`."""
@@ -112,8 +116,10 @@ class ConfirmSender:
             async with asyncio.timeout(self._config.request_seconds):
                 # One key, so one partition: confirms and the progress behind them keep their order.
                 await producer.send_and_wait(topic, value, key=name.encode())
-        except (KafkaError, OSError) as error:
-            _log.warning("confirms to %s could not be sent, and wait: %r", topic, error)
+        except (*DRIVER_ERRORS, OrderchainError) as error:
+            refusal = not_allowed(error, self._kafka, f"write to topic {topic}")
+            reason = reason_of(refusal or error)
+            _log.warning("confirms to %s could not be sent, and wait: %s", topic, reason)
             self._paused_until[topic] = asyncio.get_running_loop().time() + TOPIC_PAUSE_SECONDS
             await self.close()  # what a producer does after an error is not to be relied on
             return False
@@ -121,14 +127,13 @@ class ConfirmSender:
         return True
 
     async def _connect(self) -> AIOKafkaProducer:
-        self._producer = producer = AIOKafkaProducer(
-            bootstrap_servers=self._config.bootstrap_servers,
-            client_id=f"orderchain-confirms-{self._config.name}",
-            acks="all",
+        self._producer = producer = make_producer(
+            self._kafka,
+            f"confirms-{self._config.name}",
             request_timeout_ms=int(self._config.request_seconds * 1000),
         )
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
+            async with connecting(self._kafka, self._config.connect_seconds):
                 await start_client(producer)
         except BaseException:
             await self.close()

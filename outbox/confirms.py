@@ -11,12 +11,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaError
 from asyncpg.pgproto import pgproto
 
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    close_client,
+    connecting,
+    make_consumer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError
-from orderchain.kafka_client import close_client, start_client
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, decode_confirms
@@ -27,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from aiokafka import ConsumerRecord
-
+    from orderchain.clients.kafka import ConsumerRecord
     from outbox.acks import AckWriter
     from outbox.destination import Destination
     from outbox.dispatch import Dispatch
@@ -74,6 +80,7 @@ class ConfirmIntake:
         stats: RelayStats,
     ) -> None:
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
         self._store = store
         self._dispatch = dispatch
         self._acks = acks
@@ -98,22 +105,23 @@ class ConfirmIntake:
                 await self._follow(topics)
             except LASTING:
                 raise
-            except (KafkaError, OSError, TimeoutError, OrderchainError) as error:
-                _log.warning("confirms can't be taken in: %s", reason_of(error))
+            except (*DRIVER_ERRORS, OrderchainError) as error:
+                reason = reason_of(not_allowed(error, self._kafka) or error)
+                _log.warning("confirms can't be taken in: %s", reason)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _follow(self, topics: list[str]) -> None:
         """Take in the confirms of `topics` until others are wanted."""
-        consumer = AIOKafkaConsumer(
+        consumer = make_consumer(
+            self._kafka,
+            "confirm-intake",
             *topics,
-            bootstrap_servers=self._config.kafka,
             group_id=self._config.group,
-            enable_auto_commit=False,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
+            async with connecting(self._kafka, self._config.connect_seconds):
                 await start_client(consumer)
             await self._take_all(consumer, topics)
         finally:

@@ -127,7 +127,7 @@ class Consumer:
         self._parts = Parts("consumer", self._wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
-        durability = TopicDurability(self._config.bootstrap_servers, "confirm-topics", _LOSS)
+        durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
         confirms = self._confirms
         self._parts.begin(
             "topics", durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)

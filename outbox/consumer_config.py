@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Topic
 from outbox.retries import RetryLevels
@@ -14,14 +16,14 @@ from outbox.starts import StartAt
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
-class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConsumerConfig(Config, frozen=True, kw_only=True):
     """How one consumer works. Processes of one name share the partitions and the inbox."""
 
     name: Name
     """Under which it confirms: one of the destination's `consumers`. It is also the Kafka group."""
     topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
-    bootstrap_servers: Annotated[str, Meta(min_length=1)]
-    """`host:port`, several separated by commas."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     database: Annotated[str, Meta(min_length=1)]
     """A libpq URL of the consumer's own database: a role with the rights of `outbox_consumer`, and
     those that the handler needs."""
@@ -53,10 +55,10 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     this time is received again, and found in the inbox."""
     confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.03
     """How long the first confirm waits for others, to travel in one record."""
-    inbox_keep_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
+    retention_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
     """How long ids stay in the inbox at least. They stay longer where a sender has an older message
     unfinished, and for ever where a sender does not tell."""
-    retention_seconds: Seconds = 600.0
+    upkeep_seconds: Seconds = 600.0
     """How often the inbox is given its new partitions, and old ones are dropped."""
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or

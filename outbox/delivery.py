@@ -13,8 +13,7 @@ from orderchain.errors import SettingError
 from outbox.headers import read_headers
 
 if TYPE_CHECKING:
-    from aiokafka import ConsumerRecord
-
+    from orderchain.clients.kafka import ConsumerRecord
     from outbox.connections import Connection
     from outbox.handling import Handling
 

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
+from orderchain.config import Config
 from orderchain.errors import SettingError
 from outbox.limits import (
     CONSUMERS_MAX,
@@ -31,7 +32,7 @@ NO_CONSUMER: Final = ""
 """The consumer of a delivery whose destination asks for no confirm: there is one a message."""
 
 
-class Destination(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Destination(Config, frozen=True, kw_only=True):
     """Where messages go. It stands in the database, where every service finds it by its name."""
 
     name: Name
@@ -60,6 +61,7 @@ class Destination(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         """Fill in the confirm topic. Raises SettingError where two settings contradict."""
+        super().__post_init__()
         if not self.name.isascii() or not self.name.isprintable():
             raise SettingError("name", self.name, "printable ASCII characters")
         if self.confirm == "required" and not self.consumers:

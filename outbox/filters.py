@@ -11,9 +11,10 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from orderchain.clock import Clock, SystemClock
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from outbox.inbox_decision import Seen
@@ -115,7 +116,7 @@ class MemoryFilter:
             self._old, self._young = self._young, {}
 
 
-class RedisFilterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RedisFilterConfig(Config, frozen=True, kw_only=True):
     """Where a filter in Redis stands, shared by all processes of a consumer."""
 
     url: Annotated[str, Meta(min_length=1)]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from orderchain.clients.kafka_config import KafkaConfig
     from outbox.destination import Destination
 
 _log = logging.getLogger(__name__)
@@ -68,8 +69,13 @@ class FireAfterCommit:
     """Sends messages of committed transactions, once, and forgets them."""
 
     def __init__(
-        self, kafka: str, destinations: Iterable[Destination], *, send_seconds: float = 10.0
+        self,
+        kafka: str | KafkaConfig,
+        destinations: Iterable[Destination],
+        *,
+        send_seconds: float = 10.0,
     ) -> None:
+        """`kafka`: a KafkaConfig, or the plaintext bootstrap servers. Raises SettingError."""
         self._destinations = {destination.name: destination for destination in destinations}
         self._sender = MessageSender(kafka, send_seconds)
         self._waiting: deque[Message] = deque()

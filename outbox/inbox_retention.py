@@ -26,7 +26,7 @@ class InboxRetention:
     async def run(self) -> None:
         """Never returns. The first round was done at the start."""
         while True:
-            await asyncio.sleep(self._kit.config.retention_seconds)
+            await asyncio.sleep(self._kit.config.upkeep_seconds)
             await self.try_to_keep()
 
     async def try_to_keep(self) -> None:
@@ -47,7 +47,7 @@ class InboxRetention:
             await kit.connections.check_durability(connection)
             await kit.inbox.extend(connection, now_ns)
         oldest = self._receiving.take_oldest()
-        keep_ns = round(kit.config.inbox_keep_seconds * 1e9)
+        keep_ns = round(kit.config.retention_seconds * 1e9)
         async with kit.connections.transaction() as connection:
             if oldest:
                 await kit.inbox.hear_of_senders(connection, oldest)

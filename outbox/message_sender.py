@@ -12,13 +12,21 @@ import zlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from msgspec import Struct
 
-from orderchain.errors import ConnectError
-from orderchain.kafka_client import end_client, start_client
-from outbox.broker_probe import is_broker_there
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaProducer,
+    MessageSizeTooLargeError,
+    connecting,
+    end_client,
+    is_broker_there,
+    make_producer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError
 from outbox.headers import Headers, common_headers, record_headers
 from outbox.message import Message
 
@@ -26,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from aiokafka.producer.message_accumulator import BatchBuilder
-
+    from orderchain.clients.kafka import BatchBuilder
     from outbox.destination import Destination
 
 _BATCH_BYTES_MAX: Final = 900_000
@@ -39,7 +46,7 @@ expired; then it is left to end by itself."""
 
 _ID: Final = attrgetter("message_id")
 
-SEND_ERRORS: Final = (KafkaError, OSError, TimeoutError)
+SEND_ERRORS: Final = (*DRIVER_ERRORS, OrderchainError)
 
 
 class Sent(Struct, gc=False):
@@ -56,8 +63,8 @@ class Sent(Struct, gc=False):
 class MessageSender:
     """A producer, thrown away after an error and made anew at the next send."""
 
-    def __init__(self, bootstrap_servers: str, send_seconds: float) -> None:
-        self._bootstrap_servers = bootstrap_servers
+    def __init__(self, kafka: str | KafkaConfig, send_seconds: float) -> None:
+        self._kafka = KafkaConfig.of(kafka)
         self._send_seconds = send_seconds
         self._producer: AIOKafkaProducer | None = None
         self._opening = asyncio.Lock()
@@ -88,7 +95,7 @@ class MessageSender:
 
     async def is_broker_there(self, seconds: float) -> bool:
         """Say whether a new connection gets an answer from a broker."""
-        return await is_broker_there(self._bootstrap_servers, seconds)
+        return await is_broker_there(self._kafka, seconds)
 
     async def renew(self) -> None:
         """Throw the producer away; the next send makes a new one."""
@@ -103,13 +110,8 @@ class MessageSender:
             await asyncio.wait(self._leaving, timeout=self._send_seconds + 1.0)
 
     async def start(self) -> None:
-        """Connect now, not at the first send. Raises ConnectError."""
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await self._open()
-        except SEND_ERRORS as error:
-            expected = f"a broker that answers ({type(error).__name__})"
-            raise ConnectError("kafka", self._bootstrap_servers, expected) from error
+        """Connect now, not at the first send. Raises ConnectError, RetryError."""
+        await self._open()
 
     async def _send_group(
         self, destination: Destination, messages: list[Message], oldest: UUID
@@ -119,7 +121,8 @@ class MessageSender:
                 producer = self._producer or await self._open()
                 partitions = sorted(await producer.partitions_for(destination.topic))
         except SEND_ERRORS as error:
-            return [Sent(destination.topic, -1, messages, error=error)]
+            refused = self._refused(destination.topic, error)
+            return [Sent(destination.topic, -1, messages, error=refused)]
         headers = common_headers(destination, min(oldest, *map(_ID, messages)))
         batches: list[tuple[Sent, BatchBuilder]] = []
         for partition, share in self._shares(messages, partitions):
@@ -137,7 +140,11 @@ class MessageSender:
                 ack = await producer.send_batch(built, sent.topic, partition=sent.partition)
                 sent.first_offset = (await ack).offset
         except SEND_ERRORS as error:
-            sent.error = error
+            sent.error = self._refused(sent.topic, error)
+
+    def _refused(self, topic: str, error: Exception) -> Exception:
+        """Return `error` in words where the broker's access control is what refused the topic."""
+        return not_allowed(error, self._kafka, f"write to topic {topic}") or error
 
     async def _split_too_large(
         self, destination: Destination, done: list[Sent], oldest: UUID
@@ -175,15 +182,16 @@ class MessageSender:
         async with self._opening:
             if self._producer is not None:
                 return self._producer
-            producer = AIOKafkaProducer(
-                bootstrap_servers=self._bootstrap_servers,
-                acks="all",
+            producer = make_producer(
+                self._kafka,
+                "relay",
                 max_batch_size=_BATCH_BYTES_MAX,
                 max_request_size=_BATCH_BYTES_MAX + 4_096,
                 request_timeout_ms=int(self._send_seconds * 1_000),
             )
             try:
-                await start_client(producer)
+                async with connecting(self._kafka, self._send_seconds):
+                    await start_client(producer)
             except BaseException:
                 await self._leave(producer)
                 raise

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from aiokafka import ConsumerRecord
-
+    from orderchain.clients.kafka import ConsumerRecord
     from outbox.consumer_kit import ConsumerKit
     from outbox.delivery import Delivery
 

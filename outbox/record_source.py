@@ -7,26 +7,34 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import (
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
     CommitFailedError,
+    ConsumerRebalanceListener,
     IllegalStateError,
-    KafkaError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
+    TopicPartition,
+    close_client,
+    connecting,
+    describe_topics,
+    make_admin,
+    make_consumer,
+    not_allowed,
+    start_client,
+    started,
 )
-
-from orderchain.errors import ConnectError, RetryError, SettingError
-from orderchain.kafka_client import close_client, start_client
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError, RetryError, SettingError
+from orderchain.reasons import reason_of
 from outbox.progress import ConsumeProgress
 from outbox.starts import PartitionEnds, StartAt, begin_offset, chosen_offset, is_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from aiokafka import ConsumerRecord
-
+    from orderchain.clients.kafka import ConsumerRecord
     from outbox.consumer_config import ConsumerConfig
     from outbox.progress import Partition
 
@@ -56,18 +64,19 @@ class RecordSource:
     ) -> None:
         self.progress = ConsumeProgress()
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
         self._dropped = dropped  # told of partitions that are no longer ours
         self._consumer: AIOKafkaConsumer | None = None
 
     async def start(self) -> None:
-        """Join the group. Raises ConnectError."""
+        """Join the group. Raises ConnectError, RetryError."""
         self._consumer = consumer = _kafka_consumer(self._config)
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
+            async with connecting(self._kafka, self._config.connect_seconds):
                 await start_client(consumer)
-        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        except OrderchainError:
             await self.close()
-            raise _connect_refusal(self._config, error) from error
+            raise
         consumer.subscribe(self._config.topics, listener=_Listener(self))
 
     async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
@@ -81,8 +90,8 @@ class RecordSource:
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             self._revoke({at for at in consumer.assignment() if _names(error, at)})
             found = {}
-        except KafkaError as error:
-            raise RetryError(f"the broker did not answer: {error!r}") from error
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("answer", error) from error
         new = [
             record
             for at, records in found.items()
@@ -122,8 +131,8 @@ class RecordSource:
         try:
             async with asyncio.timeout(self._config.request_seconds):
                 begins = await self._begins(consumer, new)
-        except (KafkaError, OSError) as error:
-            raise RetryError(f"the broker did not say where to begin: {error!r}") from error
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("say where to begin", error) from error
         for at, offset in begins.items():
             with suppress(IllegalStateError):  # it has gone to another process meanwhile
                 consumer.seek(at, offset)
@@ -167,8 +176,13 @@ class RecordSource:
                 await consumer.commit(
                     {TopicPartition(*place): offset for place, offset in offsets.items()}
                 )
-        except (KafkaError, OSError) as error:
-            raise RetryError(f"the broker did not take a commit: {error!r}") from error
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("take a commit", error) from error
+
+    def _unanswered(self, act: str, error: Exception) -> RetryError:
+        """Return what to raise where the broker did not `act`, or its access control refused it."""
+        refusal = not_allowed(error, self._kafka)
+        return RetryError(reason_of(refusal) if refusal else f"the broker did not {act}: {error!r}")
 
     def _running(self) -> AIOKafkaConsumer:
         if self._consumer is None:
@@ -197,44 +211,37 @@ async def move_start(config: ConsumerConfig, start: StartAt) -> dict[Partition, 
     those between, which is yours to answer for. Raises SettingError when a process of this consumer
     is running, ConnectError, RetryError.
     """
-    consumer = _kafka_consumer(config)
-    try:
-        async with asyncio.timeout(config.connect_seconds):
-            await start_client(consumer)
+    kafka, consumer = KafkaConfig.of(config.kafka), _kafka_consumer(config)
+    async with (
+        connecting(kafka, config.connect_seconds, doing=f"commit as group {config.name}"),
+        started(consumer, config.close_seconds),
+    ):
+        try:
             partitions = await _all_partitions(config)
             consumer.assign(partitions)
             ends = await _ends(consumer, partitions, start)
             offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
             await consumer.commit(offsets)
-    except CommitFailedError as error:
-        expected = "one of which no process is running: stop it first"
-        raise SettingError("consumer", config.name, expected) from error
-    except (KafkaError, OSError) as error:
-        raise _connect_refusal(config, error) from error
-    finally:
-        await close_client(consumer, config.close_seconds)
+        except CommitFailedError as error:
+            expected = "one of which no process is running: stop it first"
+            raise SettingError("consumer", config.name, expected) from error
     return {(at.topic, at.partition): offset for at, offset in offsets.items()}
 
 
 async def _all_partitions(config: ConsumerConfig) -> list[TopicPartition]:
     """Return the partitions of all topics. Raises SettingError for a topic that is not there."""
-    admin = AIOKafkaAdminClient(
-        bootstrap_servers=config.bootstrap_servers,
-        request_timeout_ms=int(config.request_seconds * 1000),
-    )
-    try:
-        await start_client(admin)
-        # All topics are asked for: asking for one that is missing could create it.
-        told = {topic["topic"]: topic for topic in await admin.describe_topics()}
-    finally:
-        await close_client(admin, config.close_seconds)
+    kafka = KafkaConfig.of(config.kafka)
+    request_ms = int(config.request_seconds * 1000)
+    admin = make_admin(kafka, f"consumer-{config.name}", request_timeout_ms=request_ms)
+    async with started(admin, config.close_seconds):
+        found = await describe_topics(admin, kafka, config.topics)
     for topic in config.topics:
-        if topic not in told:
+        if not found[topic].is_there:
             raise SettingError("topic", topic, "one that exists")
     return [
-        TopicPartition(topic, partition["partition"])
+        TopicPartition(topic, number)
         for topic in config.topics
-        for partition in told[topic]["partitions"]
+        for number in range(found[topic].partitions)
     ]
 
 
@@ -257,13 +264,10 @@ async def _ends(
 
 
 def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
-    return AIOKafkaConsumer(
-        bootstrap_servers=config.bootstrap_servers,
-        client_id=f"orderchain-consumer-{config.name}",
+    return make_consumer(
+        KafkaConfig.of(config.kafka),
+        f"consumer-{config.name}",
         group_id=config.name,
-        enable_auto_commit=False,
-        # Both others would skip or repeat in silence where an offset is not in the log any more.
-        auto_offset_reset="none",
         max_partition_fetch_bytes=FETCH_BYTES,
         metadata_max_age_ms=int(METADATA_SECONDS * 1000),
         max_poll_interval_ms=POLL_INTERVAL_MS,
@@ -271,18 +275,9 @@ def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
     )
 
 
-def _names(error: KafkaError, at: TopicPartition) -> bool:
+def _names(error: Exception, at: TopicPartition) -> bool:
     """Say whether an error about offsets speaks of this partition; one that names none, of all."""
     told = error.args[0] if error.args else None
     if isinstance(told, TopicPartition):
         return bool(told == at)
     return at in told if isinstance(told, dict) else True
-
-
-def _connect_refusal(config: ConsumerConfig, error: Exception) -> ConnectError:
-    expected = (
-        f"a broker that answers within {config.connect_seconds} s"
-        if isinstance(error, TimeoutError)
-        else f"a broker that can be reached ({type(error).__name__})"
-    )
-    return ConnectError("kafka", config.bootstrap_servers, expected)

@@ -223,4 +223,4 @@ class Relay:
     async def _keep_tidy(self) -> None:
         while True:
             await self.keep()
-            await asyncio.sleep(self._config.keep_seconds)
+            await asyncio.sleep(self._config.upkeep_seconds)

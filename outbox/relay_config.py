@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Seconds
 from outbox.retention_config import RetentionConfig
@@ -15,13 +16,13 @@ _ADDRESS_CHARS_MAX: Final = 4096
 _Address = Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
 
 
-class RelayConfig(RetentionConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """What a relay must know. Several may run side by side on the same tables."""
 
     database: _Address
     """libpq URL of the database with the outbox's tables, for the role `outbox_relay`."""
-    kafka: _Address
-    """Bootstrap servers, `host:port[,host:port]`."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     group: Name = "orderchain-outbox-relay"
     """The Kafka group in which the relays of this database share the confirm topics. Another one
     for every other database, or one would take the other's confirms."""
@@ -50,7 +51,7 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True, forbid_unknown_fie
     probe_seconds: Seconds = 1.0
     """How often a broker that is away is tried. Nothing is claimed meanwhile."""
 
-    keep_seconds: Seconds = 60.0
+    upkeep_seconds: Seconds = 60.0
     """How often partitions are made and dropped, the outbox is measured, and the destinations are
     read again."""
 

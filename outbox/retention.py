@@ -85,7 +85,7 @@ class Retention:
         """
         await self._history.check_durability()
         now = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
-        await self._history.extend(now, self._config.partition_hours)
+        await self._history.extend(now, self._config.partition_seconds // 3_600)
         try:
             dropped, survivors, left = await self._drop(now)
         finally:
@@ -99,7 +99,7 @@ class Retention:
     async def _drop(self, now: datetime) -> tuple[int, int, int]:
         """Drop what may go; return how many partitions went, messages survived, partitions stay."""
         config, dropped, moved, left = self._config, 0, 0, 0
-        keep = timedelta(hours=config.retention_hours)
+        keep = timedelta(seconds=config.retention_seconds)
         partitions = await self._history.partitions()
         for partition in droppable(partitions, now, keep, config.history_bytes_max):
             survivors = await self._history.drop(partition.lower_id, config.survivors_max)

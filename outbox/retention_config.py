@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from outbox.destination import Seconds
 
 
-class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetentionConfig(Config, frozen=True, kw_only=True):
     """The rules of retention."""
 
-    retention_hours: Annotated[float, Meta(gt=0, le=24 * 366)] = 72.0
+    retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
     """How long finished messages are kept, by the time at which they were stored."""
-    partition_hours: Annotated[int, Meta(ge=1, le=24 * 366)] = 6
+    partition_seconds: Annotated[int, Meta(ge=3_600, le=366 * 86_400, multiple_of=3_600)] = (
+        6 * 3_600
+    )
     """What one partition spans: the unit in which finished messages are dropped."""
     history_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """First watermark: above so many bytes the oldest partitions are dropped earlier. 0: never.
@@ -32,13 +35,14 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Unfinished messages that are moved out of a partition to be dropped. One with more stays."""
 
     def __post_init__(self) -> None:
-        """Raise SettingError where the second watermark is not above the first."""
+        """Raise SettingError, also where the second watermark is not above the first."""
+        super().__post_init__()
         if self.outbox_bytes_max and self.outbox_bytes_max <= self.history_bytes_max:
             expected = f"more than history_bytes_max, {self.history_bytes_max}: drop, then refuse"
             raise SettingError("outbox_bytes_max", self.outbox_bytes_max, expected)
 
 
-class KeepConfig(RetentionConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeepConfig(RetentionConfig, frozen=True, kw_only=True):
     """What one round of retention by hand must know."""
 
     database: Annotated[str, Meta(min_length=1, max_length=4096)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from orderchain.config import Config
 
 LEVELS_SECONDS: Final = (
     10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0,
@@ -21,7 +23,7 @@ _NS: Final = 1_000_000_000
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
-class RetryLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryLevels(Config, frozen=True, kw_only=True):
     """The pauses before each new try of a message whose handler has failed."""
 
     levels_seconds: Annotated[tuple[Seconds, ...], Meta(min_length=1, max_length=100)] = (

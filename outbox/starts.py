@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.config import Config
 from orderchain.errors import SettingError
 
 
@@ -22,7 +23,7 @@ class StartFrom(StrEnum):
     """The first record whose time is at or after a given one."""
 
 
-class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StartAt(Config, frozen=True, kw_only=True):
     """Where to begin in a partition.
 
     In a consumer's settings it says where it begins that has **no committed offset yet**, and is
@@ -38,6 +39,7 @@ class StartAt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raises SettingError where a time is missing, or stands where none belongs."""
+        super().__post_init__()
         if (self.position is StartFrom.TIME) != (self.time_ns is not None):
             expected = f"one with position={StartFrom.TIME.value!r}, and none else"
             raise SettingError("time_ns", self.time_ns, expected)

@@ -316,7 +316,8 @@ class Committer:
             pause = _longer(pause)
 
     async def _move_intake(self, assembly: Assembly) -> None:
-        if assembly.intake:
+        # An entry without orders asks whether we lead, over a connection that works.
+        if assembly.intake or not all(entry.orders for entry in assembly.entries):
             await self._store.move_intake(assembly.intake)
 
     async def _is_found(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import (
@@ -23,15 +25,15 @@ _ADDRESS_CHARS_MAX: Final = 4096
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SequencerConfig(Config, frozen=True, kw_only=True):
     """What a sequencer of one chain must know. The defaults suit orders of 100 to 1,000 bytes."""
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     database: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
     """libpq URL of the primary; one direct connection is held, so no transaction pooler."""
-    kafka: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
-    """Bootstrap servers, `host:port[,host:port]`."""
-    owner: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
     """Who leads, as shown to operators. Identifies nothing: the nonce does."""
 
     batch_rows_max: Annotated[int, Meta(ge=1, le=BATCH_ROWS_MAX)] = 5_000
@@ -102,6 +104,7 @@ class SequencerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Raise SettingError where two settings contradict each other."""
+        super().__post_init__()
         if self.commit_seconds >= self.lease_seconds:
             raise SettingError(
                 "commit_seconds", self.commit_seconds, f"below lease_seconds, {self.lease_seconds}"

@@ -15,7 +15,7 @@ from sequencer.sifting import Sifted
 
 
 class Entry(Struct, eq=False, gc=False):
-    """The orders of one call: never split over two batches.
+    """The orders of one call: never split over two batches. Without any it asks whether we lead.
 
     They are taken whole or refused whole; or, sifted, each for itself. Not tracked by the garbage
     collector: with an entry an order its passes are what costs most.

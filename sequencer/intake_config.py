@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class TopicIntakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     """What an intake must know of the topic that it reads."""
 
-    kafka: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """Bootstrap servers of the topic, `host:port[,host:port]`; need not be those of the chain."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers of the topic, `host:port[,host:port]`; need
+    not be those of the chain."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     """It is part of the name of every mark, and of the keys of records without one: under another
     name the same records are new orders."""

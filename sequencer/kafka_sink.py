@@ -6,15 +6,25 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError
-
-from orderchain.clients.kafka import TopicDescription
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    TopicDescription,
+    TopicPartition,
+    connecting,
+    describe_topic,
+    leave_client,
+    make_admin,
+    make_consumer,
+    make_producer,
+    not_allowed,
+    start_client,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.topic_durability import durability_warning
-from orderchain.errors import ConnectError, RetryError, TopicError
-from orderchain.kafka_client import close_client, leave_client, start_client
+from orderchain.errors import OrderchainError, RetryError
 from orderchain.reasons import reason_of
 from orderchain.topic import topic_refusal
 
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sequencer.config import SequencerConfig
+
+_ROLE: Final = "sequencer"
 
 _RECORD_OVERHEAD_BYTES: Final = 512
 """What a record batch adds to the value of its only record: below 100 bytes, with room."""
@@ -35,8 +47,6 @@ _FETCH_MS: Final = 500
 
 _LOSS: Final = "receivers read what is lost there from the database, which takes longer"
 
-_ERRORS: Final = (KafkaError, OSError, TimeoutError)
-
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +59,7 @@ class KafkaFrameSink:
 
     def __init__(self, config: SequencerConfig) -> None:
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
         self._producer: AIOKafkaProducer | None = None
         self._topic = ""
         self._warning: str | None = None
@@ -59,41 +70,41 @@ class KafkaFrameSink:
         """Connect and check the topic; see `orderchain.ports.FrameSink.start`."""
         self._topic, self._partition = topic, partition
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
-                await self._open()
-        except _ERRORS as error:
+            await self._open(self._config.connect_seconds)
+        except OrderchainError:
             await self.close()
-            raise ConnectError(
-                "kafka", self._config.kafka, f"a broker that answers ({type(error).__name__})"
-            ) from error
+            raise
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
         """Read the end of the topic; see `orderchain.ports.FrameSink.last_records`."""
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._config.kafka, enable_auto_commit=False, auto_offset_reset="none"
-        )
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
-                await start_client(consumer)
+            async with (
+                connecting(self._kafka, self._config.connect_seconds, doing=f"read topic {topic}"),
+                started(make_consumer(self._kafka, _ROLE), _CLOSE_SECONDS) as consumer,
+            ):
                 return await _last_values(consumer, TopicPartition(topic, partition), at_most)
-        except _ERRORS as error:
-            raise RetryError(f"kafka: {reason_of(error)}") from error
-        finally:
-            await close_client(consumer, _CLOSE_SECONDS)
+        except OrderchainError as error:
+            raise RetryError(reason_of(error)) from error
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
         try:
             async with asyncio.timeout(self._config.publish_seconds):
-                producer = self._producer or await self._open()
+                producer = self._producer or await self._open(self._config.publish_seconds)
                 acks = [
                     await producer.send(self._topic, frame, partition=self._partition)
                     for frame in frames
                 ]
                 await asyncio.gather(*acks)
-        except (*_ERRORS, TopicError) as error:
+        except OrderchainError as error:
             await self.close()
-            raise RetryError(f"kafka: {reason_of(error)}") from error
+            raise RetryError(reason_of(error)) from error
+        except DRIVER_ERRORS as error:
+            await self.close()
+            refusal = not_allowed(error, self._kafka, f"write to topic {self._topic}")
+            raise RetryError(reason_of(refusal) if refusal else f"kafka: {reason_of(error)}") from (
+                error
+            )
 
     async def close(self) -> None:
         """Throw the producer away."""
@@ -101,50 +112,45 @@ class KafkaFrameSink:
         if producer is not None:
             await leave_client(producer, _CLOSE_SECONDS)
 
-    async def _open(self) -> AIOKafkaProducer:
+    async def _open(self, seconds: float) -> AIOKafkaProducer:
         """Open a producer that keeps to what the topic takes now."""
-        await self._read_topic()
-        producer = AIOKafkaProducer(
-            bootstrap_servers=self._config.kafka,
-            acks="all",
+        async with connecting(self._kafka, seconds):
+            await self._read_topic()
+            self._producer = producer = self._make_producer()
+            await start_client(producer)
+        return producer
+
+    def _make_producer(self) -> AIOKafkaProducer:
+        return make_producer(
+            self._kafka,
+            _ROLE,
             # Room for several frames a request: one request a partition is in flight at a time, so
             # bytes per round trip are the ceiling of the rate.
             max_batch_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
             max_request_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
             request_timeout_ms=int(self._config.publish_seconds * 1_000),
         )
-        self._producer = producer
-        await start_client(producer)
-        return producer
 
     async def _read_topic(self) -> None:
         """Read how large a record may be.
 
         Raises TopicError unless the topic has the one partition and keeps every record.
         """
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._config.kafka)
-        try:
-            await start_client(admin)
-            (described,) = await admin.describe_topics([self._topic])
-            partitions = 0 if described["error_code"] else len(described["partitions"])
-            settings = await _topic_settings(admin, self._topic) if partitions else {}
-            if refusal := topic_refusal(self._topic, partitions, settings):
-                raise refusal
-            replicas = min(len(each["replicas"]) for each in described["partitions"])
-            self._warn_of_one_copy(
-                TopicDescription(
-                    name=self._topic, partitions=partitions, replicas=replicas, settings=settings
-                )
-            )
-            self._keep_below(int(settings["max.message.bytes"]))
-        finally:
-            await close_client(admin, _CLOSE_SECONDS)
+        async with started(make_admin(self._kafka, _ROLE), _CLOSE_SECONDS) as admin:
+            topic = await describe_topic(admin, self._kafka, self._topic)
+        if refusal := topic_refusal(topic.name, topic.partitions, topic.settings):
+            raise refusal
+        self._note_one_copy(topic)
+        self._keep_below(int(topic.settings["max.message.bytes"]))
 
-    def _warn_of_one_copy(self, topic: TopicDescription) -> None:
-        """Warn once for as long as it is the same: the topic is read again by each new producer."""
+    def _note_one_copy(self, topic: TopicDescription) -> None:
+        """Note it once for as long as it is the same: each new producer reads the topic again.
+
+        At info: what is lost there costs time, and no order.
+        """
         warning = durability_warning([topic], _LOSS)
         if warning is not None and warning != self._warning:
-            _log.warning("%s", warning)
+            _log.info("%s", warning)
         self._warning = warning
 
     def _keep_below(self, record_bytes_max: int) -> None:
@@ -159,16 +165,6 @@ class KafkaFrameSink:
                 self._config.frame_bytes_max,
             )
         self.frame_bytes_max = bytes_max
-
-
-async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-    """Return the settings of `topic` by name."""
-    (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-    for error_code, message, _, _, entries in response.resources:
-        if error_code:
-            raise RetryError(f"kafka: settings of topic {topic}: {message}")
-        return {entry[0]: entry[1] for entry in entries}
-    raise RetryError(f"kafka: no settings of topic {topic}")
 
 
 async def _last_values(

@@ -76,7 +76,7 @@ class Leadership:
             try:
                 sight = await self._store.look()
                 if watch.may_take_over(sight, self._clock.monotonic_ns()):
-                    return await self._begin(await self._store.take_over(self._config.owner, sight))
+                    return await self._begin(await self._store.take_over(self._config.name, sight))
                 if watch.is_led and not self._config.standby:
                     raise ChainLed(self._config.chain_id, sight.owner)
             except Fenced:
@@ -97,7 +97,7 @@ class Leadership:
         # Until it has succeeded: the answer of a take-over may be lost, and then the lease is at an
         # epoch of ours that we do not know of yet.
         self._is_changing = True
-        term = await self._begin(await self._store.take_over_again(self._config.owner, self.term))
+        term = await self._begin(await self._store.take_over_again(self._config.name, self.term))
         self._is_changing = False
         self.warn_of_topic()
         return term
@@ -158,6 +158,12 @@ class Leadership:
         self.term = term
         self.take_overs += 1
         return term
+
+    async def close(self) -> None:
+        """End what is still under way; never raises."""
+        for looking in self._looking:
+            looking.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
 
     def _end_look(self, looking: asyncio.Task[list[bytes | None]]) -> None:
         self._looking.discard(looking)

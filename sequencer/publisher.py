@@ -13,11 +13,11 @@ from sequencer.framing import batch_frames, has_unfit_row, heartbeat_frame
 from sequencer.latency import Latency
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
-    from orderchain.ports import ChainStore, FrameSink
+    from orderchain.ports import FrameSink
     from sequencer.config import SequencerConfig
 
 _log = logging.getLogger(__name__)
@@ -42,13 +42,15 @@ class Publisher:
     def __init__(
         self,
         config: SequencerConfig,
-        store: ChainStore,
         sink: FrameSink,
         term: Term,
         clock: Clock,
+        *,
+        skip: Callable[[int, int], Awaitable[None]],
     ) -> None:
+        """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` says."""
         self._config = config
-        self._store = store
+        self._record_skip = skip
         self._sink = sink
         self._term = term
         self._clock = clock
@@ -185,7 +187,7 @@ class Publisher:
             batch.first_id,
             batch.last_id,
         )
-        await self._store.skip_published(self.published_id, batch.last_id)
+        await self._record_skip(self.published_id, batch.last_id)
         self._done_with([batch])
 
     def _done_with(self, batches: list[Batch]) -> None:
@@ -201,7 +203,7 @@ class Publisher:
         """Publish the head in place of the forgotten rows, then record the range as skipped."""
         await self._beat()
         if until_id > self.published_id:
-            await self._store.skip_published(self.published_id, until_id)
+            await self._record_skip(self.published_id, until_id)
             self.published_id = until_id
         if self._forgotten_until == until_id:
             self._forgotten_until = None

@@ -35,7 +35,7 @@ from sequencer.stats import SequencerStats
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
     from types import TracebackType
 
     from orderchain.batch import IntakeMark, Term
@@ -250,8 +250,12 @@ class Sequencer:
         return done
 
     async def intake(self, source: str) -> IntakeMark | None:
-        """Return how far the intake `source` was read, None if never."""
-        return await self._store.intake(source)
+        """Return how far the intake `source` was read, None if never.
+
+        Raises RetryError when the sequencer is not open, or the connection broke twice; else what
+        ended the leadership.
+        """
+        return await self._answer_of(lambda: self._store.intake(source))
 
     async def until_stopped(self) -> None:
         """Wait until this process leads no more; raises why, unless it was closed."""
@@ -264,6 +268,7 @@ class Sequencer:
         committer, publisher, batcher = self._committer, self._publisher, self._batcher
         return SequencerStats(
             chain_id=self._config.chain_id,
+            name=self._config.name,
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
             head_published=publisher.published_id if publisher else 0,
@@ -316,7 +321,9 @@ class Sequencer:
         await self._keys.load(term)
         await self._start_sink(term)
         self._leadership.warn_of_topic()
-        self._publisher = Publisher(self._config, self._store, self._sink, term, self._clock)
+        self._publisher = Publisher(
+            self._config, self._sink, term, self._clock, skip=self._skip_published
+        )
         await self._publish_tail(self._publisher, term.published_id, term.last_id)
         return self._publisher
 
@@ -338,6 +345,25 @@ class Sequencer:
             return
         async for batch in self._store.batches(after_id):
             publisher.offer(batch)
+
+    async def _skip_published(self, after_id: int, until_id: int) -> None:
+        await self._answer_of(lambda: self._store.skip_published(after_id, until_id))
+
+    async def _answer_of(self, ask: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what the store answers to `ask`, also where its connection was lost while idle.
+
+        A leader's connection comes with a take-over, and only the commits may take over. So one of
+        nothing is committed, which leaves a connection that works, or ends the leadership.
+        """
+        try:
+            return await ask()
+        except RetryError:
+            if not self._is_open or self._failure is not None:
+                raise  # nobody commits any more
+        nothing = Entry((), 0, asyncio.get_running_loop().create_future())
+        await self._batcher.add(nothing)
+        await nothing.done
+        return await ask()
 
     async def _commit_all(self) -> None:
         """Commit until closed and empty, assembling one batch ahead while another commits."""
@@ -476,7 +502,13 @@ class Sequencer:
     async def _close_parts(self) -> None:
         async with AsyncExitStack() as parts:
             # Whatever one of them raises, the others are closed, too; the last one first.
-            for part in (self._store, self._key_store, self._lease, self._sink):
+            for part in (
+                self._store,
+                self._key_store,
+                self._lease,
+                self._sink,
+                self._leadership,
+            ):
                 parts.push_async_callback(part.close)
             for task in self._tasks.values():
                 task.cancel()

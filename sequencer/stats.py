@@ -11,6 +11,8 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """A look at one instant; every counter counts from the start of this process."""
 
     chain_id: int
+    name: str
+    """The one that its config gives it, as operators see it."""
     epoch: int
     head_persisted: int
     """Last committed id."""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError
-
-from orderchain.errors import ConnectError, RetryError, TopicError
-from orderchain.kafka_client import close_client, start_client
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    TopicPartition,
+    close_client,
+    connecting,
+    describe_topic,
+    make_admin,
+    make_consumer,
+    not_allowed,
+    start_client,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import RetryError, TopicError
 from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
@@ -19,9 +27,6 @@ if TYPE_CHECKING:
 
     from orderchain.ports import SourceRecord
     from sequencer.intake_config import TopicIntakeConfig
-
-_ERRORS: Final = (KafkaError, OSError)  # a TimeoutError is an OSError
-"""What the client raises, and what deadlines of ours do."""
 
 PROBE_EVERY_SECONDS: Final = 5.0
 """Between two questions to a silent broker: the client never tells that it is away."""
@@ -34,7 +39,7 @@ _CLOSE_SECONDS: Final = 2.0
 
 
 async def check_intake_topic(config: TopicIntakeConfig) -> None:
-    """Raise ConnectError or TopicError where an intake from the topic would be refused.
+    """Raise ConnectError, TopicError or RetryError where an intake from the topic would be refused.
 
     To be asked before the chain is taken over: no leader should be ended for a slip.
     """
@@ -50,6 +55,9 @@ class TopicReader:
 
     def __init__(self, config: TopicIntakeConfig) -> None:
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._role = f"intake-{config.topic}"
+        self._doing = f"read topic {config.topic}"
         self._consumer: AIOKafkaConsumer | None = None
         self._partitions: list[TopicPartition] = []
         self._offsets: dict[TopicPartition, int] = {}
@@ -57,26 +65,20 @@ class TopicReader:
         self._next_probe = 0.0
 
     async def check(self) -> None:
-        """Check the topic alone. Raises ConnectError, TopicError."""
-        try:
-            async with asyncio.timeout(self._config.connect_seconds):
-                await self._check_topic()
-        except _ERRORS as error:
-            raise self._refusal(error) from error
+        """Check the topic alone. Raises ConnectError, TopicError, RetryError."""
+        async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
+            await self._check_topic()
 
     async def open(self) -> dict[int, tuple[int, int]]:
         """Connect and check the topic; see `orderchain.ports.RecordSource.open`."""
         await self.close()
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
+            async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 count = await self._check_topic()
                 await self._start_consumer(count)
                 consumer = self._running()
                 first = await consumer.beginning_offsets(self._partitions)
                 end = await consumer.end_offsets(self._partitions)
-        except _ERRORS as error:
-            await self.close()
-            raise self._refusal(error) from error
         except BaseException:
             await self.close()
             raise
@@ -105,8 +107,10 @@ class TopicReader:
             moved = await self._moved(consumer, drained)
             if not moved:
                 await self._probe(consumer)
-        except _ERRORS as error:
-            raise RetryError(f"{self._config.topic}: {reason_of(error)}") from error
+        except DRIVER_ERRORS as error:
+            refusal = not_allowed(error, self._kafka, self._doing)
+            reason = reason_of(refusal or error)
+            raise RetryError(f"{self._config.topic}: {reason}") from error
         return moved
 
     async def close(self) -> None:
@@ -185,12 +189,9 @@ class TopicReader:
 
     async def _start_consumer(self, count: int) -> None:
         config = self._config
-        self._consumer = consumer = AIOKafkaConsumer(
-            bootstrap_servers=config.kafka,
-            client_id=f"orderchain-intake-{config.topic}",
-            enable_auto_commit=False,
-            # "latest" would skip in silence what a truncated log has lost; "none" tells us.
-            auto_offset_reset="none",
+        self._consumer = consumer = make_consumer(
+            self._kafka,
+            self._role,
             # Orders of a transaction that was given up are no orders.
             isolation_level="read_committed",
             max_partition_fetch_bytes=config.fetch_bytes,
@@ -204,30 +205,16 @@ class TopicReader:
 
     async def _check_topic(self) -> int:
         """Return the number of partitions. Raises TopicError where orders might vanish unread."""
-        admin = AIOKafkaAdminClient(
-            bootstrap_servers=self._config.kafka,
-            request_timeout_ms=int(self._config.request_seconds * 1_000),
-        )
-        topic = self._config.topic
-        try:
-            await start_client(admin)
-            # All topics are asked for: asking for one that is missing could create it.
-            described = {found["topic"]: found for found in await admin.describe_topics()}
-            if topic not in described:
-                raise TopicError("topic", topic, "a topic that exists")
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-            (response,) = await admin.describe_configs([resource])
-        finally:
-            await close_client(admin, _CLOSE_SECONDS)
-        settings = {entry[0]: entry[1] for entry in response.resources[0][4]}
-        policy = settings.get("cleanup.policy") or ""
+        request_ms = int(self._config.request_seconds * 1_000)
+        admin = make_admin(self._kafka, self._role, request_timeout_ms=request_ms)
+        async with started(admin, _CLOSE_SECONDS):
+            topic = await describe_topic(admin, self._kafka, self._config.topic)
+        if not topic.is_there:
+            raise TopicError("topic", topic.name, "a topic that exists")
+        policy = topic.settings.get("cleanup.policy", "")
         if "compact" in policy:
-            raise TopicError(f"cleanup.policy of topic {topic}", policy, "delete")
-        return len(described[topic]["partitions"])
-
-    def _refusal(self, error: Exception) -> ConnectError:
-        expected = f"a broker that answers ({type(error).__name__})"
-        return ConnectError("kafka", self._config.kafka, expected)
+            raise TopicError(f"cleanup.policy of topic {topic.name}", policy, "delete")
+        return topic.partitions
 
     def _running(self) -> AIOKafkaConsumer:
         if self._consumer is None:

@@ -38,6 +38,9 @@ PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read"}
 """Of the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
 
 TOPIC: Final = "orders.1"
+PREFIX: Final = "path."
+"""Topics and groups that tests make begin with it: the sequencer may do anything with those, the
+receiver may read."""
 _SECONDS: Final = 60.0
 _SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -84,6 +87,11 @@ class SecuredKafka:
             "ssl_keyfile": str(files.key),
         }
         return KafkaConfig(**{**given, **changed})
+
+    def make_topic(self, name: str, partitions: int = 1) -> None:
+        """Make a topic, as whoever may do anything."""
+        admin = AdminClient({"bootstrap.servers": self.server.bootstrap})
+        _wait(admin.create_topics([NewTopic(name, partitions, 1)]))
 
     def tls(self, listener: str, **changed: Any) -> KafkaConfig:
         """Return a config for TLS without a login."""
@@ -172,8 +180,12 @@ def _set_up(kafka: SecuredKafka) -> None:
     ]
     _wait(admin.alter_user_scram_credentials(users))
     _wait(admin.create_topics([NewTopic(TOPIC, 1, 1)]))
-    _wait(admin.create_acls([_allow(SEQUENCER, AclOperation.ALL, TOPIC)]))
     reading = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    # First those that are not waited for: rights come into force in the order they are stored in.
+    _wait(admin.create_acls([_allow(SEQUENCER, AclOperation.ALL, PREFIX)]))
+    _wait(admin.create_acls([_allow(SEQUENCER, AclOperation.READ, PREFIX, ResourceType.GROUP)]))
+    _wait(admin.create_acls([_allow(RECEIVER, operation, PREFIX) for operation in reading]))
+    _wait(admin.create_acls([_allow(SEQUENCER, AclOperation.ALL, TOPIC)]))
     _wait(admin.create_acls([_allow(RECEIVER, operation, TOPIC) for operation in reading]))
     # Users and rights come into force soon after they are stored.
     for user in PASSWORDS:
@@ -192,11 +204,14 @@ async def _until_it_sees_the_topic(config: KafkaConfig) -> None:
                 return
 
 
-def _allow(user: str, operation: AclOperation, topic: str) -> AclBinding:
+def _allow(
+    user: str, operation: AclOperation, name: str, kind: ResourceType = ResourceType.TOPIC
+) -> AclBinding:
+    is_prefix = name == PREFIX
     return AclBinding(
-        ResourceType.TOPIC,
-        topic,
-        ResourcePatternType.LITERAL,
+        kind,
+        name,
+        ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL,
         f"User:{user}",
         "*",
         operation,

@@ -2,8 +2,7 @@
 # Makes everything that the project needs on this machine; run by `make setup`.
 #
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
-#                       sudo; otherwise one line says what to install, and the exit code is 2); redis-server too, where
-#                       it can be had: without it the tests of the filter in Redis are skipped
+#                       sudo; otherwise one line says what to install, and the exit code is 2)
 #   .venv               the project itself, editable, with every extra, in the versions of constraints.txt
 #   jars                Apache Kafka and Spark's connectors, in a cache that all checkouts share
 #
@@ -83,15 +82,6 @@ install_packages() {
   [ -z "$missing" ] || stop "still missing after the installation: $missing"
 }
 
-# Wanted, not needed: whatever fails here is told, and that is all.
-install_redis() {
-  if command -v "${REDIS_SERVER:-redis-server}" >/dev/null || ! can_install; then return 0; fi
-  say "installing redis-server ..."
-  apt install -y --no-install-recommends redis-server >/dev/null 2>&1 ||
-    { apt update && apt install -y --no-install-recommends redis-server; } >/dev/null 2>&1 ||
-    say "redis-server could not be installed: the tests that need it are skipped"
-}
-
 # --- progress --------------------------------------------------------------------------------------------------------
 
 # watched LABEL LOG COMMAND...: runs it with its output in LOG, tells how long it takes, and shows LOG's end if it fails.
@@ -156,7 +146,6 @@ child=
 trap '[ -z "$child" ] || kill "$child" 2>/dev/null || true' EXIT
 python=$(find_python)
 install_packages
-install_redis
 make_venv
 install_project
 fetch_jars

@@ -188,9 +188,7 @@ class EngineReceiver:
         self._receiver = Receiver(
             ReceiverConfig(chain_id=chain_id),
             KafkaFrameSource(
-                KafkaSourceConfig(
-                    bootstrap_servers=site.kafka, topic=head.topic, partition=head.partition
-                )
+                KafkaSourceConfig(kafka=site.kafka, topic=head.topic, partition=head.partition)
             ),
             reader,
         )

@@ -42,7 +42,7 @@ class DatabaseTable(Truth):
     def __init__(self, source: DatabaseSource, chain_id: int) -> None:
         self.name = source.name
         self._chain_id = chain_id
-        self._dsn = source.dsn
+        self._dsn = source.database
         self._runner = asyncio.Runner()
         try:
             self._connection = self._runner.run(self._connect())

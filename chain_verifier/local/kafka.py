@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
-
 from chain_verifier.bounds import Bounds
 from chain_verifier.config import CONNECT_TIMEOUT_S
-from orderchain.errors import ConnectError, SourceBroken, TopicError
-from orderchain.kafka_client import close_client, start_client
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    TopicPartition,
+    close_client,
+    connecting,
+    make_consumer,
+    start_client,
+)
+from orderchain.errors import OrderchainError, SourceBroken, TopicError
 from orderchain.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
+
+    from orderchain.clients.kafka_config import KafkaConfig
 
     Records = list[tuple[int, bytes | None]]
 
@@ -34,12 +41,13 @@ _CLOSE_S: Final = 5.0
 class TopicReader:
     """One partition, read from its beginning as often as wanted. `close` ends the connection.
 
-    Raises ConnectError where no broker answers, TopicError where the partition is not there.
+    Raises ConnectError or RetryError where no broker answers as it should, TopicError where the
+    partition is not there.
     """
 
-    def __init__(self, name: str, servers: str, topic: str, partition: int) -> None:
+    def __init__(self, name: str, kafka: KafkaConfig, topic: str, partition: int) -> None:
         self._name = name
-        self._servers = servers
+        self._kafka = kafka
         self._at = TopicPartition(topic, partition)
         self._consumer: AIOKafkaConsumer | None = None
         self._runner = asyncio.Runner()
@@ -51,11 +59,12 @@ class TopicReader:
 
     async def _open(self) -> Bounds:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._consumer = consumer = AIOKafkaConsumer(
-                    bootstrap_servers=self._servers,
-                    client_id="chain_verifier",
-                    enable_auto_commit=False,
+            async with connecting(
+                self._kafka, CONNECT_TIMEOUT_S, doing=f"read topic {self._at.topic}"
+            ):
+                self._consumer = consumer = make_consumer(
+                    self._kafka,
+                    "verifier",
                     # What retention removes while it is read must not pass for never published.
                     auto_offset_reset="none",
                     # The checksum that counts is in the frame.
@@ -71,12 +80,12 @@ class TopicReader:
                 consumer.assign([self._at])
                 first = await consumer.beginning_offsets([self._at])
                 end = await consumer.end_offsets([self._at])
-        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        except TopicError:
+            raise
+        except OrderchainError as error:
             if self._is_known_to_lack_partition():
                 raise self._missing() from error
-            reason = "in time" if isinstance(error, TimeoutError) else reason_of(error)
-            expected = f"a broker that answers ({reason})"
-            raise ConnectError("kafka", self._servers, expected) from error
+            raise
         return Bounds(first=first[self._at], end=end[self._at])
 
     def _is_known_to_lack_partition(self) -> bool:
@@ -115,7 +124,7 @@ class TopicReader:
     def _run(self, work: Coroutine[object, object, tuple[Records, int]]) -> tuple[Records, int]:
         try:
             return self._runner.run(work)
-        except (KafkaError, OSError) as error:
+        except DRIVER_ERRORS as error:
             is_silent = isinstance(error, TimeoutError)
             reason = f"no record came for {_SILENCE_S:.0f} s" if is_silent else reason_of(error)
             raise SourceBroken(self._name, reason) from error

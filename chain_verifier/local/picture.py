@@ -29,7 +29,7 @@ def read_picture(request: VerifyRequest) -> Picture | None:
     if source is None:
         return None
     try:
-        return asyncio.run(_read(source.dsn, request.chain_id, request.start))
+        return asyncio.run(_read(source.database, request.chain_id, request.start))
     except (OSError, *DRIVER_ERRORS) as error:
         raise SourceBroken(source.name, reason_of(error)) from error
 

@@ -22,6 +22,7 @@ from chain_verifier.local.spool import SQL, open_spool
 from chain_verifier.local.table import PAGE_ROWS, Row
 from chain_verifier.published import Published, place_of
 from chain_verifier.topic_log import TopicLog, TopicRecord
+from orderchain.clients.kafka_config import KafkaConfig
 
 if TYPE_CHECKING:
     import sqlite3
@@ -56,7 +57,7 @@ class TopicTable(Published):
         self._keys: FrameKeys | None = None
         self._changed: sqlite3.Connection | None = None
         with ExitStack() as opened:
-            self._reader = TopicReader(self.name, source.servers, topic, partition)
+            self._reader = TopicReader(self.name, KafkaConfig.of(source.kafka), topic, partition)
             opened.callback(self._reader.close)
             self._bounds = self._reader.bounds
             if database is not None:

@@ -40,8 +40,8 @@ class DatabaseTable(Truth):
         self.name = source.name
         self._spark = spark
         self._chain_id = chain_id
-        self._address: JdbcAddress = jdbc_address(source.dsn)
-        with at_connect(source.dsn):
+        self._address: JdbcAddress = jdbc_address(source.database)
+        with at_connect(source.database):
             self.head = self._read_head()
 
     def head_now(self) -> int:

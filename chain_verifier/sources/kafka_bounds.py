@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from chain_verifier.bounds import Bounds
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.spark_errors import reason_of
+from orderchain.clients.kafka_options import java_kafka_options
 from orderchain.errors import ConnectError, TopicError
 
 if TYPE_CHECKING:
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from orderchain.clients.kafka_config import KafkaConfig
+
 _BYTES: Final = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 
 
-def bounds_of(spark: SparkSession, servers: str, topic: str, partition: int) -> Bounds:
+def bounds_of(spark: SparkSession, kafka: KafkaConfig, topic: str, partition: int) -> Bounds:
     """Return the bounds of a partition. Raises ConnectError, or TopicError when it is not there."""
     jvm: Any = spark._jvm
-    with _consumer(jvm, servers) as consumer:
+    with _consumer(jvm, kafka) as consumer:
         found = consumer.partitionsFor(topic)
         numbers = [] if found is None else [one.partition() for one in found]
         if partition not in numbers:
@@ -37,10 +40,11 @@ def bounds_of(spark: SparkSession, servers: str, topic: str, partition: int) -> 
 
 
 @contextmanager
-def _consumer(jvm: Any, servers: str) -> Iterator[Any]:  # noqa: ANN401 - a Java object
+def _consumer(jvm: Any, kafka: KafkaConfig) -> Iterator[Any]:  # noqa: ANN401 - a Java object
     timeout_ms = CONNECT_TIMEOUT_S * 1000
     settings = {
-        "bootstrap.servers": servers,
+        **java_kafka_options(kafka),
+        "client.id": kafka.client_id_of("verifier"),
         "key.deserializer": _BYTES,
         "value.deserializer": _BYTES,
         "allow.auto.create.topics": "false",
@@ -55,4 +59,8 @@ def _consumer(jvm: Any, servers: str) -> Iterator[Any]:  # noqa: ANN401 - a Java
             consumer.close()
     except (Py4JError, TypeError) as error:
         reason = reason_of(error)
-        raise ConnectError("kafka", servers, f"a broker that answers ({reason})") from error
+        if not (kafka.is_tls or kafka.is_sasl):
+            # Java waits for a broker that hangs up as for one that is not there.
+            reason += "; does it ask for TLS or a login? security_protocol is PLAINTEXT"
+        expected = f"a broker that answers ({reason})"
+        raise ConnectError("kafka", kafka.bootstrap_servers, expected) from error

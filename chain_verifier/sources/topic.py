@@ -24,6 +24,8 @@ from chain_verifier.sources.kafka_bounds import bounds_of
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken
 from chain_verifier.topic_log import TopicLog, TopicRecord
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_options import spark_kafka_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,12 +60,13 @@ class TopicTable(Published):
     ) -> None:
         self.name = source.name
         self._spark = spark
-        self._servers = source.servers
+        kafka = KafkaConfig.of(source.kafka)
+        self._options = spark_kafka_options(kafka)
         self._chain_id = chain_id
         self._database = database
         self._head = None if database is None else database.head
         self._topic, self._partition = place_of(source, chain_id, self._head)
-        self._bounds = bounds_of(spark, self._servers, self._topic, self._partition)
+        self._bounds = bounds_of(spark, kafka, self._topic, self._partition)
         self._log = TopicLog(self.name)
         with as_broken(self.name):
             self._read_frames()
@@ -148,6 +151,7 @@ class TopicTable(Published):
             for name, offset in place.items()
         }
         reader = self._spark.read.format("kafka").options(
+            **self._options,
             startingOffsets=bounds["first"],
             endingOffsets=bounds["end"],
             assign=json.dumps({self._topic: [self._partition]}),
@@ -155,9 +159,7 @@ class TopicTable(Published):
             failOnDataLoss="true",
             minPartitions=str(self._spark.sparkContext.defaultParallelism),
         )
-        return (
-            reader.option("kafka.bootstrap.servers", self._servers).load().select("offset", "value")
-        )
+        return reader.load().select("offset", "value")
 
 
 def is_genuine() -> Column:

@@ -107,10 +107,10 @@ async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
     chains. A crash between the two leaves a chain without a topic, which the next call makes; the
     sequencer refuses to start meanwhile.
     """
-    dsn, servers = settings.database_dsn(), settings.kafka_servers()
+    dsn, kafka = settings.database_dsn(), settings.kafka_config()
     async with (
         connected(dsn, settings.connect_seconds, OWNER) as connection,
-        connected_topics(servers, settings.connect_seconds) as topics,
+        connected_topics(kafka, settings.connect_seconds) as topics,
     ):
         database = await database_id(connection)
         topic, partition_ids = await _settled(connection, plan)

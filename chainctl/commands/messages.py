@@ -142,7 +142,7 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     return ServiceConfig(
         relay=RelayConfig(
             database=settings.database_dsn(),
-            kafka=settings.kafka_servers(),
+            kafka=settings.kafka_config(),
             connect_seconds=settings.connect_seconds,
             alert_webhook=alert_webhook(settings, given["alert_webhook_file"]),
             unsafe_durability=given["unsafe_durability"],
@@ -163,7 +163,7 @@ def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfi
             raise SettingError(flag, "", "the name of a topic, since --callback is given")
     return CallbackConfig(
         database=settings.callback_dsn(),
-        kafka=settings.kafka_servers(),
+        kafka=settings.kafka_config(),
         check_topic=given["check_topic"],
         confirm_topics=given["confirm_topics"],
         unsafe_durability=given["unsafe_durability"],

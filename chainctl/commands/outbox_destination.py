@@ -16,6 +16,7 @@ from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
+    from orderchain.clients.kafka_config import KafkaConfig
 
 
 @click.group("destination", cls=SuggestingGroup)
@@ -84,14 +85,18 @@ def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN4
     if partitions is not None and not create_topics:
         raise SettingError("--partitions", partitions, "--create-topics beside it")
     changes = {field: value for field, value in given.items() if value not in (None, ())}
-    brokers = settings.kafka_servers() if create_topics else None
+    brokers = settings.kafka_config() if create_topics else None
     done = run_async(_set(settings, name, brokers, partitions or 1, changes))
     talk(f"chainctl: destination {name} is set up")
     _tell(done, as_json)
 
 
 async def _set(
-    settings: Settings, name: str, brokers: str | None, partitions: int, changes: dict[str, Any]
+    settings: Settings,
+    name: str,
+    brokers: KafkaConfig | None,
+    partitions: int,
+    changes: dict[str, Any],
 ) -> dict[str, Any]:
     from outbox import change_destination
 

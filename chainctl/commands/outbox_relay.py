@@ -40,7 +40,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         chosen["alert_command"] = (chosen["alert_command"],)
     config = RelayConfig(
         database=settings.database_dsn(),
-        kafka=settings.kafka_servers(),
+        kafka=settings.kafka_config(),
         connect_seconds=settings.connect_seconds,
         alert_webhook=webhook,
         **chosen,

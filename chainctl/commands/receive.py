@@ -13,7 +13,7 @@ from chainctl.exits import Terminated
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from chainctl.wiring import gap_source, head_reports, kafka_source_config, runs_of, with_archive
+from chainctl.wiring import gap_source, head_reports, runs_of, with_archive
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 
 if TYPE_CHECKING:
@@ -55,13 +55,15 @@ class _Task(NamedTuple):
     kafka_at_start: KafkaAtStart
     archive: Path | None
 
-    def config(self, start: Mark | None) -> ReceiverConfig:
-        """Return the receiver's settings."""
+    def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
+        """Return the receiver's settings. Raises SettingError."""
         from matcher_receiver import ReceiverConfig
 
         return ReceiverConfig(
             chain_id=self.chain_id,
             name=self.name,
+            kafka=settings.kafka_config(),
+            connect_seconds=settings.connect_seconds,
             start=start,
             until_id=self.until.id,
             to_head_at_start=self.until.is_head_at_start,
@@ -230,7 +232,7 @@ async def _receive(
     source: GapSource = gap_source(settings, task.chain_id)
     if task.archive is not None:
         source = with_archive(source, task.archive, task.chain_id)
-    settings.kafka_servers()
+    settings.kafka_config()
     reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
     async with await _receiver(settings, task, journal, source, reports) as receiver:
         journal.start()
@@ -254,15 +256,13 @@ async def _receiver(
     reports: HeadReports | None,
 ) -> Receiver:
     """Return the receiver that goes on behind the journal; what it is given is closed with it."""
-    from matcher_receiver import KafkaFrameSource, Receiver
+    from matcher_receiver import ChainFrames, Receiver
 
     try:
-        head = (await source.standing(0)).head
         if reports is not None:
             await reports.begin()
-        start = await _place(source, journal, reports)
-        frames = KafkaFrameSource(kafka_source_config(settings, head))
-        return Receiver(task.config(start), frames, source, reports=reports)
+        config = task.config(settings, await _place(source, journal, reports))
+        return Receiver(config, ChainFrames(config, source), source, reports=reports)
     except BaseException:
         await source.close()
         if reports is not None:

@@ -236,7 +236,7 @@ class _Upcoming:
 def _lossy_link(job: MatchingJob) -> LossyLink:
     from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 
-    source = KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=job.kafka, topic=job.topic))
+    source = KafkaFrameSource(KafkaSourceConfig(kafka=job.kafka, topic=job.topic))
     return LossyLink(source, job.faults, last_key=job.last_key, life=job.life)
 
 
@@ -249,9 +249,7 @@ def _receiver(job: MatchingJob, link: LossyLink) -> Receiver:
         ReceiverConfig,
     )
 
-    checkpoint = CheckpointConfig(
-        database=job.database, chain_id=job.chain_id, receiver=job.receiver
-    )
+    checkpoint = CheckpointConfig(database=job.database, chain_id=job.chain_id, name=job.receiver)
     return Receiver(
         ReceiverConfig(chain_id=job.chain_id, name=job.receiver),
         link,

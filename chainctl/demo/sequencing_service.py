@@ -42,7 +42,7 @@ async def sequence(pipe: Pipe) -> None:
         chain_id=job.chain_id,
         database=job.database,
         kafka=job.kafka,
-        owner="chainctl demo",
+        name="chainctl demo",
         batch_rows_max=job.batch_rows,
     )
     with FileIntake(Path(job.input), FileOptions()) as intake:

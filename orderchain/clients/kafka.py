@@ -12,22 +12,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import (
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    ConsumerRebalanceListener,
+    ConsumerRecord,
+    TopicPartition,
+)
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import for_code
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    MessageSizeTooLargeError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    for_code,
+)
+from aiokafka.producer.message_accumulator import BatchBuilder
 from msgspec import Struct
 
+from orderchain.clients.kafka_client import (
+    close_client,
+    end_client,
+    leave_client,
+    start_client,
+    started,
+)
 from orderchain.clients.kafka_connection import (
     DRIVER_ERRORS,
     acl_refusal,
     connect_refusal,
     connecting,
     connection_options,
+    is_broker_there,
     not_allowed,
 )
 from orderchain.errors import OrderchainError, RetryError
-from orderchain.kafka_client import close_client, end_client, leave_client, start_client
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -36,6 +57,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DRIVER_ERRORS",
+    "AIOKafkaAdminClient",
+    "AIOKafkaConsumer",
+    "AIOKafkaProducer",
+    "BatchBuilder",
+    "CommitFailedError",
+    "ConsumerRebalanceListener",
+    "ConsumerRecord",
+    "IllegalStateError",
+    "MessageSizeTooLargeError",
+    "NoOffsetForPartitionError",
+    "OffsetOutOfRangeError",
     "TopicDescription",
     "TopicPartition",
     "close_client",
@@ -45,11 +77,14 @@ __all__ = [
     "describe_topic",
     "describe_topics",
     "end_client",
+    "is_broker_there",
     "leave_client",
     "make_admin",
     "make_consumer",
     "make_producer",
+    "not_allowed",
     "start_client",
+    "started",
 ]
 
 _UNAUTHORISED: Final = 29

@@ -78,7 +78,10 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return kafka
         if not isinstance(kafka, str):
             raise SettingError("kafka", type(kafka).__name__, "host:port, or a KafkaConfig")
-        return cls(bootstrap_servers=kafka)
+        try:
+            return cls(bootstrap_servers=kafka)
+        except SettingError as error:
+            raise SettingError("kafka", kafka, error.expected) from None
 
     def __post_init__(self) -> None:
         for field in _TEXTS:

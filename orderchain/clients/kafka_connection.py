@@ -18,8 +18,8 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import create_conn
 from aiokafka.protocol.metadata import MetadataRequest
 
+from orderchain.clients.kafka_client import cut_connection
 from orderchain.errors import ConnectError, OrderchainError, RetryError
-from orderchain.kafka_client import cut_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -165,18 +165,33 @@ async def find_cause(config: KafkaConfig, error: Exception, within_seconds: floa
     """
     if isinstance(error, tuple(_NOT_ALLOWED)):
         return error
+    silent = Diagnosis(config.bootstrap_servers, "a broker that answers in time (it is silent)")
+    if within_seconds <= 0:  # what was cut off took all of the time to come to its end
+        return silent if isinstance(error, TimeoutError) else error
     found: list[Diagnosis] = []
     try:
-        async with asyncio.timeout(max(within_seconds, 0.0)):
+        async with asyncio.timeout(within_seconds):
             for host, port in config.servers:
                 diagnosis = await _look(config, host, port)
                 if diagnosis is None:
                     return error
                 found.append(diagnosis)
     except TimeoutError:
-        silent = Diagnosis(config.bootstrap_servers, "a broker that answers in time (it is silent)")
         return found[0] if found else silent
     return found[0] if found else error
+
+
+async def is_broker_there(config: KafkaConfig, seconds: float) -> bool:
+    """Say whether one of the bootstrap servers answers, within `seconds` each, and lets us in.
+
+    A broker that starts accepts connections before it is of use to anybody: then it names none.
+    """
+    for host, port in config.servers:
+        with suppress(*DRIVER_ERRORS):
+            async with asyncio.timeout(seconds):
+                if await _brokers(config, host, port):
+                    return True
+    return False
 
 
 async def _look(config: KafkaConfig, host: str, port: int) -> Diagnosis | None:

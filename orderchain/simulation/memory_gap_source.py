@@ -185,9 +185,13 @@ class MemoryGapSource:
 
         return await self._ask(look)
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
         after = await self._check_start(after)
+        if from_primary and not self.is_primary:
+            raise NotYetReadable(after.id, until_id)
 
         async def page() -> Run:
             chain = self._see()

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.config import Config
+
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
@@ -19,7 +21,7 @@ class Reply(enum.Enum):
     """It is finished, abnormal, or not known: there is nothing to send."""
 
 
-class AskRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AskRules(Config, frozen=True, kw_only=True):
     """How often a sender is asked."""
 
     again_seconds: _Seconds = 300.0

@@ -192,7 +192,7 @@ class CallbackService:
 
     async def trim(self) -> None:
         """Forget what was ended long ago. Raises RetryError."""
-        before = self._clock.wall_ns() / 1e9 - self._config.keep_hours * 3_600
+        before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
         await self._store.trim(smallest_id(before))
 
     async def _ask(

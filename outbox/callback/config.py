@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.callback.asking import AskRules
 from outbox.destination import Name, Topic
@@ -14,12 +16,13 @@ _Address = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
-class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CallbackConfig(Config, frozen=True, kw_only=True):
     """What a callback service must know. Several may share the store."""
 
     database: _Address
     """libpq URL of the callback service's own store, for the role `outbox_callback`."""
-    kafka: _Address
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     check_topic: Topic
     """Where senders ask for checks."""
     confirm_topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
@@ -39,7 +42,7 @@ class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Deadline of one call to a sender."""
     late_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
     """How long after its retry fell due a parked message may stay unconfirmed."""
-    keep_hours: Annotated[float, Meta(gt=0, le=24 * 366)] = 72.0
+    retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
     """How long what is ended is remembered. A repeat of a check record is known that long."""
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
@@ -52,7 +55,7 @@ class CallbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"CallbackConfig(database={mask_dsn(self.database)!r}, kafka={self.kafka!r})"
 
 
-class CheckedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckedConfig(Config, frozen=True, kw_only=True):
     """What a sender of mode 5 must know, beside what a relay must."""
 
     sender: Name

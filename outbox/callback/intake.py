@@ -6,12 +6,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaError
-
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    close_client,
+    connecting,
+    make_consumer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
-from orderchain.kafka_client import close_client, start_client
 from orderchain.reasons import reason_of
 from outbox.errors import LASTING
 
@@ -41,6 +47,7 @@ class CallbackIntake:
         self, config: CallbackConfig, service: CallbackService, *, clock: Clock | None = None
     ) -> None:
         self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
         self._service = service
         self._clock = clock or SystemClock()
 
@@ -51,22 +58,23 @@ class CallbackIntake:
                 await self._follow()
             except LASTING:
                 raise
-            except (KafkaError, OSError, OrderchainError) as error:
-                _log.warning("callback: records can't be taken in: %s", reason_of(error))
+            except (*DRIVER_ERRORS, OrderchainError) as error:
+                reason = reason_of(not_allowed(error, self._kafka) or error)
+                _log.warning("callback: records can't be taken in: %s", reason)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _follow(self) -> None:
-        consumer = AIOKafkaConsumer(
+        consumer = make_consumer(
+            self._kafka,
+            "callback",
             self._config.check_topic,
             *self._config.confirm_topics,
-            bootstrap_servers=self._config.kafka,
             group_id=self._config.group,
-            enable_auto_commit=False,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )
         try:
-            async with asyncio.timeout(self._config.connect_seconds):
+            async with connecting(self._kafka, self._config.connect_seconds):
                 await start_client(consumer)
                 places = _places(consumer, self._config)
                 await self._service.caught_up(dict.fromkeys(places, _UNREAD))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.config import Config
 from orderchain.errors import SettingError
 from outbox.destination import Name
 from outbox.http_call import split_url
@@ -32,7 +33,7 @@ _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Url = Annotated[str, Meta(max_length=2_000)]
 
 
-class Client(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Client(Config, frozen=True, kw_only=True):
     """One client, as the file of clients describes it."""
 
     name: Name
@@ -60,6 +61,7 @@ class Client(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise SettingError for a name or a URL that can't be used."""
+        super().__post_init__()
         if not self.name.isascii() or not self.name.isprintable():
             raise SettingError("client name", self.name, "printable ASCII characters")
         for field in ("check_url", "callback_url"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from orderchain.config import Config
 from orderchain.errors import SettingError
 from outbox.checking import CheckingConfig
 from outbox.relay_config import RelayConfig
 
 
-class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServiceConfig(Config, frozen=True, kw_only=True):
     """What an instance of the message service must know. Several may share the tables."""
 
     relay: RelayConfig
@@ -46,6 +47,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Raise SettingError where a body that is allowed would never have room."""
+        super().__post_init__()
         for field in ("bodies_bytes_max", "client_bodies_bytes_max"):
             if getattr(self, field) < self.body_bytes_max:
                 expected = f"at least body_bytes_max, {self.body_bytes_max}"

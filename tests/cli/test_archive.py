@@ -188,7 +188,7 @@ async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_databa
     )
     topic = (await reader.standing(0)).head.topic
     frames = KafkaFrameSource(
-        KafkaSourceConfig(bootstrap_servers=module_settings["CHAINCTL_KAFKA"], topic=topic)
+        KafkaSourceConfig(kafka=module_settings["CHAINCTL_KAFKA"], topic=topic)
     )
     source = WithArchive(reader, ArchivedRows(tmp_path / "archive", chain))
     events: list[Event] = []

@@ -119,7 +119,7 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -
     verified = pasted("verify", summary)
     assert verified.returncode == 0, verified.stderr
     for source in ("database", "topic", f"journal:{summary['journal']}"):
-        assert f"  {source}: 20000 rows, ids 1 to 20000: complete" in verified.stdout
+        assert f"  {source}: 20,000 rows, ids 1 to 20000: complete" in verified.stdout
 
 
 @pytest.mark.spark

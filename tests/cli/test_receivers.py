@@ -24,7 +24,7 @@ Settings = dict[str, str]
 
 
 def store_of(database: str, chain_id: int, name: str, **settings: Any) -> PostgresCheckpointStore:
-    config = CheckpointConfig(database=database, chain_id=chain_id, receiver=name, **settings)
+    config = CheckpointConfig(database=database, chain_id=chain_id, name=name, **settings)
     return PostgresCheckpointStore(config)
 
 
@@ -159,7 +159,7 @@ def test_status_tells_stored_from_reported_places_and_who_has_halted(
         async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "own") as store:
             await store.save(0, place(10))
         config = CheckpointConfig(
-            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver="journal"
+            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name="journal"
         )
         async with PostgresHeadReports(config) as reports:
             reports.report(place(30))

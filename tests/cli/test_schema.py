@@ -127,6 +127,8 @@ def test_schema_over_tables_of_somebody_else_is_refused_whole(
 def test_schema_applied_without_the_right_to_is_refused(
     refused: Refused, postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
+    # As the schema sets it, which no test may have applied to this server yet.
+    postgres_server.execute("ALTER ROLE gap_reader SET default_transaction_read_only = on")
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
     line = refused("schema", "apply", settings=settings)
     assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line

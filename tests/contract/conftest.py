@@ -198,7 +198,7 @@ async def open_checkpoints(
         if kind == "postgres":
             dsn: str = request.getfixturevalue("role_dsn")(RECEIVER_WRITER)
             store = PostgresCheckpointStore(
-                CheckpointConfig(database=dsn, chain_id=1, receiver=receiver)
+                CheckpointConfig(database=dsn, chain_id=1, name=receiver)
             )
         else:
             wire = sound_wire() if kind == "wired" else None
@@ -260,6 +260,6 @@ async def topic(
         for value in values:
             await producer.send_and_wait(name, value, partition=0)
 
-    config = KafkaSourceConfig(bootstrap_servers=server.bootstrap, topic=name)
+    config = KafkaSourceConfig(kafka=server.bootstrap, topic=name)
     yield lambda: KafkaFrameSource(config), send
     await producer.stop()

@@ -350,6 +350,20 @@ async def test_move_intake_alone_is_stored_and_fenced(open_store: OpenStore) -> 
         await store.move_intake([mark])
 
 
+async def test_move_of_no_intake_says_whether_we_lead(open_store: OpenStore) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    await store.move_intake([])
+    await store.close()
+    with pytest.raises(RetryError):
+        await store.move_intake([])
+    await store.take_over_again("me", term)
+    await store.move_intake([])
+    await take_over(open_store(), "other")
+    with pytest.raises((Fenced, RetryError)):
+        await store.move_intake([])
+
+
 async def test_intake_marks_with_rejects_are_stored_with_a_batch_and_alone_twice_too(
     open_store: OpenStore,
 ) -> None:

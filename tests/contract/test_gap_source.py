@@ -91,6 +91,8 @@ async def test_runs_are_all_rows_linked_with_the_marks_of_their_ends(
     assert is_linked(0, rows)
     for run in runs:
         assert run.end == (await source.standing(run.last_id)).mark
+    judging = source.runs(await start_of(source), batches[-1].last_id, from_primary=True)
+    assert [run async for run in judging] == runs
 
 
 async def test_runs_from_and_to_the_middle_of_a_batch_hold_what_lies_between(

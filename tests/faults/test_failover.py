@@ -30,7 +30,7 @@ async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, W
     """Start a leader and, once it leads, a standby; return once the standby has looked."""
     leader = await start_worker(chain.config)
     await leader.until_leading()
-    standby = await start_worker(chain.with_settings(standby=True, owner="standby"))
+    standby = await start_worker(chain.with_settings(standby=True, name="standby"))
     await until_looking(chain)
     return leader, standby
 

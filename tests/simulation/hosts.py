@@ -154,7 +154,7 @@ class SequencerHost(Host):
             await asyncio.wait([until_stopped])
             return
         config = TopicIntakeConfig(
-            kafka="simulated", topic=TOPIC, batch_rows=5, stop_seconds=INTAKE_STOP_SECONDS
+            kafka="simulated:1", topic=TOPIC, batch_rows=5, stop_seconds=INTAKE_STOP_SECONDS
         )
         source = WiredRecordSource(self.world.orders.topic, self.world.broker_wire())
         feeding = asyncio.ensure_future(TopicIntake(config, sequencer, source=source).run())
@@ -175,8 +175,8 @@ class SequencerHost(Host):
             SequencerConfig(
                 chain_id=CHAIN_ID,
                 database="simulated",
-                kafka="simulated",
-                owner=self.process.name,
+                kafka="simulated:1",
+                name=self.process.name,
                 standby=True,
                 batch_rows_max=plan.batch_rows_max,
                 heartbeat_seconds=HEARTBEAT_SECONDS,

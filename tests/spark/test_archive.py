@@ -213,7 +213,7 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
     boundary = chain.retain(ENDS[20]).boundary_id
     standing = read_standing(chain.audit, CHAIN_ID)
     assert (standing.boundary_id, standing.start) == (boundary, MARK)
-    source = DatabaseSource(dsn=chain.audit)
+    source = DatabaseSource(database=chain.audit)
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary)
     report = verify_locally(request)
     assert (report.verdict, report.head) == (Verdict.COMPLETE, HEAD)
@@ -272,7 +272,7 @@ def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys
     behind = [sum(counts[at + 1 :]) for at in range(len(BATCHES))]
     limit = max((end for end, left in zip(ENDS, behind, strict=True) if left >= rows), default=0)
     limit = min(limit, MARK)
-    told = "the verified mark" if limit == MARK else f"the window of keys of {rows} rows"
+    told = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
     with pytest.raises(SettingError, match=f"at most {limit}, .*{told}"):
         chain.retain(limit + 1, key_window_rows=rows)
     assert chain.retain(limit, key_window_rows=rows, is_dry_run=True).boundary_id <= limit

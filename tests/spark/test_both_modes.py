@@ -240,7 +240,7 @@ def test_modes_with_a_line_that_is_no_row_refuse_alike(
 @pytest.fixture
 def audit(database: str, role_dsn: Callable[[str], str]) -> DatabaseSource:
     asyncio.run(store(database, ROWS))
-    return DatabaseSource(dsn=role_dsn(AUDITOR))
+    return DatabaseSource(database=role_dsn(AUDITOR))
 
 
 def test_local_with_pages_of_few_rows_finds_an_id_that_stands_often(
@@ -272,12 +272,12 @@ def test_local_with_a_database_that_breaks_off_or_cannot_be_used_is_no_verdict(
         verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(audit,)), cut_off)
     with pytest.raises(ChainMissing):
         verify_locally(VerifyRequest(chain_id=CHAIN_ID + 1, sources=(audit,)))
-    closed = DatabaseSource(dsn="postgresql://auditor:sesame@127.0.0.1:1/x")
+    closed = DatabaseSource(database="postgresql://auditor:sesame@127.0.0.1:1/x")
     with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1") as refused:
         verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(closed,)))
     assert "sesame" not in str(refused.value)
     asyncio.run(execute(database, f"REVOKE SELECT ON chain_event FROM {GAP_READER}"))  # noqa: S608
-    barred = DatabaseSource(dsn=role_dsn(GAP_READER))
+    barred = DatabaseSource(database=role_dsn(GAP_READER))
     with pytest.raises(
         ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"
     ):

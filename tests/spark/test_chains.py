@@ -38,7 +38,7 @@ def test_chains_with_each_another_outcome_are_told_apart_by_both_modes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     known = Unverified(chain_id=5, is_refused=False, reason="known before")
-    away = DatabaseSource(dsn="postgresql://auditor:sesame@127.0.0.1:1/x")
+    away = DatabaseSource(database="postgresql://auditor:sesame@127.0.0.1:1/x")
     chains = [
         request_of(tmp_path, 1),
         request_of(tmp_path, 2, lacks=9),

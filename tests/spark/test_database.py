@@ -89,7 +89,7 @@ def stored(database: str) -> str:
 
 @pytest.fixture
 def audit(stored: str, role_dsn: Callable[[str], str]) -> DatabaseSource:
-    return DatabaseSource(dsn=role_dsn(AUDITOR))
+    return DatabaseSource(database=role_dsn(AUDITOR))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_database_with_an_empty_chain_is_complete(
     spark: SparkSession, database: str, role_dsn: Callable[[str], str]
 ) -> None:
     asyncio.run(_store(database, []))
-    source = DatabaseSource(dsn=role_dsn(AUDITOR))
+    source = DatabaseSource(database=role_dsn(AUDITOR))
     report = verify(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)), spark)
     assert (report.verdict, report.head, report.sources[0].rows) == (Verdict.COMPLETE, 0, 0)
 
@@ -287,7 +287,9 @@ def test_database_without_our_schema_is_refused(
     spark: SparkSession, database: str, execute: Callable[..., None],
     role_dsn: Callable[[str], str],
 ) -> None:  # fmt: skip
-    request = VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(dsn=role_dsn(AUDITOR)),))
+    request = VerifyRequest(
+        chain_id=CHAIN_ID, sources=(DatabaseSource(database=role_dsn(AUDITOR)),)
+    )
     execute("UPDATE schema_version SET version = 99")
     with pytest.raises(SchemaError, match="99"):
         verify(request, spark)
@@ -301,7 +303,7 @@ def test_database_with_a_role_that_may_not_read_is_refused(
     role_dsn: Callable[[str], str],
 ) -> None:  # fmt: skip
     execute(f"REVOKE SELECT ON chain_event FROM {GAP_READER}")  # noqa: S608
-    source = DatabaseSource(dsn=role_dsn(GAP_READER))
+    source = DatabaseSource(database=role_dsn(GAP_READER))
     with pytest.raises(
         ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"
     ):
@@ -314,12 +316,12 @@ def test_database_with_a_wrong_password_is_refused_without_showing_it(
     parts = urlsplit(audit.dsn)
     dsn = audit.dsn.replace(str(parts.password), "sesame")
     with pytest.raises(ConnectError, match="password authentication failed") as refused:
-        verify(VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(dsn=dsn),)), spark)
+        verify(VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(database=dsn),)), spark)
     assert "sesame" not in str(refused.value)
 
 
 def test_database_at_a_closed_port_is_refused(spark: SparkSession) -> None:
-    source = DatabaseSource(dsn="postgresql://auditor:sesame@127.0.0.1:1/x")
+    source = DatabaseSource(database="postgresql://auditor:sesame@127.0.0.1:1/x")
     with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1.*refused") as refused:
         verify(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)), spark)
     assert "sesame" not in str(refused.value)

@@ -61,8 +61,8 @@ def follow(
         told: list[Finding] = []
         follower = Follower(
             spark,
-            TopicSource(servers=topic.servers, topic=topic.name),
-            DatabaseSource(dsn=role_dsn(AUDITOR)),
+            TopicSource(kafka=topic.servers, topic=topic.name),
+            DatabaseSource(database=role_dsn(AUDITOR)),
             CHAIN_ID,
             tmp_path / "follower",
             told.append,
@@ -109,8 +109,8 @@ def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
         verified_at=datetime(2026, 1, 2, tzinfo=UTC), count=1,
     )  # fmt: skip
     sources = (
-        TopicSource(servers=topic.servers, topic=topic.name),
-        DatabaseSource(dsn=role_dsn(AUDITOR)),
+        TopicSource(kafka=topic.servers, topic=topic.name),
+        DatabaseSource(database=role_dsn(AUDITOR)),
     )
     with pytest.raises(KeyboardInterrupt):
         follow_topic(sources, CHAIN_ID, str(tmp_path / "follower"), None, mark, as_json=False)

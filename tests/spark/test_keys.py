@@ -128,7 +128,7 @@ def test_keys_of_a_database_are_compared_behind_the_start(
     verified: Verified, database: str, role_dsn: Callable[[str], str]
 ) -> None:
     asyncio.run(store(database, keyed({2: "a", 30: "a", 40: "a"})))
-    source = DatabaseSource(dsn=role_dsn(AUDITOR))
+    source = DatabaseSource(database=role_dsn(AUDITOR))
     assert pairs(verified(source)) == [pair(2, 30, "a"), pair(30, 40, "a")]
     start = ROWS[9].id or 0
     assert pairs(verified(source, start=start)) == [pair(30, 40, "a")]

@@ -51,7 +51,7 @@ def verified(spark: SparkSession, database: str, role_dsn: Callable[[str], str])
     asyncio.run(store(database, ROWS))
 
     def run(**options: Any) -> Report:
-        source = DatabaseSource(dsn=role_dsn(AUDITOR))
+        source = DatabaseSource(database=role_dsn(AUDITOR))
         request = VerifyRequest(
             chain_id=CHAIN_ID,
             sources=(source,),

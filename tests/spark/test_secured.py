@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,21 +11,37 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.follow import Follower
+from chain_verifier.verify import verify
 from orderchain.clients.jdbc import jdbc_address
-from orderchain.clients.kafka_options import librdkafka_options, spark_kafka_options
-from tests.certificates import Authority
-from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_options import (
+    SPARK_SECRET_OPTIONS,
+    librdkafka_options,
+    spark_kafka_options,
+)
+from orderchain.errors import ConnectError
+from orderchain.roles import AUDITOR
+from tests.certificates import HOST, Authority
+from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.secured_postgres import CERTIFIED, TRADER, secured_postgres_in
+from tests.spark.planting import CHAIN_ID, chain_of
+from tests.spark.publishing import frames_of, publish
+from tests.spark.storing import store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chain_verifier.findings import Finding
     from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.clients.kafka_config import KafkaConfig
     from tests.secured_postgres import SecuredPostgres
+
+
+ROWS = chain_of(random.Random(23), 60)
 
 
 def records(spark: SparkSession, config: KafkaConfig) -> DataFrame:
@@ -51,6 +69,74 @@ def test_plan_of_a_topic_shows_no_secret(
     shown = capsys.readouterr().out
     assert "value" in shown
     assert PASSWORDS[RECEIVER] not in shown
+
+
+def test_options_of_a_topic_are_redacted_whatever_shows_them(
+    spark: SparkSession, secured_kafka: SecuredKafka
+) -> None:
+    """Plans, logs and the UI show options as this function of Spark's returns them."""
+    conf: Any = spark._jvm.org.apache.spark.sql.internal.SQLConf.get()  # type: ignore[union-attr]
+    for config in (secured_kafka.login(RECEIVER), secured_kafka.mutual(RECEIVER)):
+        options = spark_kafka_options(config)
+        jvm: Any = spark._jvm
+        immutable = jvm.scala.jdk.javaapi.CollectionConverters.asScala(options).toSeq()
+        shown = str(conf.redactOptions(immutable))
+        assert config.bootstrap_servers in shown
+        for name in SPARK_SECRET_OPTIONS:
+            if name in options:
+                assert options[name] not in shown
+
+
+@pytest.fixture
+def stored(
+    secured_kafka: SecuredKafka, database: str, role_dsn: Callable[[str], str]
+) -> tuple[str, DatabaseSource]:
+    """A chain in the database whose frames stand in a topic: the topic, and the database."""
+    asyncio.run(store(database, ROWS))
+    topic = f"{PREFIX}{secrets.token_hex(6)}"
+    secured_kafka.make_topic(topic)
+    frames = asyncio.run(frames_of(database, ROWS))
+    asyncio.run(publish(secured_kafka.server.bootstrap, topic, frames))
+    return topic, DatabaseSource(dsn=role_dsn(AUDITOR))
+
+
+@pytest.mark.parametrize("way", ["login", "mutual"])
+def test_topic_is_verified_and_followed_by_login_and_by_certificate(
+    spark: SparkSession,
+    secured_kafka: SecuredKafka,
+    stored: tuple[str, DatabaseSource],
+    tmp_path: Path,
+    way: str,
+) -> None:
+    topic, truth = stored
+    source = TopicSource(kafka=getattr(secured_kafka, way)(RECEIVER), topic=topic)
+    report = verify(VerifyRequest(chain_id=CHAIN_ID, sources=(truth, source)), spark)
+    assert report.is_clean, report.findings
+    assert [found.rows for found in report.sources] == [len(ROWS), len(ROWS)]
+    told: list[Finding] = []
+    Follower(spark, source, truth, CHAIN_ID, tmp_path / "follower", told.append).run(until_end=True)
+    assert told == []
+
+
+def test_topic_by_a_wrong_config_is_refused_in_one_line_that_says_why(
+    spark: SparkSession, secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    other = str(Authority(tmp_path, "other").path)
+    right, mutual = secured_kafka.login, secured_kafka.mutual
+    for config, reason in (
+        (KafkaConfig.of(secured_kafka.at("LOGIN")), r"does it ask for TLS or a login\?"),
+        (right(RECEIVER, sasl_password="wrong-one"), "invalid credentials"),
+        (right(RECEIVER, ssl_cafile=other), "certification path|signature"),
+        (mutual(RECEIVER, bootstrap_servers=secured_kafka.at("OTHER")), HOST),
+        (mutual(RECEIVER, bootstrap_servers=secured_kafka.at("EXPIRED")), "validity|NotAfter"),
+    ):
+        request = VerifyRequest(
+            chain_id=CHAIN_ID, sources=(TopicSource(kafka=config, topic=TOPIC),), head=1
+        )
+        with pytest.raises(ConnectError, match=reason) as refused:
+            verify(request, spark)
+        assert "\n" not in str(refused.value)
+        assert "wrong-one" not in str(refused.value)
 
 
 @contextmanager

@@ -141,9 +141,9 @@ def test_seeded_topics_give_every_planted_fault_and_nothing_else(
     is_beside_database = seed // 10 % 2 == 1
 
     def verified(chain: Chain, topic: str) -> Report:
-        sources: tuple[Any, ...] = (TopicSource(servers=seeded.servers, topic=topic),)
+        sources: tuple[Any, ...] = (TopicSource(kafka=seeded.servers, topic=topic),)
         if is_beside_database:
-            sources = (DatabaseSource(dsn=seeded.audit), TopicSource(servers=seeded.servers))
+            sources = (DatabaseSource(database=seeded.audit), TopicSource(kafka=seeded.servers))
         request = VerifyRequest(
             chain_id=chain.chain_id, sources=sources, head=chain.head, bucket_bits=5, leaf_bits=4
         )
@@ -161,7 +161,7 @@ def test_seeded_tables_and_seals_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, seeded: Seeded, seed: int
 ) -> None:
     def request(chain: Chain, *, seals: bool) -> VerifyRequest:
-        sources = (DatabaseSource(dsn=seeded.audit),)
+        sources = (DatabaseSource(database=seeded.audit),)
         return VerifyRequest(
             chain_id=chain.chain_id, sources=sources, seals=seals, bucket_bits=5, leaf_bits=3
         )

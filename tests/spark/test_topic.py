@@ -93,7 +93,7 @@ def alone(spark: SparkSession, topic: Topic) -> Verified:
     """Verifies the topic without anything else, by both modes."""
 
     def run(**options: Any) -> Report:
-        source = TopicSource(servers=topic.servers, topic=topic.name)
+        source = TopicSource(kafka=topic.servers, topic=topic.name)
         request = VerifyRequest(
             chain_id=CHAIN_ID, sources=(source,), bucket_bits=5, leaf_bits=5, **options
         )
@@ -116,8 +116,8 @@ def both(
     """Verifies topic and database, and journals if some are given, by both modes."""
 
     def run(*others: JournalSource, **options: Any) -> Report:
-        published = TopicSource(servers=topic.servers, topic=topic.name)
-        truth = DatabaseSource(dsn=role_dsn(AUDITOR))
+        published = TopicSource(kafka=topic.servers, topic=topic.name)
+        truth = DatabaseSource(database=role_dsn(AUDITOR))
         request = VerifyRequest(
             chain_id=CHAIN_ID,
             sources=(*others, published, truth),
@@ -232,8 +232,8 @@ async def _head_seal(dsn: str) -> bytes:
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(
     spark: SparkSession, topic: Topic
 ) -> None:
-    missing = TopicSource(servers=topic.servers, topic="missing")
-    closed = TopicSource(servers="127.0.0.1:1", topic=topic.name)
+    missing = TopicSource(kafka=topic.servers, topic="missing")
+    closed = TopicSource(kafka="127.0.0.1:1", topic=topic.name)
     for source, error, told in (
         (missing, TopicError, "missing, partition 0"),
         (closed, ConnectError, r"127\.0\.0\.1:1"),

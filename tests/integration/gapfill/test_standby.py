@@ -67,6 +67,8 @@ async def test_standby_that_lags_says_not_yet_and_then_gives_the_rows(
         await look.execute("SELECT pg_wal_replay_resume()")
         await replayed(look, stored.chain.mark().id)
         assert ids_of(await fill(reader, before, stored.chain.mark().id)) == stored.chain.ids[10:]
+        with pytest.raises(NotYetReadable):
+            await anext(reader.runs(before, stored.chain.mark().id, from_primary=True))
     await look.close(timeout=5)
 
 

@@ -98,14 +98,12 @@ def make_receiver(bootstrap: str, topic: str, role_dsn: RoleDsn, chain_id: int) 
     def make(**settings: Any) -> Receiver:
         name = settings.setdefault("name", "test")
         checkpoints = CheckpointConfig(
-            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver=name
+            database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name=name
         )
         gaps = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
         return Receiver(
             ReceiverConfig(chain_id=chain_id, **settings),
-            KafkaFrameSource(
-                KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic, request_seconds=1.0)
-            ),
+            KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=topic, request_seconds=1.0)),
             GapReader(gaps),
             PostgresCheckpointStore(checkpoints),
         )

@@ -48,7 +48,7 @@ class Parts:
             )
         )
         self.checkpoints = Store(
-            CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver=name)
+            CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name=name)
         )
         config = ReceiverConfig(chain_id=chain_id, name=name, poll_after_seconds=600.0)
         self.receiver = Receiver(config, self.frames, self.gaps, self.checkpoints)

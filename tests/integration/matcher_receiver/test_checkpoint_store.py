@@ -35,9 +35,7 @@ def mark(at_id: int, seal: bytes = b"\5" * 32) -> Mark:
 
 @pytest.fixture
 def config(role_dsn: RoleDsn, chain_id: int) -> CheckpointConfig:
-    return CheckpointConfig(
-        database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver="matching"
-    )
+    return CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name="matching")
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ async def test_names_do_not_disturb_each_other(
     store: PostgresCheckpointStore, config: CheckpointConfig
 ) -> None:
     other_config = CheckpointConfig(
-        database=config.database, chain_id=config.chain_id, receiver="clearing"
+        database=config.database, chain_id=config.chain_id, name="clearing"
     )
     async with PostgresCheckpointStore(other_config) as other:
         await store.save(0, mark(10))
@@ -226,7 +224,7 @@ async def test_load_after_its_backend_was_killed_is_a_retry_and_then_works(
 async def test_save_for_a_chain_that_was_never_created_is_told(
     stored: StoredChain, config: CheckpointConfig
 ) -> None:
-    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1, receiver="r")
+    missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1, name="r")
     async with PostgresCheckpointStore(missing) as store:
         with pytest.raises(ChainMissing, match=str(2**31 - 1)):
             await store.save(0, mark(10))
@@ -234,7 +232,7 @@ async def test_save_for_a_chain_that_was_never_created_is_told(
 
 async def test_load_without_a_schema_is_told(empty_database: str) -> None:
     async with PostgresCheckpointStore(
-        CheckpointConfig(database=empty_database, chain_id=7, receiver="r")
+        CheckpointConfig(database=empty_database, chain_id=7, name="r")
     ) as store:
         with pytest.raises(SchemaError):
             await store.load()
@@ -244,7 +242,7 @@ async def test_load_with_a_wrong_password_never_shows_it(config: CheckpointConfi
     parts = urlsplit(config.database)
     netloc = f"receiver_writer:unseen-password@{parts.hostname}:{parts.port}"
     dsn = urlunsplit(parts._replace(netloc=netloc))
-    wrong = CheckpointConfig(database=dsn, chain_id=7, receiver="r")
+    wrong = CheckpointConfig(database=dsn, chain_id=7, name="r")
     async with PostgresCheckpointStore(wrong) as store:
         with pytest.raises(ConnectError) as caught:
             await store.load()

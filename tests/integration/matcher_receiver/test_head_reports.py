@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def config(role_dsn: RoleDsn, chain_id: int) -> Callable[[str], CheckpointConfig]:
     return lambda name: CheckpointConfig(
-        database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, receiver=name
+        database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name=name
     )
 
 

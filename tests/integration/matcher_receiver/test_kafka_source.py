@@ -31,7 +31,7 @@ async def any_topic(bootstrap: str) -> str:
 
 
 def source_of(bootstrap: str, topic: str, **settings: float) -> KafkaFrameSource:
-    config = KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic, **settings)
+    config = KafkaSourceConfig(kafka=bootstrap, topic=topic, **settings)
     return KafkaFrameSource(config)
 
 

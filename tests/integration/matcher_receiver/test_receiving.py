@@ -234,7 +234,7 @@ async def test_receiver_with_a_part_of_another_chain_or_name_hands_on_nothing(
     await stored.commit(3)
     await other.commit(3)
     other_id = other.chain.chain_id
-    kafka = KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic)
+    kafka = KafkaSourceConfig(kafka=bootstrap, topic=topic)
     # Rows of the other chain would be handed on as this one's, and frames of this topic dropped.
     own_id = other_id if part == "topic" else chain_id
     gaps = GapReaderConfig(
@@ -243,7 +243,7 @@ async def test_receiver_with_a_part_of_another_chain_or_name_hands_on_nothing(
     checkpoints = CheckpointConfig(
         database=role_dsn(RECEIVER_WRITER),
         chain_id=other_id if part == "checkpoints" else own_id,
-        receiver="theirs" if part == "name" else "mine",
+        name="theirs" if part == "name" else "mine",
     )
     receiver = Receiver(
         ReceiverConfig(chain_id=own_id, name="mine"),

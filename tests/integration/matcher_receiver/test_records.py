@@ -204,7 +204,7 @@ async def test_slow_handler_slows_the_reading_and_not_the_memory(
 ) -> None:
     fetch_bytes = 256 * 1024
     source = KafkaFrameSource(
-        KafkaSourceConfig(bootstrap_servers=bootstrap, topic=topic, fetch_bytes=fetch_bytes)
+        KafkaSourceConfig(kafka=bootstrap, topic=topic, fetch_bytes=fetch_bytes)
     )
     pulled: list[int] = []
     read = source.records
@@ -259,10 +259,10 @@ async def test_many_chains_in_one_process_do_not_mix(
         own_id = chain.chain.chain_id
         return Receiver(
             ReceiverConfig(chain_id=own_id),
-            KafkaFrameSource(KafkaSourceConfig(bootstrap_servers=bootstrap, topic=chain.topic)),
+            KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=chain.topic)),
             GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=own_id)),
             PostgresCheckpointStore(
-                CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=own_id, receiver="r")
+                CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=own_id, name="r")
             ),
         )
 

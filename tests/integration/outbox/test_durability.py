@@ -136,7 +136,7 @@ async def own(own_server: PostgresServer, kafka_server: KafkaServer) -> AsyncIte
 def consumer_config(own: Database, topic: str, **settings: Any) -> ConsumerConfig:
     return ConsumerConfig(
         **{
-            "name": CONSUMER, "topics": (topic,), "bootstrap_servers": own.sender.kafka,
+            "name": CONSUMER, "topics": (topic,), "kafka": own.sender.kafka,
             "database": own.superuser, "statement_seconds": 50.0, "commit_seconds": 0.05,
             "retry_poll_seconds": 0.05, **settings,
         }
@@ -205,7 +205,7 @@ async def test_server_that_may_lose_what_it_has_committed_is_refused(
 async def test_setting_that_is_switched_off_under_a_relay_ends_it(own: Database) -> None:
     await own.sender.set_up()
     with pytest.raises(DurabilityError, match="fsync"):  # noqa: PT012 - the block is what ends so
-        async with Relay(own.sender.config(keep_seconds=0.05)) as relay:
+        async with Relay(own.sender.config(upkeep_seconds=0.05)) as relay:
             own.set(fsync="off")
             async with asyncio.timeout(DEADLINE_SECONDS):
                 await relay.run()

@@ -64,7 +64,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
 ) -> None:
     clearing = await sender.set_up(consumers=("a", "b"))
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
         ids = await store(sender, count=20)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
@@ -112,7 +112,7 @@ async def test_partitions_are_made_ahead_and_new_messages_do_not_go_to_the_defau
 ) -> None:
     await sender.set_up()
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
         for hours in range(0, 60, 6):
             clock.now_ns = at_hours(hours)
             await relay.keep()
@@ -129,7 +129,7 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
 ) -> None:
     clearing = await sender.set_up()
     clock = HandClock(NOW_NS)
-    settings = {"clock": clock, "keep_seconds": 3600.0, "history_bytes_max": 1}
+    settings = {"clock": clock, "upkeep_seconds": 3600.0, "history_bytes_max": 1}
     async with sender.relay(**settings) as relay:
         old, unfinished, *rest = await store(sender, count=500)
         await sender.until_status(rest[-1], Status.CONFIRMED)
@@ -151,7 +151,7 @@ async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinis
 async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: Sender) -> None:
     await sender.set_up()
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0, survivors_max=2) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0, survivors_max=2) as relay:
         ids = await store(sender, count=3)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         clock.now_ns = at_hours(100)
@@ -167,7 +167,7 @@ async def test_second_watermark_refuses_to_add_until_history_was_dropped(sender:
     clearing = await sender.set_up()
     business = await sender.connect()
     clock = HandClock(NOW_NS)
-    async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
         ids = await store(sender, count=500)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
@@ -176,7 +176,7 @@ async def test_second_watermark_refuses_to_add_until_history_was_dropped(sender:
 
     before = await keep_by_hand(sender)
     assert not before.is_full
-    async with sender.relay(clock=clock, keep_seconds=3600.0,
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0,
                             outbox_bytes_max=before.bytes - 1) as relay:  # fmt: skip
         await relay.keep()
         assert relay.stats.found_full >= 1

@@ -161,6 +161,46 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         assert sql in names
 
 
+@pytest.mark.parametrize("extra", ["", "sequencer", "outbox"])
+def test_chainctl_without_its_extra_says_so_in_one_line(
+    wheel: Path, tmp_path: Path, extra: str
+) -> None:
+    folder = make_environment(tmp_path, wheel, extra)
+    (metadata,) = folder.glob("orderchain-*.dist-info")
+    (script,) = Distribution.at(metadata).entry_points.select(group="console_scripts")
+    module, function = script.value.split(":")
+    done = run_in(folder, f"from {module} import {function}\nsys.exit({function}())")
+    assert done.returncode == 2
+    assert done.stderr == "chainctl: click is not installed: pip install 'orderchain[cli]'\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ("", ("KafkaConfig", "DatabaseConfig", "Event", "Run", "Fenced", "HaltError")),
+        ("sequencer", ("open_sequencer", "SequencerConfig", "Order")),
+        ("receiver", ("open_receiver", "ReceiverConfig", "State")),
+        ("outbox", ("Relay", "Consumer", "MessageError")),
+        ("spark", ("verify", "VerifyRequest")),
+    ],
+)
+def test_door_of_the_wheel_needs_the_extra_of_what_is_asked_for_and_no_other(
+    wheel: Path, tmp_path: Path, extra: str, names: tuple[str, ...]
+) -> None:
+    folder = make_environment(tmp_path, wheel, extra)
+    done = run_in(folder, f"from orderchain import {', '.join(names)}")
+    assert done.returncode == 0, done.stderr
+    others = {"sequencer": "open_sequencer", "receiver": "open_receiver", "outbox": "Relay",
+              "spark": "verify"}  # fmt: skip
+    needing = {"": set(others), "spark": {"sequencer", "receiver", "outbox"}}.get(extra, {"spark"})
+    for other in sorted(needing):
+        done = run_in(folder, f"from orderchain import {others[other]}")
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith(f"ImportError: orderchain.{others[other]} needs ")
+        assert last.endswith(f"which is not installed: pip install 'orderchain[{other}]'")
+
+
 def test_wheel_without_the_extra_of_a_command_says_what_to_install(
     wheel: Path, tmp_path: Path
 ) -> None:

@@ -504,7 +504,7 @@ async def test_store_under_the_name_of_another_login_is_refused_before_it_starts
     await leave_rows(services[0])
     holder = await services[0].fetchval("SELECT session_user::text")
     third = make_login("matching_c", RECEIVER_WRITER)
-    config = CheckpointConfig(database=third, chain_id=1, receiver="m")
+    config = CheckpointConfig(database=third, chain_id=1, name="m")
     async with PostgresCheckpointStore(config) as store:
         with pytest.raises(SettingError, match=f"the database login {holder} holds it"):
             await store.load()

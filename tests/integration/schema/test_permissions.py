@@ -263,8 +263,8 @@ async def test_writer_does_all_that_a_commit_needs(connect: Connect) -> None:
     async with writer.transaction():
         await writer.execute(
             "UPDATE chain_head SET epoch = 1, nonce = decode(repeat('00', 16), 'hex'), owner = 'o',"
-            " backend_pid = 1, backend_start = now(), last_id = 1, last_seal = last_seal, published_id = 0"
-            " WHERE chain_id = 1"
+            " backend_pid = 1, backend_start = now(), last_id = 1, last_seal = last_seal,"
+            " published_id = 0 WHERE chain_id = 1"
         )
         await writer.execute("INSERT INTO chain_event VALUES (1, 1, 0, 'k', 0, '')")
         await writer.execute(

@@ -227,6 +227,20 @@ async def test_backend_ended_between_commits_costs_an_epoch_and_no_order(
     assert_frames_are_the_rows(await chain.frames(), rows)
 
 
+async def test_backend_ended_before_a_question_of_an_intake_costs_an_epoch_and_no_answer(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain()
+    mark = IntakeMark(source="topic:t:0", position=7, digest=b"")
+    async with open_sequencer(chain.config) as sequencer:
+        await sequencer.submit_many(orders(2), intake=mark)
+        await chain.admin.execute("SELECT pg_terminate_backend(backend_pid) FROM chain_head")
+        assert await sequencer.intake(mark.source) == mark
+        assert sequencer.stats().take_overs == 2
+        await sequencer.submit("b", b"2")
+    assert is_linked(0, await chain.rows())
+
+
 async def test_one_bad_order_among_many_harms_no_other(make_chain: MakeChain) -> None:
     chain = await make_chain()
     async with open_sequencer(chain.config) as sequencer:

@@ -21,7 +21,7 @@ DSN = "postgresql://auditor:sesame@h/d"
 
 
 def test_source_with_each_form_is_parsed() -> None:
-    assert parse_source("database", DSN) == DatabaseSource(dsn=DSN)
+    assert parse_source("database", DSN) == DatabaseSource(database=DSN)
     assert parse_source("journal:a:b.jsonl", None) == JournalSource(path="a:b.jsonl")
     assert parse_source("parquet:s3a://b/c", None) == ParquetSource(path="s3a://b/c")
 
@@ -36,7 +36,7 @@ def test_source_with_another_form_is_refused_with_the_forms_there_are(text: str)
 
 @pytest.mark.parametrize(("text", "topic"), [("topic", None), ("topic:t:u", "t:u")])
 def test_source_with_a_topic_takes_its_name_and_the_servers(text: str, topic: str | None) -> None:
-    assert parse_source(text, None, "k:9092") == TopicSource(servers="k:9092", topic=topic)
+    assert parse_source(text, None, "k:9092") == TopicSource(kafka="k:9092", topic=topic)
 
 
 def test_source_with_a_topic_and_kafka_unset_is_refused() -> None:
@@ -50,7 +50,7 @@ def test_source_with_the_database_unset_is_refused() -> None:
 
 
 def test_source_with_a_password_never_shows_it() -> None:
-    assert "sesame" not in repr(DatabaseSource(dsn=DSN))
+    assert "sesame" not in repr(DatabaseSource(database=DSN))
 
 
 @pytest.mark.parametrize("span", [0, 1, 4096, 10**6, 10**9, 2**40, 2**63])

@@ -8,11 +8,14 @@ from chainctl.settings import (
     SETTING_NAMES,
     Settings,
     description,
+    flagged,
+    has_flag,
     load_settings,
     shown,
     unknown_variables,
     variable_of,
 )
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -191,7 +194,7 @@ def test_one_of_several_gap_databases_that_is_no_url_is_refused_by_name() -> Non
 @pytest.mark.parametrize("servers", ["", "host", "host:", ":1", "host:x", "host:0", "a:1,,b:2"])
 def test_kafka_that_is_no_list_of_servers_is_refused(servers: str) -> None:
     with pytest.raises(SettingError, match="kafka was"):
-        Settings(kafka=servers).kafka_servers()
+        Settings(kafka=servers).kafka_config()
 
 
 def test_secrets_hold_a_password_as_written_and_as_meant() -> None:
@@ -215,3 +218,66 @@ def test_webhook_of_alerts_is_hidden_whole_and_known_as_a_secret() -> None:
     assert sourced.settings.alert_webhook == url
     assert sourced.settings.secrets() == (url,)
     assert shown("alert_webhook", url) == "***"
+
+
+LOGIN = {
+    "CHAINCTL_KAFKA": "kafka.example:9093",
+    "CHAINCTL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+    "CHAINCTL_KAFKA_SASL_MECHANISM": "PLAIN",
+    "CHAINCTL_KAFKA_SASL_USERNAME": "relay",
+    "CHAINCTL_KAFKA_SASL_PASSWORD": "sesame",
+    "CHAINCTL_KAFKA_SSL_CHECK_HOSTNAME": "false",
+    "CHAINCTL_KAFKA_CLIENT_ID": "trading",
+}
+
+
+def test_kafka_is_reached_by_all_of_its_settings() -> None:
+    kafka = load_settings({}, LOGIN).settings.kafka_config()
+    assert (kafka.security_protocol, kafka.sasl_mechanism) == ("SASL_SSL", "PLAIN")
+    assert (kafka.sasl_username, kafka.sasl_password) == ("relay", "sesame")
+    assert kafka.ssl_check_hostname is False
+    assert kafka.client_id == "trading"
+
+
+def test_every_field_of_a_kafka_config_but_the_token_has_a_setting() -> None:
+    fields = set(KafkaConfig.__struct_fields__) - {"bootstrap_servers", "sasl_token"}
+    named = {name.removeprefix("kafka_") for name in SETTING_NAMES if name.startswith("kafka_")}
+    assert named == fields
+    for name in fields:
+        assert getattr(Settings(), f"kafka_{name}") == getattr(KafkaConfig.of("k:1"), name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"CHAINCTL_KAFKA": "kafka.example"}, "kafka"),
+        ({"CHAINCTL_KAFKA_SECURITY_PROTOCOL": "TLS"}, "kafka_security_protocol"),
+        ({"CHAINCTL_KAFKA_SASL_MECHANISM": "GSSAPI"}, "kafka_sasl_mechanism"),
+        ({"CHAINCTL_KAFKA_SASL_MECHANISM": "OAUTHBEARER"}, "kafka_sasl_mechanism"),
+        ({"CHAINCTL_KAFKA_SASL_PASSWORD": ""}, "kafka_sasl_password"),
+        ({"CHAINCTL_KAFKA_SASL_PASSWORD_FILE": "/nowhere"}, "kafka_sasl_password"),
+        ({"CHAINCTL_KAFKA_SSL_CAFILE": "/nowhere"}, "kafka_ssl_cafile"),
+        ({"CHAINCTL_KAFKA_SSL_KEYFILE": "/nowhere"}, "kafka_ssl_certfile"),
+    ],
+)
+def test_setting_of_kafka_that_is_wrong_is_named_as_a_setting(
+    changed: dict[str, str], field: str
+) -> None:
+    settings = load_settings({}, LOGIN | changed).settings
+    with pytest.raises(SettingError) as refused:
+        settings.kafka_config()
+    assert refused.value.field == field
+    assert "sesame" not in str(refused.value)
+
+
+def test_secrets_of_kafka_are_hidden_whole_and_have_no_flag() -> None:
+    environ = LOGIN | {"CHAINCTL_KAFKA_SSL_KEY_PASSWORD": "open"}
+    settings = load_settings({}, environ).settings
+    assert set(settings.secrets()) == {"sesame", "open"}
+    for name in ("kafka_sasl_password", "kafka_ssl_key_password", "alert_webhook"):
+        assert shown(name, getattr(settings, name) or "x") == "***"
+        assert not has_flag(name)
+    flags = flagged(("kafka", "connect_seconds"))
+    assert flags[:2] == ["kafka", "kafka_security_protocol"]
+    assert "kafka_sasl_password" not in flags
+    assert "kafka_sasl_password_file" in flags

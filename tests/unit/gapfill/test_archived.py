@@ -49,7 +49,9 @@ class Database:
         )  # fmt: skip
         return Standing(head=head, mark=mark(at_id), is_primary=True)
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         at = after.id
         while at < until_id:
             if at < self.boundary:
@@ -150,7 +152,9 @@ async def test_what_the_archive_raises_comes_out_and_nothing_behind_it() -> None
 
 async def test_other_errors_of_the_database_are_not_for_the_archive() -> None:
     class Holed(Database):
-        async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+        async def runs(
+            self, after: Mark, until_id: int, *, from_primary: bool = False
+        ) -> AsyncIterator[Run]:
             raise RowsMissing(1, after.id, until_id)
             yield  # a generator all the same
 

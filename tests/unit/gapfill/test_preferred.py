@@ -76,6 +76,46 @@ def test_fill_from_a_standby_that_hangs_goes_on_at_the_primary_without_a_repeat(
     run_virtual(main())
 
 
+def test_standby_that_hangs_is_waited_for_once_in_a_while_and_asked_each_time() -> None:
+    async def main() -> None:
+        servers = Servers(make_chain([12, 9]), standby_seconds=2.0, avoid_seconds=5.0)
+        servers.standby.lag_batches = 1
+        after_id = servers.chain.batches[0].last_id
+
+        async def seconds_of_fill() -> float:
+            began = virtual_clock().time()
+            assert ids_of(await servers.fill(after_id)) == servers.chain.ids[12:]
+            return virtual_clock().time() - began
+
+        assert await seconds_of_fill() > 1.0
+        for _ in range(10):
+            asked = servers.standby.reads
+            assert await seconds_of_fill() < 0.1
+            assert servers.standby.reads > asked
+            await asyncio.sleep(0.4)
+        await asyncio.sleep(2.0)
+        assert await seconds_of_fill() > 1.0, "it is waited for again"
+        servers.standby.lag_batches = 0
+        judged = servers.primary.reads
+        assert await seconds_of_fill() < 0.1
+        assert servers.primary.reads == judged
+        servers.standby.lag_batches = 1
+        assert await seconds_of_fill() > 1.0, "it gave rows again"
+
+    run_virtual(main())
+
+
+def test_rows_that_are_to_judge_are_the_primarys_alone() -> None:
+    async def main() -> None:
+        servers = Servers(make_chain([12, 9]))
+        runs = servers.both.runs(servers.chain.mark(0), servers.chain.mark().id, from_primary=True)
+        async with aclosing(cast("Any", runs)) as found:
+            assert ids_of([run async for run in found]) == servers.chain.ids
+        assert servers.standby.reads == 0
+
+    run_virtual(main())
+
+
 def test_fill_with_the_standby_away_is_the_primarys_and_the_standby_is_left_alone() -> None:
     async def main() -> None:
         servers = Servers(make_chain([12]), avoid_seconds=5.0)

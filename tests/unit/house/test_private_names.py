@@ -54,7 +54,7 @@ class Private:
 PRIVATE: Final = {
     # The other end of the connection while commits are pipelined.
     "_protocol": Private(
-        {"sequencer/pipeline.py", "orderchain/kafka_client.py"},
+        {"sequencer/pipeline.py", "orderchain/clients/kafka_client.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_protocol")
             and hasattr(asyncpg.protocol.Protocol, "connection_lost")
@@ -62,7 +62,7 @@ PRIVATE: Final = {
         ),
     ),
     "_transport": Private(
-        {"sequencer/pipeline.py", "orderchain/kafka_client.py"},
+        {"sequencer/pipeline.py", "orderchain/clients/kafka_client.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_transport")
             and "_transport" in names_in(asyncio.StreamReaderProtocol.__init__)
@@ -70,7 +70,7 @@ PRIVATE: Final = {
     ),
     # What a stop that was cut off leaves open. Producers name their client in public.
     "_client": Private(
-        {"orderchain/kafka_client.py"},
+        {"orderchain/clients/kafka_client.py"},
         lambda: (
             "_client" in names_in(aiokafka.AIOKafkaConsumer.__init__)
             and "_client" in names_in(aiokafka.admin.AIOKafkaAdminClient.__init__)
@@ -78,14 +78,14 @@ PRIVATE: Final = {
         ),
     ),
     "_conns": Private(
-        {"orderchain/kafka_client.py"},
+        {"orderchain/clients/kafka_client.py"},
         lambda: (
             "_conns" in names_in(aiokafka.client.AIOKafkaClient.__init__)
             and hasattr(aiokafka.conn.AIOKafkaConnection, "close")
         ),
     ),
     "_sync_task": Private(
-        {"orderchain/kafka_client.py"},
+        {"orderchain/clients/kafka_client.py"},
         lambda: "_sync_task" in names_in(aiokafka.client.AIOKafkaClient.__init__),
     ),
     # Java's own classes behind a session of Spark.

@@ -34,6 +34,7 @@ class Machine:
         self.programs.mkdir()
         (self.project / "tools").mkdir(parents=True)
         shutil.copy(SCRIPT, self.project / "tools/setup.sh")
+        shutil.copy(SCRIPT.with_name("test_servers.sh"), self.project / "tools/test_servers.sh")
         (self.project / "pyproject.toml").write_text("[project]\n")
         (self.project / "constraints.txt").write_text("# none\n")
         self.has_program("python3.13", "exit 1")
@@ -44,7 +45,8 @@ class Machine:
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
-        self.has_program("redis-server", "exit 1")
+        for program in ("redis-server", "pgbouncer", "initdb"):
+            self.has_program(program, "exit 1")
         self.redis_server = "redis-server"
         self.has_venv_module()
 
@@ -56,7 +58,7 @@ class Machine:
         marker = Path(f"{self.calls_path}.venv")
         marker.touch() if there else marker.unlink()
 
-    def set_up(self) -> subprocess.CompletedProcess[str]:
+    def set_up(self, script: str = "setup.sh") -> subprocess.CompletedProcess[str]:
         environment = {
             "PATH": f"{self.programs}:{os.defpath}",
             "CALLS": str(self.calls_path),
@@ -64,7 +66,7 @@ class Machine:
             "REDIS_SERVER": self.redis_server,
         }
         return subprocess.run(
-            [self.project / "tools/setup.sh"],
+            [self.project / "tools" / script],
             check=False,
             capture_output=True,
             text=True,
@@ -132,22 +134,29 @@ def test_setup_as_root_installs_what_is_missing(machine: Machine) -> None:
     assert installs[1].endswith(" install -y --no-install-recommends default-jre-headless")
 
 
-def test_setup_as_root_installs_redis_for_the_tests(machine: Machine) -> None:
+def test_servers_of_the_tests_are_left_alone_where_they_are(machine: Machine) -> None:
+    machine.has_program("id", "echo 0")
+    done = machine.set_up("test_servers.sh")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert machine.calls() == []
+
+
+def test_server_of_the_tests_that_is_missing_is_installed_by_root(machine: Machine) -> None:
     machine.has_program("id", "echo 0")
     machine.redis_server = "redis-server-of-nobody"
-    done = machine.set_up()
+    done = machine.set_up("test_servers.sh")
     assert done.returncode == 0, done.stderr
     (install,) = [call for call in machine.calls() if call.startswith("apt-get")]
     assert install.endswith(" install -y --no-install-recommends redis-server")
 
 
-def test_setup_that_cannot_install_redis_says_so_and_goes_on(machine: Machine) -> None:
+def test_server_of_the_tests_that_cannot_be_installed_is_named(machine: Machine) -> None:
     machine.has_program("id", "echo 0")
     machine.redis_server = "redis-server-of-nobody"
     machine.has_program("apt-get", "exit 100")
-    done = machine.set_up()
+    done = machine.set_up("test_servers.sh")
     assert done.returncode == 0, done.stderr
-    assert "tests that need it are skipped" in done.stderr
+    assert "not installed: redis-server; the tests that need them are skipped" in done.stderr
 
 
 def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:

@@ -71,7 +71,11 @@ class Chain:
             events.append(Event(next_id, pid, f"key-{next_id}", next_id * 1_000, payload))
             pid = next_id
             next_id += self._random.choice((1, 1, 1, 3))
-        batch = self._sealed(before, events)
+        return self.add_events(events)
+
+    def add_events(self, events: list[Event]) -> Batch:
+        """Commit a batch of just these rows."""
+        batch = self._sealed(self.mark(), events)
         self.batches.append(batch)
         return batch
 

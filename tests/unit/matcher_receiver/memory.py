@@ -81,11 +81,17 @@ class MemorySource:
         before = [batch for batch in self.chain.batches if batch.committed_at_us < time_us]
         return before[-1].last_id if before else 0
 
-    async def runs(self, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
         standing = await self.standing(after.id, after.batch_last_id)
         if standing.mark is None or standing.batch_seal != after.seal:
+            if not self.is_primary:
+                raise NotYetReadable(after.batch_last_id, after.id)
             found = standing.batch_seal or b""
             raise SealMismatch(self.chain.chain_id, after.id, after.seal, found)
+        if from_primary and not self.is_primary:
+            raise NotYetReadable(after.id, until_id)
         try:
             while after.id < until_id:
                 await asyncio.sleep(self.read_seconds)

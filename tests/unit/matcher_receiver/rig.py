@@ -14,7 +14,7 @@ from .virtual_time import run_virtual, virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from orderchain.ports import SnapshotStore
+    from orderchain.ports import GapSource, SnapshotStore
     from orderchain.run import Run
 
 
@@ -29,11 +29,11 @@ class Rig:
         self.states: list[State] = []
         self.snapshots: SnapshotStore | None = None
 
-    def receiver(self, **settings: Any) -> Receiver:
+    def receiver(self, source: GapSource | None = None, **settings: Any) -> Receiver:
         return Receiver(
             ReceiverConfig(chain_id=self.chain.chain_id, **settings),
             self.frames,
-            self.source,
+            source or self.source,
             self.checkpoints,
             virtual_clock(),
             snapshots=self.snapshots,

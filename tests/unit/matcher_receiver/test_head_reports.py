@@ -22,7 +22,7 @@ from .virtual_time import virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7, receiver="r")
+CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7, name="r")
 
 
 class MemoryReports(MemoryRecords):

@@ -118,7 +118,7 @@ def test_receiver_with_a_part_that_is_not_its_own_does_not_start(what: str, tmp_
 
 
 def test_name_of_a_checkpoint_has_no_default() -> None:
-    with pytest.raises(TypeError, match="receiver"):
+    with pytest.raises(TypeError, match="name"):
         CheckpointConfig(database="postgresql://db/x", chain_id=1)  # type: ignore[call-arg]
 
 

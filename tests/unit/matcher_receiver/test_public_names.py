@@ -7,6 +7,7 @@ import matcher_receiver
 
 def test_public_names_are_these() -> None:
     assert sorted(matcher_receiver.__all__) == [
+        "ChainFrames",
         "CheckpointConfig",
         "FileSnapshotStore",
         "Gap",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from gapfill import PreferenceConfig, PreferredSources
 from matcher_receiver import Receiver, State
 from orderchain.errors import (
     CheckpointLost,
@@ -24,11 +25,24 @@ from orderchain.errors import (
 from orderchain.run import Run
 
 from .chains import Chain, ids_of, signed
+from .memory import MemorySource
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
 
 if TYPE_CHECKING:
+    from orderchain.batch import Batch
     from orderchain.mark import Mark
+
+
+def lying_of_the_seal(chain: Chain, batch: Batch) -> bytes:
+    """The frame of a batch, with true rows and a seal that no database has."""
+    ((header, events),) = chain.headers(batch)
+    return signed(msgspec.structs.replace(header, seal_after=b"\2" * 32), events)
+
+
+def over(*servers: MemorySource, **settings: float) -> PreferredSources:
+    return PreferredSources(servers, PreferenceConfig(**settings), random=Random(3))
+
 
 # -- where it starts and ends ---------------------------------------------------------------------
 
@@ -583,6 +597,30 @@ async def test_rows_that_the_database_denies_halt_although_frames_agree_among_th
         assert receiver.state is State.HALTED
 
 
+@virtual
+async def test_database_that_denies_us_and_goes_away_is_asked_again_with_pauses() -> None:
+    rig = Rig([4])
+    async with rig.receiver(prove_seconds=1.0, retry_seconds_max=2.0) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        await asyncio.sleep(1.5)
+        rig.frames.put(lying_of_the_seal(rig.chain, rig.chain.add(3)))
+        await take(receiver, rig.chain.mark().id)
+        await asyncio.sleep(0.1)  # the proof: it is denied
+
+        def away() -> None:
+            raise RetryError("the database is away")
+
+        rig.source.before_read = away
+        reads = rig.source.reads
+        waiting = asyncio.ensure_future(anext(receiver))
+        await asyncio.sleep(20.0)
+        assert 8 < rig.source.reads - reads < 40
+        rig.source.before_read = lambda: None
+        rig.commit_and_publish(3)
+        assert ids_of([await waiting]) == rig.chain.ids[-3:]
+        assert receiver.state is State.LIVE
+
+
 # -- halting --------------------------------------------------------------------------------------
 
 
@@ -628,15 +666,50 @@ async def test_seal_of_a_frame_alone_wrong_is_read_again_and_does_not_halt() -> 
     rig = Rig([4])
     async with rig.receiver() as receiver:
         await take(receiver, rig.chain.mark().id)
-        header, events = rig.chain.headers(rig.chain.add(3))[0]
-        lying = msgspec.structs.replace(header, seal_after=b"\2" * 32)
-        rig.frames.put(signed(lying, events))
+        rig.frames.put(lying_of_the_seal(rig.chain, rig.chain.add(3)))
         rig.commit_and_publish(3)
         await take(receiver, rig.chain.mark().id)
         assert receiver.stats().dropped == {"seal": 1}
         rig.commit_and_publish(3)
         runs = await take(receiver, rig.chain.mark().id)
         assert rig.chain.proves(runs[-1].end)
+
+
+@virtual
+async def test_wrong_seals_beside_a_standby_that_hangs_hold_up_nothing() -> None:
+    """What only the primary can prove is asked of the primary, and at once."""
+    rig = Rig([4])
+    standby = MemorySource(rig.chain)
+    standby.is_primary = False
+    receiver = rig.receiver(source=over(standby, rig.source, standby_seconds=2.0))
+    async with receiver:
+        await take(receiver, rig.chain.mark().id)
+        for lag in range(1, 21):
+            standby.lag_batches = 2 * lag
+            rig.frames.put(lying_of_the_seal(rig.chain, rig.chain.add(3)))
+            rig.commit_and_publish(3)
+        began = virtual_clock().time()
+        assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids[4:]
+        assert virtual_clock().time() - began < 5.0
+        assert receiver.state is State.LIVE
+
+
+@virtual
+async def test_standby_of_another_history_halts_nobody_whose_seal_the_primary_denies() -> None:
+    rig = Rig([4])
+    standby = MemorySource(Chain())
+    standby.is_primary = False
+    standby.chain.batches = list(rig.chain.batches)
+    receiver = rig.receiver(source=over(standby, rig.source))
+    async with receiver:
+        await take(receiver, rig.chain.mark().id)
+        batch = rig.chain.add(3)
+        rig.frames.put(lying_of_the_seal(rig.chain, batch))
+        others = [msgspec.structs.replace(event, payload=b"stale") for event in batch.events]
+        standby.chain.add_events(others)
+        rig.commit_and_publish(3)
+        await take(receiver, rig.chain.mark().id)
+        assert receiver.state is State.LIVE
 
 
 @virtual

@@ -28,8 +28,8 @@ class Topic:
         self._offsets = iter(offsets)
         self.is_read = asyncio.Event()
 
-    def consumer(self, *_topics: str, **_options: object) -> Topic:
-        """Stand for the driver's constructor: the next member."""
+    def consumer(self, *_arguments: object, **_options: object) -> Topic:
+        """Stand for what makes a consumer: the next member."""
         offset = next(self._offsets, None)
         told = [] if offset is None else [Progress(TOPIC, 0, offset)]
         self._records = [SimpleNamespace(value=encode_confirms(CONSUMER, [], told), headers=())]
@@ -68,12 +68,12 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
 ) -> None:
     # Another relay had the partition meanwhile, and has written and committed what came next.
     topic, store = Topic(7, None), Store()
-    monkeypatch.setattr(outbox.confirms, "AIOKafkaConsumer", topic.consumer)
+    monkeypatch.setattr(outbox.confirms, "make_consumer", topic.consumer)
     monkeypatch.setattr(outbox.confirms, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(outbox.confirms, "_PROGRESS_SECONDS", 0.0)
     destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
     dispatch = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
-    config = RelayConfig(database="d", kafka="k")
+    config = RelayConfig(database="d", kafka="k:1")
     intake = ConfirmIntake(config, cast("Any", store), dispatch, Mock(), Mock())
     running = asyncio.create_task(intake.run())
     async with asyncio.timeout(10):

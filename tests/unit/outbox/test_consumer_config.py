@@ -8,7 +8,7 @@ from outbox import ConsumerConfig, RedisFilterConfig
 GIVEN = {
     "name": "clearing",
     "topics": ["trades"],
-    "bootstrap_servers": "127.0.0.1:9092",
+    "kafka": "127.0.0.1:9092",
     "database": "postgresql://clearing:secret@db:5432/ledger",
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orderchain.batch import IntakeMark
 from orderchain.clock import SystemClock
 from orderchain.errors import ChainLed, ChainMissing, Fenced, OrderError, RetryError, UnknownOutcome
 from orderchain.frame import decode_body, decode_header
@@ -45,7 +46,7 @@ class World:
             **{
                 "chain_id": 1,
                 "database": "memory",
-                "kafka": "memory",
+                "kafka": "memory:1",
                 "heartbeat_seconds": 0.01,
                 "recover_seconds": 5,
                 **settings,
@@ -203,9 +204,9 @@ async def test_lost_answer_with_another_leader_since_is_told_from_the_chain(worl
 
 async def test_start_while_a_leader_lives_is_refused_naming_it(world: World) -> None:
     settings = {"lease_seconds": 0.1, "commit_seconds": 0.05}
-    async with world.sequencer(owner="first", **settings) as first:
+    async with world.sequencer(name="first", **settings) as first:
         second = Sequencer(
-            SequencerConfig(chain_id=1, database="memory", kafka="memory", **settings),
+            SequencerConfig(chain_id=1, database="memory", kafka="memory:1", **settings),
             store=MemoryChainStore(world.database, 1),
             keys=MemoryKeyStore(world.database, 1),
             lease=MemoryLease(world.database, 1),
@@ -227,6 +228,57 @@ async def test_send_with_a_fault_is_repeated_until_acknowledged(
     ids = [event.id for event in world.published()]
     assert sorted(set(ids)) == [row.id for row in world.rows()]
     assert world.chain.published_id == world.rows()[-1].id
+
+
+async def test_connection_lost_while_idle_is_made_again_for_an_intakes_question(
+    world: World,
+) -> None:
+    mark = IntakeMark(source="topic:t:0", position=7, digest=b"")
+    async with world.sequencer() as sequencer:
+        await sequencer.submit_many(make_orders(3), intake=mark)
+        await world.store.close()
+        assert await sequencer.intake(mark.source) == mark
+        assert await sequencer.intake("topic:t:1") is None
+        stats = sequencer.stats()
+        await sequencer.submit("a", b"1")
+    assert (stats.take_overs, stats.rows) == (2, 3)
+    assert [row.key for row in world.rows()] == ["k0", "k1", "k2", "a"]
+
+
+async def test_connection_lost_while_idle_is_made_again_to_record_what_is_skipped(
+    world: World,
+) -> None:
+    async with world.sequencer(publish_queue_bytes_max=100) as sequencer:
+        world.log.is_away = True
+        await sequencer.submit_many(make_orders(30))
+        await world.store.close()
+        world.log.is_away = False
+        async with asyncio.timeout(10.0):
+            while not world.chain.skips:  # noqa: ASYNC110 - the memory has no event for it
+                await asyncio.sleep(0.001)
+        assert world.chain.skips == [(0, world.chain.last_id)]
+        assert sequencer.stats().take_overs == 2
+
+
+async def test_question_of_an_intake_finds_out_that_another_leads(world: World) -> None:
+    sequencer = world.sequencer()
+    await sequencer.__aenter__()
+    await world.steal()
+    await world.store.close()
+    with pytest.raises(Fenced):
+        await sequencer.intake("topic:t:0")
+    with pytest.raises(Fenced):
+        await sequencer.until_stopped()
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_question_of_an_intake_leads_again_for_nobody_who_was_closed(world: World) -> None:
+    async with world.sequencer() as sequencer:
+        await sequencer.submit("a", b"1")
+    with pytest.raises(RetryError):
+        await sequencer.intake("topic:t:0")
+    assert sequencer.stats().take_overs == 1
 
 
 async def test_broker_away_makes_no_submit_wait_and_is_skipped_on_record(world: World) -> None:

@@ -57,7 +57,7 @@ class Feed:
 
     def intake(self, sequencer: Sequencer, **settings: Any) -> TopicIntake:
         config = TopicIntakeConfig(
-            **{"kafka": "memory", "topic": "orders", "batch_rows": 6, **settings}
+            **{"kafka": "memory:1", "topic": "orders", "batch_rows": 6, **settings}
         )
         return TopicIntake(config, sequencer, source=self.source)
 
@@ -265,6 +265,18 @@ async def test_broker_away_for_a_while_is_waited_for(feed: Feed) -> None:
         feed.topic.is_away = False
         await until(feed.is_taken)
     assert feed.keys() == ["a", "b"]
+
+
+async def test_connection_lost_before_the_first_question_holds_up_no_intake(feed: Feed) -> None:
+    feed.topic.add(0, b"a", b"1")
+    async with feed.world.sequencer(**LEASE) as sequencer:
+        await feed.world.store.close()
+        intake = feed.intake(sequencer)
+        running = asyncio.create_task(intake.run())
+        await until(feed.is_taken)
+        intake.stop()
+        await running
+    assert feed.keys() == ["a"]
 
 
 async def test_broker_away_at_the_start_is_refused(feed: Feed) -> None:

@@ -81,7 +81,7 @@ class Rig:
     def config(self, **settings: Any) -> ConsumerConfig:
         return ConsumerConfig(**{
             "name": self.consumer_name, "topics": (self.topic,),
-            "bootstrap_servers": self.bootstrap,
+            "kafka": self.bootstrap,
             "database": self.database, "retry_poll_seconds": 0.05, "busy_seconds": 0.05,
             "commit_seconds": 0.05, **settings,
         })  # fmt: skip

@@ -443,7 +443,7 @@ async def test_consumer_without_its_tables_is_refused(rig: Rig) -> None:
 
 
 async def test_consumer_without_a_broker_is_refused_in_one_line(rig: Rig) -> None:
-    nobody = rig.config(bootstrap_servers="127.0.0.1:9", connect_seconds=2.0)
+    nobody = rig.config(kafka="127.0.0.1:9", connect_seconds=2.0)
     with pytest.raises(ConnectError, match="kafka"):
         await Consumer(nobody).start()
 

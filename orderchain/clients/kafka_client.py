@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +56,19 @@ async def close_client(client: Any, within_seconds: float) -> None:  # noqa: ANN
             await asyncio.wait([ending], timeout=_GRACE_SECONDS)
             ending.cancel()
             await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+
+
+@asynccontextmanager
+async def started(client: Any, close_seconds: float = 2.0) -> AsyncIterator[Any]:  # noqa: ANN401
+    """Hold a client that is started, and close it however the block or the start ends.
+
+    Raises what its `start` raises. `close_seconds`: as `within_seconds` of `close_client`.
+    """
+    try:
+        await start_client(client)
+        yield client
+    finally:
+        await close_client(client, close_seconds)
 
 
 async def leave_client(client: Any, within_seconds: float) -> None:  # noqa: ANN401 - as above

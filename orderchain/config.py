@@ -1,0 +1,127 @@
+"""What every config is: a value that checks itself, however it was made."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from orderchain.dsn import mask_dsn
+from orderchain.errors import SettingError
+
+_SHOWN_CHARACTERS_MAX: Final = 200
+"""Of a text that was refused: an error is one line."""
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that are checked when they are constructed, replaced or decoded.
+
+    Each field is compared with its annotation, bounds included. What a decoder would make of a
+    value is made of it: a float of an int, a tuple of a list. A text that stands for a config of
+    its own, as in `str | KafkaConfig`, has to be one. Raises SettingError, which names the field
+    and shows the value without a secret. A subclass that compares fields with each other begins its
+    `__post_init__` with `super().__post_init__()`.
+    """
+
+    def __post_init__(self) -> None:
+        for field in _fields_of(type(self)):
+            given = getattr(self, field.name)
+            checked = field.checked(given)
+            if checked is not given:
+                # Frozen for everybody else; nobody has seen this one yet.
+                force_setattr(self, field.name, checked)
+
+
+def expected_of(error: msgspec.ValidationError) -> str:
+    """Return what msgspec expected in the place of what it refused, as words of ours."""
+    return str(error).partition(" - at ")[0].removeprefix("Expected ").replace("`", "")
+
+
+class _Field(NamedTuple):
+    """One field of a config."""
+
+    name: str
+    hint: Any
+    """The annotation, with its bounds."""
+    of_text: tuple[Any, ...]
+    """The configs among its types that a text may stand for."""
+
+    def checked(self, value: object) -> object:
+        """Return `value` as the field holds it. Raises SettingError."""
+        try:
+            checked = msgspec.convert(value, self.hint)
+        except msgspec.ValidationError as error:
+            raise SettingError(self.name, _shown(value), self._expected(error)) from None
+        if isinstance(checked, str):
+            for config in self.of_text:
+                config.of(checked)
+        return checked
+
+    def _expected(self, error: msgspec.ValidationError) -> str:
+        types = list(_types_of(self.hint))
+        if choices := [choice for kind in types for choice in _choices_of(kind)]:
+            return f"one of {', '.join(choices)}"
+        configs = [kind.__name__ for kind in types if _is_struct(kind)]
+        if configs:
+            texts = ["a text"] if str in types else []
+            return " or ".join([*texts, *configs])
+        return expected_of(error).partition(", got ")[0]
+
+
+@cache
+def _fields_of(kind: type[Config]) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(name, hints[name]) for name in kind.__struct_fields__)
+
+
+def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - whatever an annotation may be
+    of_text = tuple(kind for kind in _types_of(hint) if _is_struct(kind) and hasattr(kind, "of"))
+    return _Field(name, hint, of_text)
+
+
+def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
+    """Return the types of which a value of the field has one."""
+    if get_origin(hint) is Annotated:
+        return _types_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in _types_of(part))
+    return (hint,)
+
+
+def _is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _choices_of(kind: Any) -> list[str]:  # noqa: ANN401 - as above
+    """Return what a value may be, where there are only a few."""
+    if get_origin(kind) is Literal:
+        return list(map(str, get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    return []
+
+
+def _shown(value: object) -> object:
+    """Return `value` as an error may show it: no text that could hold a password."""
+    if isinstance(value, str):
+        if len(value) > _SHOWN_CHARACTERS_MAX:
+            return f"{len(value)} characters"
+        return mask_dsn(value) if any(mark in value for mark in "=@/") else value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return type(value).__name__

@@ -1,0 +1,115 @@
+"""Wires the parts of a receiver together. Nothing but `orderchain/__init__.py` imports this."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapfill import GapReader, GapReaderConfig, PreferredSources
+from matcher_receiver import (
+    ChainFrames,
+    CheckpointConfig,
+    PostgresCheckpointStore,
+    PostgresHeadReports,
+    Receiver,
+)
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matcher_receiver import ReceiverConfig, State
+    from orderchain.clock import Clock
+    from orderchain.ports import (
+        CheckpointStore,
+        FrameSource,
+        GapSource,
+        HeadReports,
+        SnapshotStore,
+    )
+
+
+def open_receiver(
+    config: ReceiverConfig,
+    *,
+    frames: FrameSource | None = None,
+    gap_source: GapSource | None = None,
+    checkpoints: CheckpointStore | None = None,
+    snapshots: SnapshotStore | None = None,
+    reports: HeadReports | None = None,
+    on_state: Callable[[State], None] | None = None,
+    clock: Clock | None = None,
+) -> Receiver:
+    """Return the receiver that `config` describes, to be entered: `async with open_receiver(...)`.
+
+    What is not handed in is made of `config`: what reads missing rows, of `gap_databases`; the
+    frames, of `kafka` and the topic that the chain's row names; and what keeps the checkpoint, or
+    reports a place that is kept elsewhere, of `database`. What is handed in has to be of the same
+    chain and name, which the start of the receiver checks, and is closed with it. Nothing is
+    connected before the receiver is entered. Raises SettingError where `config` lacks what a part
+    needs.
+    """
+    source = gap_source or _gap_source(config)
+    if frames is None:
+        frames = _frames(config, source)
+    if checkpoints is None and reports is None:
+        checkpoints, reports = _records(config, keeps_snapshots=snapshots is not None)
+    return Receiver(
+        config,
+        frames,
+        source,
+        checkpoints,
+        clock,
+        snapshots=snapshots,
+        reports=reports,
+        on_state=on_state,
+    )
+
+
+def _gap_source(config: ReceiverConfig) -> GapSource:
+    databases = config.gap_databases or tuple(filter(None, [config.database]))
+    if not databases:
+        expected = "the database in which missing rows are read, unless `database` may read them"
+        raise SettingError("gap_databases", (), expected)
+    *standbys, primary = databases
+    reader = GapReaderConfig(
+        database=primary,
+        chain_id=config.chain_id,
+        page_rows=config.page_rows,
+        connect_seconds=config.connect_seconds,
+        statement_seconds=config.statement_seconds,
+        close_seconds=config.close_seconds,
+    )
+    return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
+
+
+def _frames(config: ReceiverConfig, source: GapSource) -> FrameSource:
+    if config.kafka is None:
+        raise SettingError("kafka", None, "host:port, or a KafkaConfig")
+    return ChainFrames(config, source)
+
+
+def _records(
+    config: ReceiverConfig, *, keeps_snapshots: bool
+) -> tuple[CheckpointStore | None, HeadReports | None]:
+    """Return what keeps the checkpoint, or what reports a place that the caller keeps."""
+    is_stored = config.checkpoint == "stored"
+    if config.database is None:
+        # Without a word of the caller's a place that nobody keeps would be found out by a restart.
+        if is_stored and config.start is None and not keeps_snapshots:
+            expected = 'the database that keeps the checkpoint, or checkpoint="reported"'
+            raise SettingError("database", None, expected)
+        return None, None
+    if config.name is None:
+        raise SettingError("name", None, "the receiver's name, under which its place is stored")
+    stored = CheckpointConfig(
+        database=config.database,
+        chain_id=config.chain_id,
+        name=config.name,
+        connect_seconds=config.connect_seconds,
+        statement_seconds=config.statement_seconds,
+        close_seconds=config.close_seconds,
+        gaps_kept=config.gaps_kept,
+    )
+    if is_stored:
+        return PostgresCheckpointStore(stored), None
+    return None, PostgresHeadReports(stored)

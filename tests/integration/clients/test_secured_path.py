@@ -1,0 +1,281 @@
+"""The whole path over a Kafka that asks for TLS and a login, and lets each do no more than it must.
+
+Spark's part stands in `tests/spark/test_secured.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+import outbox
+from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.local.verify import verify_locally
+from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.settings import Settings
+from gapfill import GapReader, GapReaderConfig
+from local_stack.postgres import SUPERUSER
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from orderchain.clients.kafka import (
+    TopicPartition,
+    is_broker_there,
+    make_consumer,
+    make_producer,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import ConnectError, RetryError
+from orderchain.roles import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
+from outbox import Consumer, ConsumerConfig, Status
+from outbox.confirm_sender import ConfirmSender
+from outbox.record_source import RecordSource, move_start
+from outbox.starts import StartAt, StartFrom
+from sequencer import (
+    Order,
+    SequencerConfig,
+    TopicIntake,
+    TopicIntakeConfig,
+    check_intake_topic,
+    open_sequencer,
+)
+from sequencer.kafka_sink import KafkaFrameSink
+from tests.integration.outbox.conftest import Sender, make_sender
+from tests.secured_kafka import PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
+from tests.sockets import no_socket_left
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from local_stack import PostgresServer
+    from outbox.delivery import Delivery
+
+    RoleDsn = Callable[[str], str]
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+CHAIN_ID = 7
+ROWS = 300
+SECONDS = 60.0
+
+ways = pytest.mark.parametrize("way", ["login", "mutual"])
+
+
+def configs(secured_kafka: SecuredKafka, way: str) -> tuple[KafkaConfig, KafkaConfig]:
+    """Return the config of whoever writes, and of whoever may only read."""
+    make = getattr(secured_kafka, way)
+    return make(SEQUENCER), make(RECEIVER)
+
+
+def settings_of(database: str, kafka: KafkaConfig) -> Settings:
+    """Return the settings of `chainctl` that mean the same."""
+    fields = {name: getattr(kafka, name) for name in KafkaConfig.__struct_fields__}
+    servers, _ = fields.pop("bootstrap_servers"), fields.pop("sasl_token")
+    named = {f"kafka_{name}": value for name, value in fields.items()}
+    return Settings(database=database, kafka=servers, **named)
+
+
+def fresh_name() -> str:
+    return f"{PREFIX}{secrets.token_hex(6)}"
+
+
+async def make_chain(database: str, kafka: KafkaConfig) -> str:
+    """Create the chain as an operator does, and return its topic."""
+    topic = fresh_name()
+    plan = ChainPlan(chain_id=CHAIN_ID, topic=topic, partition_ids=None)
+    assert (await create_chain(settings_of(database, kafka), plan)).topic_created
+    return topic
+
+
+@ways
+async def test_chain_is_sequenced_received_and_verified(
+    secured_kafka: SecuredKafka, database: str, role_dsn: RoleDsn, way: str
+) -> None:
+    leader, reader = configs(secured_kafka, way)
+    topic = await make_chain(database, leader)
+    orders = [Order(f"client#{n}", b"%d" % n, n) for n in range(ROWS)]
+    frames = KafkaFrameSource(KafkaSourceConfig(kafka=reader, topic=topic))
+    gaps = GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=CHAIN_ID))
+    config = SequencerConfig(chain_id=CHAIN_ID, database=role_dsn(SEQUENCER_WRITER), kafka=leader)
+    received: list[Any] = []
+    async with asyncio.timeout(SECONDS):
+        receiver = Receiver(ReceiverConfig(chain_id=CHAIN_ID, name="any"), frames, gaps)
+        async with receiver, open_sequencer(config) as sequencer:
+            await sequencer.submit_many(orders)
+            async for run in receiver:
+                received += run.events
+                if len(received) == ROWS:
+                    break
+            stats = receiver.stats()
+    assert [event.payload for event in received] == [order.payload for order in orders]
+    assert stats.rows_live
+    request = VerifyRequest(
+        chain_id=CHAIN_ID,
+        sources=(
+            DatabaseSource(dsn=role_dsn(AUDITOR)),
+            TopicSource(kafka=reader, topic=topic),
+        ),
+    )
+    report = await asyncio.to_thread(verify_locally, request)
+    assert report.is_clean, report.findings
+    assert [source.rows for source in report.sources] == [ROWS, ROWS]
+
+
+@ways
+async def test_orders_are_taken_from_a_topic(
+    secured_kafka: SecuredKafka, database: str, role_dsn: RoleDsn, way: str
+) -> None:
+    leader, reader = configs(secured_kafka, way)
+    await make_chain(database, leader)
+    source = fresh_name()
+    secured_kafka.make_topic(source, partitions=2)
+    async with started(make_producer(leader, "shop")) as producer:
+        for partition, value in ((0, b"one"), (1, b"two")):
+            await producer.send_and_wait(source, value, partition=partition)
+    taken = TopicIntakeConfig(kafka=reader, topic=source)
+    await check_intake_topic(taken)
+    config = SequencerConfig(chain_id=CHAIN_ID, database=role_dsn(SEQUENCER_WRITER), kafka=leader)
+    are_taken = asyncio.Event()
+    async with asyncio.timeout(SECONDS), open_sequencer(config) as sequencer:
+        intake = TopicIntake(
+            taken, sequencer, on_progress=lambda stats: stats.records == 2 and are_taken.set()
+        )
+        running = asyncio.create_task(intake.run())
+        await are_taken.wait()
+        running.cancel()
+        await asyncio.wait([running])
+    admin = await asyncpg.connect(database)
+    found = await admin.fetch("SELECT payload FROM chain_event WHERE chain_id = $1", CHAIN_ID)
+    await admin.close()
+    assert {row["payload"] for row in found} == {b"one", b"two"}
+
+
+@pytest.fixture
+async def sender(
+    postgres_server: PostgresServer, empty_database_name: str, secured_kafka: SecuredKafka
+) -> AsyncIterator[Sender]:
+    """A business with an outbox, and in the same database the consumer's tables."""
+    plain = secured_kafka.server.bootstrap
+    async for made in make_sender(postgres_server, empty_database_name, plain):
+        await made.admin.execute((files("outbox") / "inbox.sql").read_text())
+        yield made
+
+
+@ways
+async def test_message_is_relayed_consumed_and_confirmed(
+    secured_kafka: SecuredKafka, sender: Sender, way: str
+) -> None:
+    kafka, _ = configs(secured_kafka, way)
+    name = fresh_name()
+    await sender.set_up(topic=name, consumers=(name,))
+    consumer = Consumer(
+        ConsumerConfig(name=name, topics=(name,), kafka=kafka, database=sender.dsns[SUPERUSER])
+    )
+    handled: list[bytes] = []
+
+    async def handle(delivery: Delivery, connection: object) -> None:
+        handled.append(delivery.payload)
+
+    business = await sender.connect(OUTBOX_WRITER)
+    async with (
+        asyncio.timeout(SECONDS),
+        sender.relay(kafka=kafka, group=f"{name}.relay"),
+        consumer,
+    ):
+        running = asyncio.create_task(consumer.run(handle))
+        async with business.transaction():
+            message_id = await outbox.add(business, "clearing", b"trade")
+        await sender.until_status(message_id, Status.CONSUMED)
+        consumer.stop()
+        await running
+    assert handled == [b"trade"]
+
+
+async def test_broker_that_is_away_is_told_from_one_that_answers(
+    secured_kafka: SecuredKafka,
+) -> None:
+    """The relay asks so, over a connection like all others."""
+    kafka = secured_kafka.login(SEQUENCER)
+    assert await is_broker_there(kafka, SECONDS)
+    assert await is_broker_there(secured_kafka.mutual(SEQUENCER), SECONDS)
+    for wrong in (
+        KafkaConfig.of(secured_kafka.at("LOGIN")),
+        secured_kafka.login(SEQUENCER, sasl_password="wrong"),
+        KafkaConfig.of("127.0.0.1:1"),
+    ):
+        async with no_socket_left():
+            assert not await is_broker_there(wrong, SECONDS)
+
+
+# -- who may not, is told so ----------------------------------------------------------------------
+
+
+async def test_receiver_cannot_write(
+    secured_kafka: SecuredKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = fresh_name()
+    secured_kafka.make_topic(topic)
+    _, reader = configs(secured_kafka, "login")
+    sink = KafkaFrameSink(
+        SequencerConfig(chain_id=1, database="unused", kafka=reader, publish_seconds=SECONDS)
+    )
+    await sink.start(topic, 0)  # to look is allowed
+    with pytest.raises(RetryError) as refused:
+        await sink.send([b"forged"])
+    assert f"a user 'receiver' that may write to topic {topic} (ACL)" in str(refused.value)
+    await sink.close()
+    async with started(make_consumer(reader, "looks")) as consumer:
+        at = TopicPartition(topic, 0)
+        assert await consumer.end_offsets([at]) == {at: 0}
+
+
+async def test_receiver_without_a_right_to_its_topic_says_so(secured_kafka: SecuredKafka) -> None:
+    topic = f"other.{secrets.token_hex(4)}"
+    secured_kafka.make_topic(topic)
+    source = KafkaFrameSource(
+        KafkaSourceConfig(kafka=secured_kafka.login(RECEIVER), topic=topic, connect_seconds=SECONDS)
+    )
+    with pytest.raises(ConnectError, match=f"'receiver' that may .*Describe.* topic {topic}"):
+        await source.start()
+
+
+async def test_consumer_without_a_right_to_its_group_says_so(secured_kafka: SecuredKafka) -> None:
+    config = ConsumerConfig(
+        name="other", topics=(TOPIC,), kafka=secured_kafka.login(RECEIVER), database="unused"
+    )
+    with pytest.raises(ConnectError, match=r"may commit as group other \(ACL\)"):
+        await move_start(config, StartAt(position=StartFrom.END))
+
+
+# -- an address alone is not enough ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["sequencer", "receiver", "intake", "consumer", "confirms"])
+async def test_plaintext_client_is_asked_for_tls_or_a_login(
+    secured_kafka: SecuredKafka, part: str
+) -> None:
+    kafka = secured_kafka.at("LOGIN")
+    sequencer = SequencerConfig(chain_id=1, database="unused", kafka=kafka)
+    consumer = ConsumerConfig(name="c", topics=(TOPIC,), kafka=kafka, database="unused")
+    parts: dict[str, Callable[[], Awaitable[object]]] = {
+        "sequencer": lambda: KafkaFrameSink(sequencer).start(TOPIC, 0),
+        "receiver": KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=TOPIC)).start,
+        "intake": lambda: check_intake_topic(TopicIntakeConfig(kafka=kafka, topic=TOPIC)),
+        "consumer": RecordSource(consumer, lambda _: None).start,
+        "confirms": ConfirmSender(consumer).start,
+    }
+    async with no_socket_left():
+        with pytest.raises(ConnectError, match=r"does it ask for TLS or a login\?") as refused:
+            await parts[part]()
+    assert "\n" not in str(refused.value)
+
+
+async def test_verifier_without_spark_asks_so_too(secured_kafka: SecuredKafka) -> None:
+    source = TopicSource(kafka=secured_kafka.at("LOGIN"), topic=TOPIC)
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=1)
+    with pytest.raises(ConnectError, match=r"does it ask for TLS or a login\?"):
+        await asyncio.to_thread(verify_locally, request)

@@ -1,0 +1,173 @@
+"""A receiver of one config, over a real PostgreSQL and a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from orderchain import (
+    ConnectError,
+    ReceiverConfig,
+    SettingError,
+    State,
+    open_receiver,
+)
+from orderchain.roles import GAP_READER, RECEIVER_WRITER
+
+from .conftest import create_topic, publish_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orderchain import Event, Receiver
+    from tests.unit.matcher_receiver.stored_chain import StoredChain
+
+    from .conftest import Publish, RoleDsn
+
+DEADLINE_SECONDS = 30
+
+
+@pytest.fixture
+def config(role_dsn: RoleDsn, bootstrap: str, chain_id: int) -> Callable[..., ReceiverConfig]:
+    def make(**settings: Any) -> ReceiverConfig:
+        whole = {
+            "chain_id": chain_id,
+            "name": "mine",
+            "database": role_dsn(RECEIVER_WRITER),
+            "gap_databases": (role_dsn(GAP_READER),),
+            "kafka": bootstrap,
+        }
+        return ReceiverConfig(**{**whole, **settings})
+
+    return make
+
+
+async def events_up_to(receiver: Receiver, until_id: int) -> list[Event]:
+    events: list[Event] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not events or events[-1].id < until_id:
+            run = await anext(receiver)
+            events += run.events
+            await receiver.checkpoint(run)
+    return events
+
+
+async def test_receiver_of_one_config_reads_the_topic_that_the_chain_names(
+    stored: StoredChain, config: Any, bootstrap: str
+) -> None:
+    topic = f"orders.of.{stored.chain.chain_id}"
+    await stored.admin.execute("UPDATE chain_head SET topic = $1", topic)
+    await create_topic(bootstrap, topic)
+    await stored.commit(20)
+    async with open_receiver(config(poll_after_seconds=600.0)) as receiver:
+        events = await events_up_to(receiver, stored.chain.mark().id)
+        frames = stored.chain.frames(await stored.commit(20))
+        await publish_frames(bootstrap, topic, frames)
+        events += await events_up_to(receiver, stored.chain.mark().id)
+        stats = receiver.stats()
+    assert events == stored.chain.events
+    assert (stats.rows_caught_up, stats.rows_live) == (20, 20)
+    assert (stats.chain_id, stats.name) == (stored.chain.chain_id, "mine")
+    async with open_receiver(config(to_head_at_start=True)) as again:
+        assert [run async for run in again] == []  # its checkpoint was stored
+
+
+async def test_receiver_of_one_config_fills_from_the_servers_in_their_order(
+    stored: StoredChain, config: Any, topic: str, role_dsn: RoleDsn
+) -> None:
+    await stored.commit(20)
+    away = "postgresql://nobody@127.0.0.1:1/x"
+    databases = away, role_dsn(GAP_READER)
+    async with open_receiver(config(gap_databases=databases, to_head_at_start=True)) as receiver:
+        events = [event async for run in receiver for event in run.events]
+    assert events == stored.chain.events
+
+
+async def test_receiver_without_gap_databases_reads_from_its_own(
+    stored: StoredChain, config: Any, topic: str, database: str
+) -> None:
+    await stored.commit(20)
+    own = config(gap_databases=(), database=database, to_head_at_start=True)
+    async with open_receiver(own) as receiver:
+        events = [event async for run in receiver for event in run.events]
+    assert events == stored.chain.events
+
+
+async def test_receiver_with_another_topic_than_the_chains_does_not_start(
+    stored: StoredChain, config: Any, bootstrap: str, topic: str
+) -> None:
+    other = f"{topic}.other"
+    await create_topic(bootstrap, other)
+    with pytest.raises(SettingError, match=rf"topic and partition was .*{other}"):
+        await open_receiver(config(topic=other)).__aenter__()
+    async with open_receiver(config(topic=topic, partition=0)):
+        pass
+
+
+async def test_place_that_is_kept_elsewhere_is_reported_under_the_name(
+    stored: StoredChain, config: Any, topic: str
+) -> None:
+    await stored.commit(20)
+    own = config(checkpoint="reported", start=stored.chain.mark(0), to_head_at_start=True)
+    async with open_receiver(own) as receiver:
+        async for run in receiver:
+            await receiver.checkpoint(run)
+    row = await stored.admin.fetchrow(
+        "SELECT receiver, head_delivered, is_report FROM receiver_checkpoint"
+    )
+    assert tuple(row) == ("mine", stored.chain.mark().id, True)
+
+
+async def test_receiver_starts_without_its_broker_where_that_is_optional(
+    stored: StoredChain, config: Any
+) -> None:
+    await stored.commit(20)
+    away = {"kafka": "127.0.0.1:1", "to_head_at_start": True, "poll_after_seconds": 0.1}
+    async with open_receiver(config(**away, kafka_at_start="optional")) as receiver:
+        events = [event async for run in receiver for event in run.events]
+    assert events == stored.chain.events
+    with pytest.raises(ConnectError):
+        await open_receiver(config(**away)).__aenter__()
+
+
+async def test_order_that_was_waited_for_is_seen_in_the_callers_table(
+    stored: StoredChain,
+    config: Any,
+    publish: Publish,
+    admin: asyncpg.Connection,
+    database: str,
+) -> None:
+    await admin.execute("CREATE TABLE worked_off (id bigint PRIMARY KEY)")
+    own = await asyncpg.connect(database, timeout=10)
+    started = asyncio.Event()
+
+    async def work(receiver: Receiver) -> None:
+        async for run in receiver:
+            async with own.transaction():
+                rows = [(event.id,) for event in run.events]
+                await own.executemany("INSERT INTO worked_off VALUES ($1)", rows)
+                await receiver.checkpoint(run, connection=own)
+
+    try:
+        # The caller's transaction is on a login that may do both.
+        async with open_receiver(
+            config(database=database),
+            on_state=lambda state: started.set() if state is State.LIVE else None,
+        ) as receiver:
+            working = asyncio.ensure_future(work(receiver))
+            await asyncio.wait_for(started.wait(), DEADLINE_SECONDS)
+            for _ in range(5):
+                await publish(stored.chain.frames(await stored.commit(20), slice_rows=7))
+                last_id = stored.chain.mark().id
+                await asyncio.wait_for(receiver.until_delivered(last_id), DEADLINE_SECONDS)
+                seen = await admin.fetchval(
+                    "SELECT count(*) FROM worked_off WHERE id <= $1", last_id
+                )
+                assert seen == len(stored.chain.events)
+            receiver.stop()
+            await working
+    finally:
+        await own.close(timeout=5)

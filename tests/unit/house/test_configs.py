@@ -1,0 +1,200 @@
+"""Every config of the house checks itself, field by field, however it is made."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import SettingError
+from outbox import RelayConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orderchain.config import Config
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier")
+
+CHECKED_BY_THEMSELVES = {"KafkaConfig", "DatabaseConfig"}
+"""Their fields depend on each other throughout, and some hold secrets: tests/unit/clients."""
+NOT_SETTINGS = {"SessionConfig"}
+"""Made by code of ours alone, of settings that were checked."""
+
+RELAY = RelayConfig(database="postgresql://db/x", kafka="broker:9092")
+GOOD: dict[str, object] = {
+    "chain_id": 1,
+    "check_topic": "checks",
+    "confirm_topics": ("confirms",),
+    "consumer": "clearing",
+    "consumers": ("clearing",),
+    "database": "postgresql://db/x",
+    "id": 1,
+    "kafka": "broker:9092",
+    "name": "clearing",
+    "path": "journal.jsonl",
+    "relay": RELAY,
+    "seal": b"s" * 32,
+    "sender": "trading",
+    "sources": (),
+    "token_sha256": ("0" * 64,),
+    "topic": "orders",
+    "topics": ("orders",),
+    "url": "redis://cache:6379",
+}
+"""A value for each field that has no default, in whatever config."""
+
+
+def classes_of(path: Path) -> Iterator[ast.ClassDef]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def bases_of(node: ast.ClassDef) -> set[str]:
+    return {base.id for base in node.bases if isinstance(base, ast.Name)}
+
+
+def all_configs() -> list[type[Config]]:
+    """Every class whose bases lead to Config, whichever package it is in."""
+    declared = {
+        (path, node.name): bases_of(node)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in classes_of(path)
+    }
+    names = {"Config"}
+    while more := {name for (_, name), bases in declared.items() if bases & names} - names:
+        names |= more
+    found = []
+    for (path, name), bases in declared.items():
+        if bases & names:
+            module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            found.append(getattr(module, name))
+    return found
+
+
+CONFIGS = all_configs()
+
+
+def make(config: type[Config], **settings: object) -> Config:
+    fields = msgspec.structs.fields(config)
+    required = {field.name: GOOD[field.name] for field in fields if field.required}
+    # A destination that asks for confirms has to have consumers.
+    needed = {"consumers": GOOD["consumers"]} if config.__name__ == "Destination" else {}
+    return config(**{**required, **needed, **settings})
+
+
+def parts_of(hint: Any) -> Iterator[tuple[Any, Meta]]:
+    """Yield the types of a field, each with its bounds."""
+    if get_origin(hint) is Annotated:
+        kind, *metas = get_args(hint)
+        for part, _ in parts_of(kind):
+            yield part, next(meta for meta in metas if isinstance(meta, Meta))
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from parts_of(part)
+    else:
+        yield hint, Meta()
+
+
+def bad_values(hint: Any) -> Iterator[object]:
+    yield object()
+    kinds = {part if isinstance(part, type) else get_origin(part) for part, _ in parts_of(hint)}
+    if str not in kinds and Literal not in kinds:
+        yield "no such value"
+    for kind, meta in parts_of(hint):
+        if kind in (int, float):
+            yield from bad_numbers(kind, meta)
+        elif kind is bool:
+            yield from ("false", 1, None)
+        elif kind is str:
+            if meta.min_length or KafkaConfig in kinds:
+                yield ""
+            if meta.max_length is not None:
+                yield "x" * (meta.max_length + 1)
+            if KafkaConfig in kinds:
+                yield from ("broker", "broker:no", "a b:9092")
+        elif get_origin(kind) is Literal:
+            yield "no such choice"
+        elif get_origin(kind) is tuple:
+            yield (object(),)
+
+
+def bad_numbers(kind: type, meta: Meta) -> Iterator[object]:
+    yield from (True, "1")
+    bounds = [(meta.ge, -1), (meta.le, 1), (meta.gt, 0), (meta.lt, 0)]
+    yield from (bound + step for bound, step in bounds if bound is not None)
+    if kind is float:
+        yield from (float("nan"), float("inf"), -float("inf"))
+
+
+FIELDS = [
+    (config, name)
+    for config in CONFIGS
+    for name in msgspec.structs.asdict(make(config))  # so that each one is made once, too
+]
+
+
+def test_every_config_of_the_house_checks_itself() -> None:
+    unchecked = {
+        node.name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in classes_of(path)
+        if node.name.endswith("Config") and "Struct" in bases_of(node)
+    }
+    assert unchecked == {"Config", *CHECKED_BY_THEMSELVES, *NOT_SETTINGS}
+    assert len(CONFIGS) > 15
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), FIELDS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_field_with_a_bad_value_is_refused_however_the_config_is_made(
+    config: type[Config], name: str
+) -> None:
+    hint = get_type_hints(config, include_extras=True)[name]
+    good = make(config)
+    for bad in bad_values(hint):
+        for construct in (
+            lambda bad=bad: make(config, **{name: bad}),
+            lambda bad=bad: msgspec.structs.replace(good, **{name: bad}),
+        ):
+            with pytest.raises(SettingError) as caught:
+                construct()
+            assert caught.value.field in (name, "bootstrap_servers"), bad
+            assert caught.value.expected, bad
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), FIELDS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_number_of_a_config_has_a_lower_bound(config: type[Config], name: str) -> None:
+    for kind, meta in parts_of(get_type_hints(config, include_extras=True)[name]):
+        if kind in (int, float):
+            assert meta.ge is not None or meta.gt is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), FIELDS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_one_idea_has_one_keyword(config: type[Config], name: str) -> None:
+    assert name not in {"bootstrap_servers", "servers", "dsn", "receiver", "owner", "chain"}
+    assert not name.endswith(("_ms", "_s", "_hours", "_minutes", "_timeout"))

@@ -1,0 +1,132 @@
+"""What a receiver is made of, where one config says it all and where parts are handed in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gapfill import GapReader, PreferredSources
+from matcher_receiver import (
+    ChainFrames,
+    FileSnapshotStore,
+    PostgresCheckpointStore,
+    PostgresHeadReports,
+    ReceiverConfig,
+)
+from orderchain import KafkaConfig, SettingError, open_receiver
+
+from .chains import CHAIN_ID
+from .memory import MemoryCheckpoints
+from .rig import Rig, virtual
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matcher_receiver import Receiver
+
+DATABASE, STANDBY, READER = (f"postgresql://{name}/x" for name in ("db", "standby", "reader"))
+
+
+def config(**settings: Any) -> ReceiverConfig:
+    whole = {"chain_id": CHAIN_ID, "name": "mine", "database": DATABASE, "kafka": "broker:9092"}
+    return ReceiverConfig(**{**whole, **settings})
+
+
+def parts_of(receiver: Receiver) -> dict[str, object]:
+    names = ("frames", "gap_source", "checkpoints", "reports", "snapshots")
+    return {name: getattr(receiver, f"_{name}") for name in names}
+
+
+def test_one_config_makes_all_parts() -> None:
+    parts = parts_of(open_receiver(config()))
+    assert isinstance(parts["frames"], ChainFrames)
+    assert isinstance(parts["gap_source"], GapReader)
+    assert isinstance(parts["checkpoints"], PostgresCheckpointStore)
+    assert (parts["checkpoints"].chain_id, parts["checkpoints"].receiver) == (CHAIN_ID, "mine")
+    assert parts["reports"] is None
+
+
+def test_several_gap_databases_are_standbys_and_the_primary_last() -> None:
+    parts = parts_of(open_receiver(config(gap_databases=(STANDBY, READER))))
+    source = parts["gap_source"]
+    assert isinstance(source, PreferredSources)
+    assert [reader._config.database for reader in source._sources] == [STANDBY, READER]
+    single = parts_of(open_receiver(config(gap_databases=(READER,))))["gap_source"]
+    assert isinstance(single, GapReader)
+    assert single._config.database == READER
+
+
+def test_settings_of_the_config_reach_the_parts() -> None:
+    given = config(
+        gap_databases=(READER,), page_rows=7, connect_seconds=1.5, statement_seconds=2.5,
+        close_seconds=0.5, gaps_kept=9,
+    )  # fmt: skip
+    parts: dict[str, Any] = parts_of(open_receiver(given))
+    reader, stored = parts["gap_source"]._config, parts["checkpoints"]._config
+    assert (reader.page_rows, stored.gaps_kept) == (7, 9)
+    for made in (reader, stored):
+        deadlines = made.connect_seconds, made.statement_seconds, made.close_seconds
+        assert deadlines == (1.5, 2.5, 0.5)
+
+
+def test_place_that_is_kept_elsewhere_is_reported() -> None:
+    parts = parts_of(open_receiver(config(checkpoint="reported")))
+    assert parts["checkpoints"] is None
+    assert isinstance(parts["reports"], PostgresHeadReports)
+    nowhere = config(checkpoint="reported", database=None, gap_databases=(READER,))
+    assert parts_of(open_receiver(nowhere))["reports"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"database": None}, "gap_databases"),
+        ({"database": None, "gap_databases": (READER,)}, "database"),
+        ({"kafka": None}, "kafka"),
+        ({"name": None}, "name"),
+    ],
+)
+def test_config_that_lacks_what_a_part_needs_is_refused(
+    settings: dict[str, object], field: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        open_receiver(config(**settings))
+    assert caught.value.field == field
+
+
+def test_receiver_without_a_database_of_its_own_keeps_its_place_where_the_caller_says(
+    tmp_path: Path,
+) -> None:
+    nowhere = {"database": None, "gap_databases": (READER,)}
+    rig = Rig([4])
+    snapshots = FileSnapshotStore(tmp_path, CHAIN_ID)
+    assert parts_of(open_receiver(config(**nowhere), snapshots=snapshots))["checkpoints"] is None
+    started = config(**nowhere, start=rig.chain.mark(0))
+    assert parts_of(open_receiver(started))["checkpoints"] is None
+    checkpoints = MemoryCheckpoints(CHAIN_ID, "mine")
+    made = parts_of(open_receiver(config(**nowhere), checkpoints=checkpoints))
+    assert (made["checkpoints"], made["reports"]) == (checkpoints, None)
+
+
+@virtual
+async def test_parts_that_are_handed_in_are_used_and_compared() -> None:
+    rig = Rig([4, 4])
+    own = ReceiverConfig(chain_id=CHAIN_ID, name="mine", to_head_at_start=True)
+    given = {"frames": rig.frames, "gap_source": rig.source}
+    mine = MemoryCheckpoints(CHAIN_ID, "mine")
+    async with open_receiver(own, **given, checkpoints=mine) as receiver:
+        ids = [event.id async for run in receiver for event in run.events]
+    assert ids == rig.chain.ids
+    theirs = MemoryCheckpoints(CHAIN_ID, "theirs")
+    with pytest.raises(SettingError, match="receiver of the checkpoints was 'theirs'"):
+        await open_receiver(own, **given, checkpoints=theirs).__aenter__()
+
+
+def test_config_shows_no_password() -> None:
+    secret = "postgresql://me:sesame@db/x"
+    kafka = KafkaConfig(
+        bootstrap_servers="broker:9092", security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN", sasl_username="me", sasl_password="sesame",
+    )  # fmt: skip
+    assert "sesame" not in repr(config(database=secret, gap_databases=(secret,), kafka=kafka))

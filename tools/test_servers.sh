@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs servers that some tests need, where they are missing and can be had (apt-get, as root or by sudo):
+#
+#   redis-server   the consumer's filter in Redis
+#   pgbouncer      fills through a pooler
+#   postgresql     TLS and client certificates: the PostgreSQL of the local stack is built without OpenSSL
+#
+# Wanted, not needed: what can not be installed is told in one line, and its tests are skipped with a reason.
+# None of them is started here; tests start their own.
+set -euo pipefail
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+can_install() { command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n true >/dev/null 2>&1; }; }
+
+# RUNLEVEL=1: a package's own service is not started.
+apt() { as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 "$@"; }
+
+has() { PATH=$PATH:/usr/sbin command -v "$1" >/dev/null; }
+
+missing() {
+  has "${REDIS_SERVER:-redis-server}" || echo redis-server
+  has pgbouncer || echo pgbouncer
+  has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
+}
+
+packages=$(missing | xargs)
+[ -n "$packages" ] || exit 0
+if can_install; then
+  say "installing $packages for the tests ..."
+  # shellcheck disable=SC2086 # one word per package
+  apt install -y --no-install-recommends $packages >/dev/null 2>&1 ||
+    { apt update && apt install -y --no-install-recommends $packages; } >/dev/null 2>&1 || true
+fi
+left=$(missing | xargs)
+[ -z "$left" ] || say "not installed: $left; the tests that need them are skipped"
