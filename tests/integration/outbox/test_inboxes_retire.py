@@ -117,9 +117,9 @@ async def test_inbox_of_a_quiet_destination_drops_its_old_days(sender: Sender) -
     config = ConsumerConfig(
         name=CONSUMER,
         topics=(destination.topic,),
-        bootstrap_servers=sender.kafka,
+        kafka=sender.kafka,
         database=sender.dsns[SUPERUSER],
-        retention_seconds=0.1,
+        upkeep_seconds=0.1,
     )
     consumer = Consumer(config)
 
