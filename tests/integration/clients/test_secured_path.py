@@ -117,7 +117,7 @@ async def test_chain_is_sequenced_received_and_verified(
     request = VerifyRequest(
         chain_id=CHAIN_ID,
         sources=(
-            DatabaseSource(dsn=role_dsn(AUDITOR)),
+            DatabaseSource(database=role_dsn(AUDITOR)),
             TopicSource(kafka=reader, topic=topic),
         ),
     )
