@@ -94,7 +94,7 @@ CREATE TABLE schema_version (
     applied_at  timestamptz NOT NULL DEFAULT now()
 );
 
-INSERT INTO schema_version (version) VALUES (1);
+INSERT INTO schema_version (version) VALUES (2);
 
 -- ------------------------------------------------------------------------------------------ chains
 
@@ -110,7 +110,7 @@ CREATE TABLE chain_head (
     published_id    bigint      NOT NULL DEFAULT 0 CHECK (published_id <= last_id),
     topic           text        NOT NULL,
     topic_partition integer     NOT NULL DEFAULT 0,
-    -- Rows of one partition of chain_event span this many ids; see chain_event_extend.
+    -- Pages of one partition of chain_page end within this many ids; see chain_page_extend.
     partition_ids   bigint      NOT NULL CHECK (partition_ids > 0),
     -- Seeds the hashes of keys, so that no client can craft keys that collide: keep it secret.
     key_salt        bigint      NOT NULL DEFAULT hashtextextended(gen_random_uuid()::text, 0),
@@ -171,19 +171,50 @@ CREATE TABLE chain_batch (
     FOREIGN KEY (chain_id, prev_last_id) REFERENCES chain_batch (chain_id, last_id)
 );
 
-CREATE TABLE chain_event (
-    chain_id      integer NOT NULL,
-    id            bigint  NOT NULL,
-    pid           bigint  NOT NULL,
-    key           text    NOT NULL,
-    event_time_ns bigint  NOT NULL,
-    payload       bytea   NOT NULL,
-    PRIMARY KEY (chain_id, id),
-    CHECK (id > pid)
+-- One stored row per batch, or per slice of a large one: the orders stand in arrays of equal length.
+-- A stored row of its own costs each order a header, an index entry and log of three times its size.
+-- In the arrays: the n-th elements are one row of the chain; ids rise.
+CREATE TABLE chain_page (
+    chain_id       integer  NOT NULL,
+    first_id       bigint   NOT NULL,
+    last_id        bigint   NOT NULL,
+    ids            bigint[] NOT NULL,
+    pids           bigint[] NOT NULL,
+    keys           text[]   NOT NULL,
+    event_times_ns bigint[] NOT NULL,
+    payloads       bytea[]  NOT NULL,
+    PRIMARY KEY (chain_id, last_id),
+    -- IS TRUE: of an empty array there is no first element, and NULL would pass.
+    CONSTRAINT chain_page_ends CHECK (
+        (ids[1] = first_id AND ids[cardinality(ids)] = last_id AND pids[1] < first_id) IS TRUE),
+    -- Of other lower bounds or dimensions, slices of two columns would be other rows. Each of these
+    -- reads the head of an array, not its elements.
+    CONSTRAINT chain_page_lengths CHECK (
+        (array_dims(pids) = array_dims(ids) AND array_dims(keys) = array_dims(ids)
+         AND array_dims(event_times_ns) = array_dims(ids)
+         AND array_dims(payloads) = array_dims(ids)) IS TRUE),
+    CONSTRAINT chain_page_no_null CHECK (
+        coalesce(array_position(ids, NULL), array_position(pids, NULL), array_position(keys, NULL),
+                 array_position(event_times_ns, NULL), array_position(payloads, NULL)) IS NULL)
 ) PARTITION BY LIST (chain_id);
+-- Orders hardly compress, and a compressed array must be unpacked whole for one element.
+ALTER TABLE chain_page
+    ALTER COLUMN ids SET STORAGE EXTERNAL,
+    ALTER COLUMN pids SET STORAGE EXTERNAL,
+    ALTER COLUMN keys SET STORAGE EXTERNAL,
+    ALTER COLUMN event_times_ns SET STORAGE EXTERNAL,
+    ALTER COLUMN payloads SET STORAGE EXTERNAL;
+
+-- The orders as rows. Good for a look at a whole chain; a range of ids is read by chain_events, which
+-- finds its pages by the index. From this view PostgreSQL cannot tell which pages hold an id.
+CREATE VIEW chain_event AS
+SELECT page.chain_id, event.id, event.pid, event.key, event.event_time_ns, event.payload
+  FROM chain_page AS page
+ CROSS JOIN LATERAL unnest(page.ids, page.pids, page.keys, page.event_times_ns, page.payloads)
+            AS event (id, pid, key, event_time_ns, payload);
 
 -- Which keys the last rows have, as hashes, many rows a page: written now and then behind the rows,
--- so that a new leader need not read those again. It can always be made anew from chain_event.
+-- so that a new leader need not read those again. It can always be made anew from chain_page.
 CREATE TABLE chain_key_page (
     chain_id integer NOT NULL REFERENCES chain_head,
     after_id bigint  NOT NULL,
@@ -317,7 +348,7 @@ CREATE TABLE chain_act (
 
 -- The partitions of a chain that begin after its last batch: names and numbers. No row of the chain
 -- is there. The batch counts, not the head: the head is a number that the sequencer may write.
-CREATE FUNCTION chain_event_ahead(of_chain integer) RETURNS TABLE (name text, number bigint)
+CREATE FUNCTION chain_page_ahead(of_chain integer) RETURNS TABLE (name text, number bigint)
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
     SELECT ranges.name, ranges.number
@@ -325,7 +356,7 @@ AS $$
      CROSS JOIN LATERAL (
            SELECT c.relname::text, substring(c.relname FROM '_([0-9]+)$')::bigint
              FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-            WHERE i.inhparent = to_regclass(format('public.chain_event_%s', of_chain))
+            WHERE i.inhparent = to_regclass(format('public.chain_page_%s', of_chain))
            ) AS ranges (name, number)
      WHERE head.chain_id = of_chain
        AND ranges.number > (SELECT max(batch.last_id) FROM public.chain_batch AS batch
@@ -337,16 +368,16 @@ $$;
 -- how many partitions ahead there are still.
 -- Size 0 under the strongest lock means that no transaction ever put a row there, whatever the
 -- snapshot of the caller shows. Rows that were rolled back leave a size: their partition stays.
-CREATE FUNCTION chain_event_reclaim(of_chain integer, kept bigint) RETURNS integer
+CREATE FUNCTION chain_page_reclaim(of_chain integer, kept bigint) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '200ms' -- readers queue behind this lock
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     range_table text;
 BEGIN
-    EXECUTE format('LOCK TABLE ONLY public.chain_event_%s IN ACCESS EXCLUSIVE MODE', of_chain);
+    EXECUTE format('LOCK TABLE ONLY public.chain_page_%s IN ACCESS EXCLUSIVE MODE', of_chain);
     FOR range_table IN
-        SELECT name FROM public.chain_event_ahead(of_chain)
+        SELECT name FROM public.chain_page_ahead(of_chain)
          WHERE number NOT BETWEEN kept AND kept + 2
     LOOP
         EXECUTE format('LOCK TABLE public.%I IN ACCESS EXCLUSIVE MODE', range_table);
@@ -354,15 +385,15 @@ BEGIN
             EXECUTE format('DROP TABLE public.%I', range_table);
         END IF;
     END LOOP;
-    RETURN (SELECT count(*) FROM public.chain_event_ahead(of_chain));
+    RETURN (SELECT count(*) FROM public.chain_page_ahead(of_chain));
 END
 $$;
 
--- Makes partitions of chain_event until one holds `until_id` and two empty ones follow it.
+-- Makes partitions of chain_page until one holds `until_id` and two empty ones follow it.
 -- A partition is made apart and then attached: CREATE ... PARTITION OF queues behind readers with
 -- the strongest lock and stops the writer, ATTACH does not.
 -- SECURITY DEFINER: the sequencer may extend a chain, but owns no table.
-CREATE FUNCTION chain_event_extend(extended_chain integer, until_id bigint) RETURNS void
+CREATE FUNCTION chain_page_extend(extended_chain integer, until_id bigint) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s'
     -- pg_temp last: else it is searched first, and a caller's own type `text` would run as the owner.
     SET search_path = pg_catalog, public, pg_temp
@@ -373,7 +404,7 @@ DECLARE
     -- way; at the second no more are made. Twenty such take-overs fit between the two.
     enough      CONSTANT integer := 30;
     too_many    CONSTANT integer := 90;
-    chain_table CONSTANT text := format('chain_event_%s', extended_chain);
+    chain_table CONSTANT text := format('chain_page_%s', extended_chain);
     span        bigint;
     lower_id    bigint;
     range_table text;
@@ -390,10 +421,10 @@ BEGIN
         range_table := format('%s_%s', chain_table, lower_id / span);
         CONTINUE WHEN to_regclass(format('public.%I', range_table)) IS NOT NULL;
         IF ahead IS NULL THEN
-            ahead := (SELECT count(*) FROM public.chain_event_ahead(extended_chain));
+            ahead := (SELECT count(*) FROM public.chain_page_ahead(extended_chain));
             IF ahead >= enough THEN
                 BEGIN
-                    ahead := public.chain_event_reclaim(extended_chain, until_id / span);
+                    ahead := public.chain_page_reclaim(extended_chain, until_id / span);
                 EXCEPTION WHEN lock_not_available THEN
                     NULL; -- somebody reads for long: the next extension tries again
                 END;
@@ -404,7 +435,7 @@ BEGIN
             END IF;
         END IF;
         EXECUTE format(
-            'CREATE TABLE public.%I (LIKE public.chain_event INCLUDING ALL)', range_table
+            'CREATE TABLE public.%I (LIKE public.chain_page INCLUDING ALL)', range_table
         );
         EXECUTE format(
             'ALTER TABLE public.%I ATTACH PARTITION public.%I FOR VALUES FROM (%s) TO (%s)',
@@ -423,7 +454,7 @@ CREATE FUNCTION chain_create(
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    chain_table text := format('chain_event_%s', new_chain);
+    chain_table text := format('chain_page_%s', new_chain);
 BEGIN
     -- First, and a row with one index only: of two calls at once the second waits here for the
     -- first. At chain_head it would fail on the topic's index.
@@ -440,16 +471,39 @@ BEGIN
     VALUES (new_chain, 0, 0, NULL, 0, 0, genesis_seal, now());
     -- Made apart and attached, as its own partitions are: no other chain waits for this.
     EXECUTE format(
-        'CREATE TABLE public.%I (LIKE public.chain_event INCLUDING ALL) PARTITION BY RANGE (id)',
+        'CREATE TABLE public.%I (LIKE public.chain_page INCLUDING ALL) PARTITION BY RANGE (last_id)',
         chain_table
     );
     EXECUTE format(
-        'ALTER TABLE public.chain_event ATTACH PARTITION public.%I FOR VALUES IN (%s)',
+        'ALTER TABLE public.chain_page ATTACH PARTITION public.%I FOR VALUES IN (%s)',
         chain_table, new_chain
     );
-    PERFORM public.chain_event_extend(new_chain, 0);
+    PERFORM public.chain_page_extend(new_chain, 0);
     RETURN true;
 END
+$$;
+
+-- The rows of a chain after one id, up to and including another: its pages are found by their index.
+-- Not SECURITY DEFINER, and nothing is set: so it is inlined in a query. Add ORDER BY id where the
+-- order counts.
+CREATE FUNCTION chain_events(of_chain integer, after_id bigint, until_id bigint)
+RETURNS TABLE (
+    chain_id integer, id bigint, pid bigint, key text, event_time_ns bigint, payload bytea
+)
+    LANGUAGE sql STABLE PARALLEL SAFE ROWS 5000
+AS $$
+    SELECT page.chain_id, event.id, event.pid, event.key, event.event_time_ns, event.payload
+      FROM public.chain_page AS page
+     CROSS JOIN LATERAL unnest(page.ids, page.pids, page.keys, page.event_times_ns, page.payloads)
+                AS event (id, pid, key, event_time_ns, payload)
+     WHERE page.chain_id = of_chain AND page.last_id > after_id
+       -- The page that holds until_id is the first that does not end before it.
+       AND page.last_id <= coalesce(
+           (SELECT holder.last_id FROM public.chain_page AS holder
+             WHERE holder.chain_id = of_chain AND holder.last_id >= until_id
+             ORDER BY holder.last_id LIMIT 1),
+           until_id)
+       AND event.id > after_id AND event.id <= until_id
 $$;
 
 -- Keeps the last gaps of a receiver, where the calling login wrote them. A function, because whoever
@@ -578,28 +632,28 @@ CREATE POLICY own_insert ON receiver_halt FOR INSERT TO receiver_writer WITH CHE
 -- ----------------------------------------------------------------------------------------- grants
 -- Every object, column and privilege is listed in docs/permissions.md.
 
-REVOKE ALL ON FUNCTION chain_event_ahead(integer) FROM PUBLIC;
-REVOKE ALL ON FUNCTION chain_event_reclaim(integer, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_page_ahead(integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_page_reclaim(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION receiver_gap_trim(integer, text, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_refuse() FROM PUBLIC;
-REVOKE ALL ON FUNCTION chain_event_extend(integer, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_page_extend(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
 
-GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_event, chain_intake,
-    chain_intake_reject, chain_skip TO sequencer_writer;
+GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_page, chain_event,
+    chain_intake, chain_intake_reject, chain_skip TO sequencer_writer;
 -- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
     ON chain_head TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
-GRANT INSERT ON chain_batch, chain_event, chain_intake_reject, chain_skip TO sequencer_writer;
+GRANT INSERT ON chain_batch, chain_page, chain_intake_reject, chain_skip TO sequencer_writer;
 GRANT INSERT (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
     ON chain_term TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
-GRANT EXECUTE ON FUNCTION chain_event_extend(integer, bigint) TO sequencer_writer;
+GRANT EXECUTE ON FUNCTION chain_page_extend(integer, bigint) TO sequencer_writer;
 
-GRANT SELECT ON schema_version, chain_term, chain_batch, chain_event TO gap_reader;
+GRANT SELECT ON schema_version, chain_term, chain_batch, chain_page, chain_event TO gap_reader;
 GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)
     ON chain_head TO gap_reader;
 
@@ -625,8 +679,8 @@ GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer
 -- All of chain_head but the salt of its keys.
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
-GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_event, chain_key_page,
-    chain_client, chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap,
+GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_page, chain_event,
+    chain_key_page, chain_client, chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap,
     receiver_halt, chain_verified, chain_act TO auditor;
 -- Not UPDATE, not DELETE: a mark that was set stays. Number, login and time are the server's own.
 GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;

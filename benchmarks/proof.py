@@ -11,7 +11,7 @@ from benchmarks.load import Stored
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.workload import order_batches
 from orderchain.event import Event
-from orderchain.row_image import row_images
+from orderchain.page_image import event_pages
 from orderchain.seal import genesis_seal, next_seal
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class _Chain:
                 last_id=batch["last_id"],
                 row_count=len(events),
                 committed_at_us=batch["committed_at_us"],
-                rows=row_images(self._chain_id, events),
+                pages=event_pages(events),
             )
             if self.seal != batch["seal"]:
                 raise NotWhole(f"chain {self._chain_id}: the seal at {self.last_id} does not match")

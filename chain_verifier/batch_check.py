@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_verifier.findings import Kind
-from orderchain.row_image import column_images
+from orderchain.page_image import page_image
 from orderchain.seal import next_seal
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class BatchCheck:
         """Return the seals that the rows give, behind each that may stand before; none if one of
         them is stored.
         """
-        images = column_images(self._chain_id, *(rows[name] for name in ROW_COLUMNS))
+        ids, pids, keys, times_ns, payloads = (rows[name] for name in ROW_COLUMNS)
+        pages = (page_image(ids, pids, list(map(str.encode, keys)), times_ns, payloads),)
         computed: list[bytes] = []
         for before in (batch["seal_before"], *due):
             seal = next_seal(
@@ -96,7 +97,7 @@ class BatchCheck:
                 last_id=batch["id"],
                 row_count=batch["row_count"],
                 committed_at_us=batch["committed_at_us"],
-                rows=images,
+                pages=pages,
             )
             if seal == batch["seal"]:
                 return []

@@ -8,7 +8,9 @@ SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
        -- A genesis or boundary row stands for the last row before it.
        (b.last_id = $2 OR EXISTS (
-           SELECT FROM chain_event e WHERE e.chain_id = $1 AND e.id = $2
+           SELECT FROM (SELECT ids FROM chain_page
+                         WHERE chain_id = $1 AND last_id >= $2 ORDER BY last_id LIMIT 1) holder
+            WHERE $2 = ANY (holder.ids)
        )) AS is_there,
        (SELECT max(a.last_id) FROM chain_batch a
         WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id,
@@ -35,7 +37,9 @@ LEFT JOIN LATERAL (
 SELECT pg_is_in_recovery() AS is_standby,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
        (b.last_id = $2 OR EXISTS (
-           SELECT FROM chain_event e WHERE e.chain_id = $1 AND e.id = $2
+           SELECT FROM (SELECT ids FROM chain_page
+                         WHERE chain_id = $1 AND last_id >= $2 ORDER BY last_id LIMIT 1) holder
+            WHERE $2 = ANY (holder.ids)
        )) AS is_there,
        batches.last_ids, batches.seals, batches.epochs,
        events.ids, events.pids, events.keys, events.times, events.payloads
@@ -53,43 +57,61 @@ CROSS JOIN (
     ) next_batches
 ) batches
 CROSS JOIN (
-    SELECT array_agg(id ORDER BY id) AS ids, array_agg(pid ORDER BY id) AS pids,
-           array_agg(key ORDER BY id) AS keys, array_agg(event_time_ns ORDER BY id) AS times,
-           array_agg(payload ORDER BY id) AS payloads
+    SELECT array_agg(event.id) AS ids, array_agg(event.pid) AS pids, array_agg(event.key) AS keys,
+           array_agg(event.event_time_ns) AS times, array_agg(event.payload) AS payloads
     FROM (
-        SELECT id, pid, key, event_time_ns, payload FROM chain_event
-        WHERE chain_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
-    ) next_events
+        -- Cut before they are unnested: of a large page a few rows may be asked for.
+        SELECT ids[low:high] AS ids, pids[low:high] AS pids, keys[low:high] AS keys,
+               event_times_ns[low:high] AS times, payloads[low:high] AS payloads
+        FROM (
+            SELECT ids, pids, keys, event_times_ns, payloads,
+                   width_bucket($2, ids) + 1 AS low, width_bucket($3, ids) AS high
+            FROM chain_page
+            WHERE chain_id = $1 AND last_id > $2 AND first_id <= $3 AND $4
+              AND last_id <= coalesce((
+                  SELECT last_id FROM chain_page
+                  WHERE chain_id = $1 AND last_id >= $3 ORDER BY last_id LIMIT 1
+              ), $3)
+            ORDER BY last_id
+        ) next_pages
+    ) slices
+    CROSS JOIN LATERAL unnest(ids, pids, keys, times, payloads)
+        AS event (id, pid, key, event_time_ns, payload)
 ) events;
 
--- page: the next rows of a range; none when their payloads are more than a page may hold
-SELECT id, pid, key, event_time_ns, payload
-FROM chain_event
-WHERE chain_id = $1 AND id > $2 AND id <= $3
-  -- octet_length reads no stored payload, only its length. Measured: a fifth of the page's time,
-  -- and spent in the server while the reader works on the page before.
-  AND (
-      SELECT sum(octet_length(payload)) FROM (
-          SELECT payload FROM chain_event
-          WHERE chain_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
-      ) page
-  ) <= $5
-ORDER BY id
-LIMIT $4;
-
--- page_by_bytes: the same, ended by their payloads; for pages that are more than a page may hold
-SELECT id, pid, key, event_time_ns, payload
+-- page: the next rows of a range, as slices of what is stored: as many stored pages as are needed for
+-- $4 rows or $5 bytes, so the last one may bring more of both
+SELECT CASE WHEN is_whole THEN ids ELSE ids[low:high] END,
+       CASE WHEN is_whole THEN pids ELSE pids[low:high] END,
+       CASE WHEN is_whole THEN keys ELSE keys[low:high] END,
+       CASE WHEN is_whole THEN event_times_ns ELSE event_times_ns[low:high] END,
+       CASE WHEN is_whole THEN payloads ELSE payloads[low:high] END
 FROM (
-    SELECT id, pid, key, event_time_ns, payload,
-           sum(octet_length(payload)) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING)
-               - octet_length(payload) AS bytes_before
-    FROM chain_event
-    WHERE chain_id = $1 AND id > $2 AND id <= $3
-    ORDER BY id
-    LIMIT $4
+    SELECT *, first_id > $2 AND last_id <= $3 AS is_whole,
+           -- Only where a page is cut: they read its ids.
+           CASE WHEN first_id > $2 THEN 1 ELSE width_bucket($2, ids) + 1 END AS low,
+           CASE WHEN last_id <= $3 THEN cardinality(ids) ELSE width_bucket($3, ids) END AS high
+    FROM (
+        SELECT *,
+               sum(last_id - first_id + 1) OVER before AS rows_before,
+               -- Of what is stored apart, it reads the size alone.
+               sum(pg_column_size(keys) + pg_column_size(payloads)) OVER before AS bytes_before
+        FROM (
+            SELECT first_id, last_id, ids, pids, keys, event_times_ns, payloads
+            FROM chain_page
+            WHERE chain_id = $1 AND last_id > $2
+              AND last_id <= coalesce((
+                  SELECT last_id FROM chain_page
+                  WHERE chain_id = $1 AND last_id >= $3 ORDER BY last_id LIMIT 1
+              ), $3)
+            ORDER BY last_id
+            LIMIT $4
+        ) next_pages
+        WINDOW before AS (ORDER BY last_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    ) sized
+    WHERE coalesce(rows_before, 0) < $4 AND coalesce(bytes_before, 0) < $5 AND first_id <= $3
 ) page
-WHERE bytes_before < $5
-ORDER BY id;
+ORDER BY last_id;
 
 -- batches_after: the next whole batches
 SELECT last_id, seal, epoch
@@ -107,7 +129,12 @@ SELECT pg_is_in_recovery() AS is_standby,
 -- Behind the archive's boundary only ends of batches are known.
 SELECT greatest(
     0,
-    (SELECT id FROM chain_event WHERE chain_id = $1 AND id <= $2 ORDER BY id DESC LIMIT 1),
+    (SELECT last_id FROM chain_page
+     WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1),
+    (SELECT ids[width_bucket($2, ids)] FROM (
+        SELECT ids FROM chain_page
+        WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT 1
+    ) holder),
     (SELECT last_id FROM chain_batch
      WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1)
 ) AS id;

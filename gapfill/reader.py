@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gapfill.connection import ReadConnection
@@ -145,16 +144,16 @@ class GapReader:
             raise NotYetReadable(after.id, until_id)
         after, source = opening.mark, opening.source
         marks = BatchMarks(self._connection, self._config.chain_id, after, opening.batches)
-        page = _read(opening.rows) if opening.rows else self._read_ahead(after.id, until_id)
+        page = _read(opening.slices) if opening.slices else self._read_ahead(after.id, until_id)
         try:
             while after.id < until_id:
-                rows = await page
-                last_id = rows[-1][0] if rows else after.id
+                slices = await page
+                last_id = slices[-1][0][-1] if slices else after.id
                 # Before the next page is asked for: else this run would wait for that one.
                 await marks.cover(last_id)
                 page = self._read_ahead(last_id, until_id)
                 await asyncio.sleep(0)  # sends the question; the rows are worked on meanwhile
-                events = list(starmap(Event, rows))
+                events = _events_of(slices)
                 if not events or not is_linked(after.id, events):
                     await _drop(page)
                     events = await self._explain(after.id, until_id)
@@ -172,17 +171,18 @@ class GapReader:
         config = self._config
         rows_max = max(1, min(config.page_rows, config.page_bytes // PAYLOAD_BYTES_MAX))
         # A longer range may hold more rows than these, and is read by pages.
-        limit = rows_max if until_id - after.id <= rows_max else 0
+        is_short = until_id - after.id <= rows_max
         found = await self._connection.fetch(
-            _SQL["opening"], config.chain_id, after.id, until_id, limit, FIRST_BATCHES
+            _SQL["opening"], config.chain_id, after.id, until_id, is_short, FIRST_BATCHES
         )
         mark = _mark_of(found[0], config.chain_id, after.id) if found else None
         if mark is None or not _is_same(mark, after):
             return await self._check_start(after)
         row = found[0]
         batches = _rows_of(row, "last_ids", "seals", "epochs")
-        events = _rows_of(row, "ids", "pids", "keys", "times", "payloads")
-        return _Opening(mark, _source_of(is_primary=not row["is_standby"]), batches, events)
+        columns = tuple(row[name] for name in ("ids", "pids", "keys", "times", "payloads"))
+        slices = [columns] if columns[0] else []
+        return _Opening(mark, _source_of(is_primary=not row["is_standby"]), batches, slices)
 
     async def _check_start(self, after: Mark) -> _Opening:
         """Compare `after` with all that is known of the chain. Says what is wrong with it."""
@@ -205,8 +205,7 @@ class GapReader:
     async def _page(self, after_id: int, until_id: int) -> Sequence[Any]:
         config = self._config
         values = (config.chain_id, after_id, until_id, config.page_rows, config.page_bytes)
-        rows = await self._connection.fetch(_SQL["page"], *values)
-        return rows or await self._connection.fetch(_SQL["page_by_bytes"], *values)
+        return await self._connection.fetch(_SQL["page"], *values)
 
     async def _explain(self, after_id: int, until_id: int) -> list[Event]:
         """Return the linked rows behind `after_id`, or raise what is known of those that lack.
@@ -215,7 +214,7 @@ class GapReader:
         have replayed the rows, in between.
         """
         place = (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
-        events = list(starmap(Event, await self._page(after_id, until_id)))
+        events = _events_of(await self._page(after_id, until_id))
         at = first_break(after_id, events)
         linked = events if at is None else events[:at]
         if linked:
@@ -247,8 +246,8 @@ class _Opening(NamedTuple):
     source: str
     batches: Sequence[Any] = ()
     """The next whole batches, as `BatchMarks` takes them."""
-    rows: Sequence[Any] = ()
-    """The rows of a short gap; empty where they are read by pages."""
+    slices: Sequence[Any] = ()
+    """The rows of a short gap, as `_events_of` takes them; empty where they are read by pages."""
 
 
 def _read(rows: Sequence[Any]) -> asyncio.Future[Sequence[Any]]:
@@ -256,6 +255,11 @@ def _read(rows: Sequence[Any]) -> asyncio.Future[Sequence[Any]]:
     page: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
     page.set_result(rows)
     return page
+
+
+def _events_of(slices: Sequence[Any]) -> list[Event]:
+    """Return the rows of slices of pages: ids, pids, keys, times, payloads, each an array."""
+    return [event for columns in slices for event in map(Event, *columns)]
 
 
 def _rows_of(row: Any, *columns: str) -> Sequence[Any]:  # noqa: ANN401 - a record of asyncpg

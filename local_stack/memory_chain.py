@@ -12,7 +12,7 @@ import msgspec
 from orderchain.batch import Batch
 from orderchain.event import Event
 from orderchain.frame import FrameHeader, encode_frame
-from orderchain.row_image import row_images
+from orderchain.page_image import event_pages
 from orderchain.seal import SEAL_BYTES, next_seal
 from orderchain.simulation.lossy_link import LinkDial, LossyLink
 from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
@@ -152,7 +152,7 @@ class MemoryChain:
         return Wire(self._server, Dial(seconds_max=0.001), self._random)
 
     def _sealed(self, pid: int, events: list[Event]) -> Batch:
-        rows = row_images(CHAIN_ID, events)
+        pages = event_pages(events)
         committed_at_us = FIRST_COMMIT_US + len(self._chain.batches)
         seal_before = self._chain.last_seal
         seal = next_seal(
@@ -162,7 +162,7 @@ class MemoryChain:
             last_id=events[-1].id,
             row_count=len(events),
             committed_at_us=committed_at_us,
-            rows=rows,
+            pages=pages,
         )
         return Batch(
             chain_id=CHAIN_ID,
@@ -174,7 +174,7 @@ class MemoryChain:
             seal=seal,
             committed_at_us=committed_at_us,
             events=events,
-            rows=rows,
+            pages=pages,
         )
 
     def _frames(self, batch: Batch) -> list[bytes]:

@@ -8,6 +8,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from orderchain.event import Event
+from orderchain.page_image import PageImage
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -24,13 +25,18 @@ class Batch(Struct, frozen=True, kw_only=True):
     committed_at_us: int
     """Set by the sequencer, in microseconds since 1970 UTC; never falls along a chain."""
     events: list[Event]
-    rows: bytes
-    """The row images (`orderchain.row_image`) of `events`: what COPY sends and the seal covers."""
+    pages: tuple[PageImage, ...]
+    """The images of `events`: what COPY sends and the seal covers."""
 
     @property
     def row_count(self) -> int:
         """Number of rows; at least 1."""
         return len(self.events)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(page.size for page in self.pages)
 
 
 class IntakeReject(Struct, frozen=True, kw_only=True):

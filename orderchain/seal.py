@@ -7,10 +7,13 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
+    from orderchain.page_image import PageImage
+
 SEAL_BYTES: Final = 32
-_DOMAIN: Final = b"orderchain seal 1\0"
+_DOMAIN: Final = b"orderchain seal 2\0"
 _GENESIS: Final = Struct(">16sq")
 _BATCH: Final = Struct(">32sqqqqq32s")
 
@@ -28,13 +31,18 @@ def next_seal(
     last_id: int,
     row_count: int,
     committed_at_us: int,
-    rows: bytes | bytearray | memoryview,
+    pages: Sequence[PageImage],
 ) -> bytes:
     """Return the seal after a batch, from the seal before it and all that is stored of it.
 
-    `rows` are the row images of the batch (see `orderchain.row_image`), `committed_at_us` counts
-    microseconds since 1970 UTC, as the sequencer set it.
+    `pages` hold the rows of the batch, in order; where one page ends and the next begins makes no
+    difference: a column is covered whole, then the next. `committed_at_us` counts microseconds since
+    1970 UTC, as the sequencer set it.
     """
+    content = sha256()
+    for parts in zip(*(page.columns for page in pages), strict=True):
+        for part in parts:
+            content.update(part)
     return sha256(
         _BATCH.pack(
             previous,
@@ -43,6 +51,6 @@ def next_seal(
             last_id,
             row_count,
             committed_at_us,
-            sha256(rows).digest(),
+            content.digest(),
         )
     ).digest()

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from itertools import chain as flatten
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
 from orderchain.errors import Fenced, IntakeMoved, OrderchainError, UnknownOutcome
+from orderchain.page_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from orderchain.refusals import sqlstate_of
-from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from orderchain.sql import load_sql
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.prepared import call
@@ -34,7 +35,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _STATEMENT_ROWS_MAX: Final = 32
 """Rows that go in as values of one statement. Beyond it COPY's cheaper rows outweigh its start."""
 
-_COPY: Final = f"COPY chain_event ({', '.join(COLUMNS)}) FROM STDIN (FORMAT binary)"
+_COPY: Final = f"COPY chain_page ({', '.join(COLUMNS)}) FROM STDIN (FORMAT binary)"
 
 _FENCE_FAILED: Final = "22012"
 """division_by_zero: how `commit_batch` ends a transaction that did not pass the fence."""
@@ -105,7 +106,12 @@ class Commit:
         ]
         self._is_sent = True
         self._answer = pipeline.send(
-            ";".join(statements), (COPY_HEADER, self._batch.rows, COPY_TRAILER)
+            ";".join(statements),
+            [
+                COPY_HEADER,
+                *flatten.from_iterable(page.copied(chain_id) for page in self._batch.pages),
+                COPY_TRAILER,
+            ],
         )
 
     async def answered(self, meanwhile: Callable[[], None] | None) -> None:
@@ -120,17 +126,13 @@ class Commit:
     async def _in_a_statement(
         self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
     ) -> None:
-        events = self._batch.events
         self._is_sent = True
-        if len(events) == 1:
-            # Done before there is time for a `meanwhile`.
-            values = _row_of(events[0])
-            passed = await connection.fetchval(_SQL["commit_row"], *self._fence_values, *values)
+        columns = map(list, zip(*map(_row_of, self._batch.events), strict=True))
+        sending = connection.fetchval(_SQL["commit_page"], *self._fence_values, *columns)
+        if self._batch.row_count == 1:
+            passed = await sending  # done before there is time for a `meanwhile`
         else:
-            columns = map(list, zip(*map(_row_of, events), strict=True))
-            passed = await _beside(
-                connection.fetchval(_SQL["commit_rows"], *self._fence_values, *columns), meanwhile
-            )
+            passed = await _beside(sending, meanwhile)
         if passed is None:
             raise Fenced(self._batch.chain_id, self._batch.epoch)
 

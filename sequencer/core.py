@@ -8,10 +8,10 @@ from orderchain.batch import Batch
 from orderchain.errors import OrderchainError
 from orderchain.event import Event
 from orderchain.limits import ID_MAX
+from orderchain.page_image import column_pages
 from orderchain.seal import next_seal
 from sequencer.columns import OrderColumns, columns_of
 from sequencer.id_strategy import check_partition_ids, first_id, least_id_of_term
-from sequencer.imaging import batch_images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,8 @@ class SequencerCore:
             raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
         ids = range(first, last_id + 1)
         times = [wall_ns if time_ns is None else time_ns for time_ns in columns.times_ns]
-        rows = batch_images(self._term.chain_id, self._last_id, ids, columns, times)
+        pids = (self._last_id, *ids[:-1])
+        pages = column_pages(ids, pids, columns.encoded_keys, times, columns.payloads)
         # A clock that steps back must not make committed_at fall along the chain.
         committed_at_us = max(wall_ns // 1_000, self._last_committed_at_us)
         seal = next_seal(
@@ -64,7 +65,7 @@ class SequencerCore:
             last_id=last_id,
             row_count=len(ids),
             committed_at_us=committed_at_us,
-            rows=rows,
+            pages=pages,
         )
         batch = Batch(
             chain_id=self._term.chain_id,
@@ -75,10 +76,8 @@ class SequencerCore:
             seal_before=self._last_seal,
             seal=seal,
             committed_at_us=committed_at_us,
-            events=list(
-                map(Event, ids, (self._last_id, *ids[:-1]), columns.keys, times, columns.payloads)
-            ),
-            rows=rows,
+            events=list(map(Event, ids, pids, columns.keys, times, columns.payloads)),
+            pages=pages,
         )
         self._last_id, self._last_seal = last_id, seal
         self._last_committed_at_us = committed_at_us

@@ -53,7 +53,7 @@ def batch_frames(batch: Batch, term: Term, frame_bytes_max: int) -> list[bytes]:
     uneven rows are halved once more. No row of `batch` may be unfit (`has_unfit_row`).
     """
     slices = max(
-        -(-(len(batch.rows) + HEADER_BYTES) // frame_bytes_max),
+        -(-(batch.size + HEADER_BYTES) // frame_bytes_max),
         -(-batch.row_count // FRAME_ROWS_MAX),
     )
     step = -(-batch.row_count // slices)

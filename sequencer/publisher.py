@@ -90,7 +90,7 @@ class Publisher:
         """Queue a committed batch, which follows the one offered before. Never waits."""
         self._head_id, self._head_seal = batch.last_id, batch.seal
         self._queue.append(batch)
-        self._queue_bytes += len(batch.rows)
+        self._queue_bytes += batch.size
         self._idle.clear()
         if self._queue_bytes > self._config.publish_queue_bytes_max:
             self.forget(batch.last_id)
@@ -141,7 +141,7 @@ class Publisher:
         batches: list[Batch] = []
         bytes_ = 0
         for batch in self._queue:
-            bytes_ += len(batch.rows)
+            bytes_ += batch.size
             if batches and bytes_ > _SEND_BYTES_MAX:
                 break
             if has_unfit_row(batch, self._frame_bytes_max()):
@@ -197,7 +197,7 @@ class Publisher:
         for batch in batches:
             if self._queue and self._queue[0] is batch:
                 self._queue.popleft()
-                self._queue_bytes -= len(batch.rows)
+                self._queue_bytes -= batch.size
 
     async def _skip(self, until_id: int) -> None:
         """Publish the head in place of the forgotten rows, then record the range as skipped."""

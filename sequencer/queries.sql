@@ -82,7 +82,7 @@ RETURNING counter
 SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 
 -- extend: make partitions until one holds id $2, and two more
-SELECT chain_event_extend($1, $2)
+SELECT chain_page_extend($1, $2)
 
 -- commit_batch: the fence, and behind it the batch row; where the fence does not hold, the division
 -- by zero ends the transaction, with whatever statements stand behind this one
@@ -126,7 +126,7 @@ WITH moved AS (
 )
 SELECT ln(count(*)) FROM moved
 
--- commit_rows: fence, batch row and rows in one statement, for few of them
+-- commit_page: fence, batch row and the rows in one statement, for few of them
 WITH fence AS (
     UPDATE chain_head
        SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
@@ -136,11 +136,11 @@ WITH fence AS (
     INSERT INTO chain_batch
         (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
     SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
-), rows AS (
-    INSERT INTO chain_event (chain_id, id, pid, key, event_time_ns, payload)
-    SELECT fence.chain_id, event.*
-      FROM fence,
-           unnest($11::bigint[], $12::bigint[], $13::text[], $14::bigint[], $15::bytea[]) AS event
+), page AS (
+    INSERT INTO chain_page
+        (chain_id, first_id, last_id, ids, pids, keys, event_times_ns, payloads)
+    SELECT chain_id, $5, $6, $11::bigint[], $12::bigint[], $13::text[], $14::bigint[], $15::bytea[]
+      FROM fence
 )
 SELECT 1 FROM fence
 
@@ -149,22 +149,6 @@ SELECT 1 FROM fence
 INSERT INTO chain_intake_reject (chain_id, source, position, key, reason)
 VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (chain_id, source, position) DO NOTHING
-
--- commit_row: the same for one row alone, without the detour by arrays
-WITH fence AS (
-    UPDATE chain_head
-       SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
-     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id = $4
-    RETURNING chain_id
-), batch AS (
-    INSERT INTO chain_batch
-        (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
-    SELECT chain_id, $5, $6, $4, $7, $2, $8, $9 FROM fence
-), rows AS (
-    INSERT INTO chain_event (chain_id, id, pid, key, event_time_ns, payload)
-    SELECT chain_id, $11::bigint, $12::bigint, $13::text, $14::bigint, $15::bytea FROM fence
-)
-SELECT 1 FROM fence
 
 -- lock_head: the fence alone, for a transaction that adds no row; with the lock of a commit, for which
 -- a receiver's row that names the chain, not yet committed, need not be waited for
@@ -218,13 +202,20 @@ SELECT batch.first_id, batch.last_id, batch.prev_last_id, batch.epoch, batch.sea
     ON parent.chain_id = batch.chain_id AND parent.last_id = batch.prev_last_id
  WHERE batch.chain_id = $1 AND batch.prev_last_id = $2
 
--- batch_rows: the rows from id $2 to id $3
-SELECT id, pid, key, event_time_ns, payload
-  FROM chain_event WHERE chain_id = $1 AND id BETWEEN $2 AND $3 ORDER BY id
+-- batch_pages: the rows of the batch from id $2 to id $3, as they are stored
+SELECT ids, pids, keys, event_times_ns, payloads
+  FROM chain_page WHERE chain_id = $1 AND last_id BETWEEN $2 AND $3 ORDER BY last_id
 
--- rows_by_id: the rows that may hold a key
-SELECT id, pid, key, event_time_ns, payload
-  FROM chain_event WHERE chain_id = $1 AND id = ANY($2)
+-- rows_by_id: the rows that may hold a key; each is looked for in the one page that may hold it
+SELECT page.ids[found.at], page.pids[found.at], page.keys[found.at], page.event_times_ns[found.at],
+       page.payloads[found.at]
+  FROM unnest($2::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (
+       SELECT ids, pids, keys, event_times_ns, payloads
+         FROM chain_page WHERE chain_id = $1 AND last_id >= wanted.id ORDER BY last_id LIMIT 1
+       ) AS page
+ CROSS JOIN LATERAL (SELECT width_bucket(wanted.id, page.ids) AS at) AS found
+ WHERE page.ids[found.at] = wanted.id
 
 -- key_outline: which pages there are
 SELECT after_id, until_id, (length(hashes) / 8)::bigint
@@ -237,8 +228,19 @@ SELECT after_id, until_id, spans, hashes
 -- clients: what is known of every client
 SELECT client, number, id, known_from, known_from_id FROM chain_client WHERE chain_id = $1
 
--- keys_after: the keys of the next rows behind id $2, up to id $3
-SELECT id, key FROM chain_event WHERE chain_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
+-- keys_after: the keys of the next rows after id $2, up to id $3
+SELECT event.id, event.key
+  FROM (SELECT ids, keys, last_id FROM chain_page
+         WHERE chain_id = $1 AND last_id > $2
+           AND last_id <= (SELECT max(last_id) FROM (
+                   SELECT last_id FROM chain_page
+                    WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $4
+               ) AS next_pages)
+         ORDER BY last_id) AS page
+ CROSS JOIN LATERAL unnest(page.ids, page.keys) AS event (id, key)
+ WHERE event.id > $2 AND event.id <= $3
+ ORDER BY page.last_id, event.id
+ LIMIT $4
 
 -- save_key_page: store a page; one that was made anew is as good as the one before
 INSERT INTO chain_key_page (chain_id, after_id, until_id, spans, hashes)

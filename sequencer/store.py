@@ -10,8 +10,8 @@ from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
 from orderchain.clock import SystemClock
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.event import Event
+from orderchain.page_image import event_pages
 from orderchain.refusals import schema_refusal
-from orderchain.row_image import row_images
 from orderchain.sql import load_sql
 from sequencer.commit import Commit, intake_refusal, mark_values, reject_values
 from sequencer.connecting import CONNECTION_ERRORS, failure_of
@@ -233,8 +233,8 @@ class PostgresChainStore:
         self._extended_until = (batch.last_id // span + 1) * span
 
     async def _read_batch(self, chain_id: int, row: asyncpg.Record) -> Batch:
-        records = await self._session.fetch("batch_rows", chain_id, row["first_id"], row["last_id"])
-        events = [Event(*record) for record in records]
+        stored = await self._session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
+        events = [event for page in stored for event in map(Event, *page)]
         return Batch(
             chain_id=chain_id,
             epoch=row["epoch"],
@@ -245,7 +245,7 @@ class PostgresChainStore:
             seal=row["seal"],
             committed_at_us=(row["committed_at"] - _EPOCH_START) // _MICROSECOND,
             events=events,
-            rows=row_images(chain_id, events),
+            pages=event_pages(events),
         )
 
     def _leading(self) -> Term:

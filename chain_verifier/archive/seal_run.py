@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from chain_verifier.findings import counted_rows
-from orderchain.row_image import column_images
+from orderchain.page_image import page_image
 from orderchain.seal import next_seal
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class SealRun:
 
     def _seal_of(self, batch: Batch, rows: Sequence[ArchivedRow]) -> bytes:
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        columns[2] = list(map(str.encode, columns[2]))
         return next_seal(
             self.seal,
             epoch=batch.epoch,
@@ -69,5 +70,5 @@ class SealRun:
             last_id=batch.last_id,
             row_count=batch.row_count,
             committed_at_us=(batch.committed_at - _EPOCH_START) // timedelta(microseconds=1),
-            rows=column_images(self._chain_id, *columns),
+            pages=(page_image(*columns),),
         )

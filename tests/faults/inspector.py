@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from orderchain.event import Event
 from orderchain.frame import FrameHeader, decode_body, decode_header, is_signed
-from orderchain.row_image import row_images
+from orderchain.page_image import event_pages
 from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
 from sequencer import SequencerConfig
 
@@ -175,7 +175,7 @@ async def _check_batches(chain: Chain, rows: list[Event]) -> None:
             last_id=batch["last_id"],
             row_count=len(events),
             committed_at_us=batch["us"],
-            rows=row_images(chain.chain_id, events),
+            pages=event_pages(events),
         ), f"the seal after {batch['last_id']} is not that of its rows"
     assert at == len(rows), "rows outside of every batch"
     (head,) = await chain.fetch("SELECT * FROM chain_head WHERE chain_id = $1", chain.chain_id)

@@ -344,7 +344,7 @@ async def chain_on_small_disk(
         databases.append(chain.database.rpartition("/")[2])
         postgres_to_break.execute(
             f"CREATE TABLESPACE {name} LOCATION '{small_disk}';"
-            f"ALTER TABLE chain_event_1_0 SET TABLESPACE {name};"
+            f"ALTER TABLE chain_page_1_0 SET TABLESPACE {name};"
             # Partitions that are made later, too: after a take-over ids go on in another one.
             f"GRANT CREATE ON TABLESPACE {name} TO orderchain_owner;"
             f"ALTER DATABASE {databases[0]} SET default_tablespace = {name};",

@@ -139,7 +139,7 @@ class Checker:
             last_id=batch.last_id,
             row_count=batch.row_count,
             committed_at_us=batch.committed_at_us,
-            rows=batch.rows,
+            pages=batch.pages,
         )
         self.require(batch.seal == seal, "seal", batch.last_id)
         for event in batch.events:

@@ -24,6 +24,7 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.mark import Mark
+from tests.stored_pages import LET_TAMPER
 from tests.unit.matcher_receiver.chains import ids_of
 from tests.unit.matcher_receiver.silent_server import silent_server
 
@@ -287,6 +288,7 @@ async def test_runs_with_two_rows_of_one_parent_are_a_fork(
 ) -> None:
     stored = await make_stored([6])
     ids = stored.chain.ids
+    await admin.execute(LET_TAMPER)
     await admin.execute(
         "UPDATE chain_event SET pid = $2 WHERE chain_id = 7 AND id = $1", ids[4], ids[2]
     )

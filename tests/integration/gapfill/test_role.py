@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from .conftest import MakeStored
 
 REFUSED_ALWAYS = [
-    "INSERT INTO chain_event VALUES (7, 999, 998, 'k', 0, '')",
-    "UPDATE chain_event SET payload = ''",
-    "DELETE FROM chain_event",
-    "TRUNCATE chain_event",
+    """INSERT INTO chain_page VALUES (7, 999, 999, '{999}', '{998}', '{k}', '{0}', '{""}')""",
+    "UPDATE chain_page SET payloads = payloads",
+    "DELETE FROM chain_page",
+    "TRUNCATE chain_page",
     "INSERT INTO chain_batch VALUES (7, 999, 999, 3, 1, 1, decode(repeat('00', 32), 'hex'), now())",
     "UPDATE chain_batch SET seal = seal",
     "DELETE FROM chain_batch",
@@ -35,10 +35,10 @@ REFUSED_ALWAYS = [
     "SELECT * FROM receiver_checkpoint",
     "INSERT INTO receiver_checkpoint VALUES (7, 'x', 0, 0, '', 0)",
     "SELECT chain_create(8, decode(repeat('00', 32), 'hex'), 'topic', 0, 1000)",
-    "SELECT chain_event_extend(7, 10000000)",
+    "SELECT chain_page_extend(7, 10000000)",
     "CREATE TABLE mine (x integer)",
-    "SELECT * FROM chain_event FOR UPDATE",
-    "LOCK TABLE chain_event IN SHARE MODE",
+    "SELECT * FROM chain_page FOR UPDATE",
+    "LOCK TABLE chain_page IN SHARE MODE",
     "SET ROLE orderchain_owner",
     "SELECT pg_read_file('postgresql.conf')",
 ]
@@ -69,7 +69,7 @@ async def test_reader_with_a_login_that_may_not_read_names_the_login_the_role_an
     make_stored: MakeStored, admin: asyncpg.Connection, reader: GapReader
 ) -> None:
     await make_stored([3])
-    await admin.execute("REVOKE SELECT ON chain_batch, chain_event FROM gap_reader")
+    await admin.execute("REVOKE SELECT ON chain_batch, chain_page FROM gap_reader")
     with pytest.raises(ConnectError) as refused:
         await reader.standing(0)
     told = "expected a login that is a member of gap_reader (login gap_reader: permission denied"
@@ -96,6 +96,6 @@ async def test_gap_reader_reads_what_a_fill_needs(
     make_stored: MakeStored, gap_login: asyncpg.Connection
 ) -> None:
     await make_stored([3])
-    for table in ("schema_version", "chain_batch", "chain_event"):
+    for table in ("schema_version", "chain_batch", "chain_page", "chain_event"):
         assert await gap_login.fetch(f"SELECT * FROM {table}")  # noqa: S608 - names of our own
     assert await gap_login.fetchval("SELECT last_id FROM chain_head") > 0

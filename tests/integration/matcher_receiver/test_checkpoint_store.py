@@ -254,13 +254,13 @@ async def test_role_may_keep_checkpoints_and_nothing_else(
 ) -> None:
     login = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
     for statement in (
-        "SELECT * FROM chain_event",
+        "SELECT * FROM chain_page",
         "SELECT * FROM chain_batch",
         "SELECT last_id FROM chain_head",
         "UPDATE chain_head SET last_id = 0",
         "DELETE FROM receiver_checkpoint",
         "TRUNCATE receiver_checkpoint",
-        "INSERT INTO chain_event VALUES (7, 1, 0, 'k', 0, '')",
+        """INSERT INTO chain_page VALUES (7, 1, 1, '{1}', '{0}', '{k}', '{0}', '{""}')""",
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await login.execute(statement)

@@ -26,7 +26,10 @@ INSERT INTO chain_batch
     (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
 VALUES ($1, $2, $3, $4, $5, 1, $6, now())
 """
-_EVENT = "INSERT INTO chain_event VALUES (1, $1, $2, 'k', 0, '')"
+_EVENT = """
+    INSERT INTO chain_page
+    VALUES (1, $1::bigint, $1, ARRAY[$1], ARRAY[$2::bigint], '{k}', '{0}', '{""}')
+"""
 
 
 @pytest.fixture
@@ -114,7 +117,9 @@ async def test_event_outside_every_partition_is_refused(
         with pytest.raises(asyncpg.CheckViolationError, match="no partition"):
             await writer.execute(_EVENT, id_, 5)
     with pytest.raises(asyncpg.CheckViolationError, match="no partition"):
-        await writer.execute("INSERT INTO chain_event VALUES (2, 1, 0, 'k', 0, '')")
+        await writer.execute(
+            """INSERT INTO chain_page VALUES (2, 1, 1, '{1}', '{0}', '{k}', '{0}', '{""}')"""
+        )
 
 
 async def test_head_with_published_above_persisted_is_refused(

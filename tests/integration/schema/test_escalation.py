@@ -33,5 +33,5 @@ async def test_extend_with_types_shadowed_by_the_caller_runs_none_of_its_code(
     database = await superuser.fetchval("SELECT current_database()")
     await superuser.execute(f"GRANT TEMPORARY ON DATABASE {database} TO {SEQUENCER_WRITER}")
     await writer.execute(_SHADOW)
-    await writer.execute("SELECT public.chain_event_extend(1, 500)")
+    await writer.execute("SELECT public.chain_page_extend(1, 500)")
     assert await writer.fetch("SELECT role FROM pg_temp.seen") == []

@@ -131,8 +131,8 @@ _EVERYBODY: Statements = (
     "DO $$ BEGIN LOCK TABLE chain_partition_lock IN ACCESS SHARE MODE; END $$",
     "INSERT INTO chain_partition_lock VALUES (2)",
     "DELETE FROM chain_partition_lock",
-    "SELECT chain_event_reclaim(1, 0)",
-    "SELECT chain_event_ahead(1)",
+    "SELECT chain_page_reclaim(1, 0)",
+    "SELECT chain_page_ahead(1)",
     "SELECT setval('chain_verified_mark_id_seq', 1)",
     "SELECT nextval('chain_verified_mark_id_seq')",
     "SELECT nextval('chain_act_act_id_seq')",
@@ -163,8 +163,8 @@ async def test_no_role_stores_hidden_things_or_takes_the_locks_of_the_owner(
 _ADVISORY = "SELECT pg_advisory_lock(hashtextextended('orderchain partition ' || $1::text, 0))"
 _HELD: dict[str, Statements] = {
     GAP_READER: (
-        "LOCK TABLE chain_event, chain_batch IN ACCESS SHARE MODE",
-        "SELECT count(*) FROM chain_event",
+        "LOCK TABLE chain_page, chain_batch IN ACCESS SHARE MODE",
+        "SELECT count(*) FROM chain_page",
     ),
     RECEIVER_WRITER: (
         "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id, seal,"
@@ -176,7 +176,7 @@ _HELD: dict[str, Statements] = {
         " VALUES (1, 'm', 5, 'r', 'd')",
     ),
     AUDITOR: (
-        "LOCK TABLE chain_event, chain_batch, chain_act IN ACCESS SHARE MODE",
+        "LOCK TABLE chain_page, chain_batch, chain_act IN ACCESS SHARE MODE",
         mark(5, 9),
     ),
 }
@@ -196,11 +196,11 @@ async def test_transaction_that_a_role_holds_open_keeps_no_order_out(
             await holder.execute(_ADVISORY, str(chain_id))
         for statement in _HELD[role]:
             await holder.execute(statement)
-        await writer.execute("SELECT chain_event_extend(1, 700)")
+        await writer.execute("SELECT chain_page_extend(1, 700)")
         async with writer.transaction():
             assert await writer.fetchval(SEQUENCER["lock_head"], 1, 3, nonce) == 1
             await writer.execute("UPDATE chain_head SET last_id = 12")
-            await writer.execute("INSERT INTO chain_event VALUES (1, 12, 9, 'k', 0, '')")
+            await writer.execute(_PAGE, 12)
             await writer.execute(batch(12, 12, 9, 3))
         await catalog.execute("SET lock_timeout = '1s'")
         created = "SELECT chain_create(2, decode(repeat('00', 32), 'hex'), 't.2', 0, 100)"
@@ -270,8 +270,12 @@ async def test_owner_may_put_a_head_right(catalog: asyncpg.Connection[Any]) -> N
     assert await catalog.fetchval("SELECT epoch FROM chain_head") == 9
 
 
-_RANGES = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'chain_event_1'::regclass"
-_EXTEND = "SELECT chain_event_extend(1, $1)"
+_PAGE = """
+    INSERT INTO chain_page
+    VALUES (1, $1::bigint, $1, ARRAY[$1], '{9}', '{k}', '{0}', '{""}')
+"""
+_RANGES = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'chain_page_1'::regclass"
+_EXTEND = "SELECT chain_page_extend(1, $1)"
 
 
 @pytest.mark.usefixtures("chain")
@@ -295,8 +299,8 @@ async def test_partitions_ahead_that_were_written_to_stay_and_end_in_a_refusal(
         await make_and_soil_partitions(writer)
     assert await catalog.fetchval(_RANGES) <= 1 + 92
     # What the document tells the owner to do.
-    await catalog.execute("VACUUM (TRUNCATE) chain_event")
-    assert await catalog.fetchval("SELECT chain_event_reclaim(1, 0)") == 0
+    await catalog.execute("VACUUM (TRUNCATE) chain_page")
+    assert await catalog.fetchval("SELECT chain_page_reclaim(1, 0)") == 0
     await writer.execute(_EXTEND, 10**9)
 
 
@@ -308,7 +312,7 @@ async def make_and_soil_partitions(writer: asyncpg.Connection[Any]) -> None:
         for id_ in (at_id, at_id + 100, at_id + 200):
             transaction = writer.transaction()
             await transaction.start()
-            await writer.execute("INSERT INTO chain_event VALUES (1, $1, 9, 'k', 0, '')", id_)
+            await writer.execute(_PAGE, id_)
             await transaction.rollback()
 
 
@@ -318,13 +322,13 @@ async def test_reclaim_drops_no_row_that_the_callers_snapshot_does_not_show(
 ) -> None:
     leader, rogue = await connect(WRITER), await connect(WRITER)
     await rogue.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    await rogue.fetch("SELECT count(*) FROM chain_event")
+    await rogue.fetch("SELECT count(*) FROM chain_page")
     await leader.execute(_EXTEND, 50_000)
-    await leader.execute("INSERT INTO chain_event VALUES (1, 50000, 9, 'k', 0, '')")
+    await leader.execute(_PAGE, 50000)
     for round_ in range(1, 15):
         await rogue.execute(_EXTEND, round_ * 10**6)
     await rogue.execute("COMMIT")
-    assert await catalog.fetchval("SELECT count(*) FROM chain_event WHERE id = 50000") == 1
+    assert await catalog.fetchval("SELECT count(*) FROM chain_page WHERE last_id = 50000") == 1
 
 
 @pytest.mark.usefixtures("chain")
@@ -333,7 +337,7 @@ async def test_extension_behind_many_partitions_waits_for_no_reader(
 ) -> None:
     writer, reader = await connect(WRITER), await connect(GAP_READER)
     async with reader.transaction():
-        await reader.fetch("SELECT * FROM chain_event WHERE chain_id = 1")
+        await reader.fetch("SELECT * FROM chain_page WHERE chain_id = 1")
         for round_ in range(1, 15):
             await writer.execute(_EXTEND, round_ * 10**6)
     assert await catalog.fetchval(_RANGES) == 3 + 14 * 3

@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 
 GENESIS_SEAL = bytes(range(32))
 _CREATE = "SELECT chain_create($1, $2, $3, $4, $5)"
-_EXTEND = "SELECT chain_event_extend($1, $2)"
-_EVENT = "INSERT INTO chain_event VALUES (1, $1, $2, 'k', 0, '')"
+_EXTEND = "SELECT chain_page_extend($1, $2)"
+_EVENT = """
+    INSERT INTO chain_page
+    VALUES (1, $1::bigint, $1, ARRAY[$1], ARRAY[$2::bigint], '{k}', '{0}', '{""}')
+"""
 _PARTITIONS = """
 SELECT array_agg(c.relname::text ORDER BY length(c.relname), c.relname)
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
- WHERE i.inhparent = 'chain_event_1'::regclass
+ WHERE i.inhparent = 'chain_page_1'::regclass
 """
 _STRAY_TABLES = """
 SELECT relname::text FROM pg_class
- WHERE relname LIKE 'chain_event_1_%' AND relkind = 'r' AND NOT relispartition
+ WHERE relname LIKE 'chain_page_1_%' AND relkind = 'r' AND NOT relispartition
 """
 
 
 def names(*numbers: int) -> list[str]:
-    return [f"chain_event_1_{number}" for number in numbers]
+    return [f"chain_page_1_{number}" for number in numbers]
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ async def test_create_with_unfit_value_is_refused_whole(
         with pytest.raises(error):
             await superuser.fetchval(_CREATE, *arguments)
     assert await superuser.fetchval("SELECT count(*) FROM chain_head") == 1
-    assert await superuser.fetchval("SELECT to_regclass('chain_event_2')") is None
+    assert await superuser.fetchval("SELECT to_regclass('chain_page_2')") is None
 
 
 async def test_created_chain_with_the_largest_number_takes_rows(
@@ -102,10 +105,12 @@ async def test_created_chain_with_the_largest_number_takes_rows(
 ) -> None:
     chain = 2**31 - 1
     assert await superuser.fetchval(_CREATE, chain, GENESIS_SEAL, "t.max", 0, 2**40)
-    await superuser.execute("INSERT INTO chain_event VALUES ($1, 1, 0, 'k', 0, '')", chain)
+    await superuser.execute(
+        """INSERT INTO chain_page VALUES ($1, 1, 1, '{1}', '{0}', '{k}', '{0}', '{""}')""", chain
+    )
 
 
-# ------------------------------------------------------------------------------ chain_event_extend
+# ------------------------------------------------------------------------------ chain_page_extend
 
 
 async def test_extend_makes_the_partition_of_the_id_and_two_behind_it(
@@ -156,7 +161,7 @@ async def test_partitions_have_the_rules_of_the_table(superuser: asyncpg.Connect
     query = "SELECT contype::text FROM pg_constraint WHERE conrelid = $1::regclass"
     rules = {
         name: sorted(row[0] for row in await superuser.fetch(query, name) if row[0] in "cp")
-        for name in ("chain_event_1_0", "chain_event_1_2")
+        for name in ("chain_page_1_0", "chain_page_1_2")
     }
     assert set(map(tuple, rules.values())) == {("c", "p")}
 
@@ -178,11 +183,11 @@ async def test_extend_does_not_wait_for_an_open_reader_or_writer(
     reader, extender = await connect(GAP_READER), await connect(SEQUENCER_WRITER)
     async with reader.transaction(), writer.transaction():
         await writer.execute(_EVENT, 1, 0)
-        await reader.fetch("SELECT * FROM chain_event WHERE chain_id = 1")
+        await reader.fetch("SELECT * FROM chain_page WHERE chain_id = 1")
         await extender.execute(_EXTEND, 1, 900)
     # A transaction that has written to the chain already does not see partitions attached since.
     await writer.execute(_EVENT, 905, 1)
-    assert await superuser.fetchval("SELECT count(*) FROM chain_event") == 2
+    assert await superuser.fetchval("SELECT count(*) FROM chain_page") == 2
 
 
 async def test_open_extend_holds_up_neither_reader_nor_writer(
@@ -195,7 +200,7 @@ async def test_open_extend_holds_up_neither_reader_nor_writer(
         await extender.execute(_EXTEND, 1, 900)
         await writer.execute(_EVENT, 1, 0)
         await writer.execute("UPDATE chain_head SET last_id = 1 WHERE chain_id = 1")
-        assert len(await reader.fetch("SELECT * FROM chain_event WHERE chain_id = 1")) == 1
+        assert len(await reader.fetch("SELECT * FROM chain_page WHERE chain_id = 1")) == 1
     assert len(await superuser.fetchval(_PARTITIONS)) == 6
 
 
@@ -203,7 +208,7 @@ async def test_extend_behind_a_locked_table_gives_up_and_leaves_nothing(
     superuser: asyncpg.Connection[Any], writer: asyncpg.Connection[Any]
 ) -> None:
     async with superuser.transaction():
-        await superuser.execute("LOCK TABLE chain_event_1 IN ACCESS EXCLUSIVE MODE")
+        await superuser.execute("LOCK TABLE chain_page_1 IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(asyncpg.LockNotAvailableError):
             await writer.execute(_EXTEND, 1, 900)
     assert await superuser.fetch(_STRAY_TABLES) == []

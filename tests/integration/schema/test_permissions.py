@@ -189,9 +189,9 @@ async def test_login_roles_are_members_of_nothing_and_make_nothing(
 # ---------------------------------------------------------------------- tried, not only looked up
 
 _CHANGES = (
-    "UPDATE chain_event SET payload = ''",
-    "DELETE FROM chain_event",
-    "TRUNCATE chain_event",
+    "UPDATE chain_page SET payloads = payloads",
+    "DELETE FROM chain_page",
+    "TRUNCATE chain_page",
     "UPDATE chain_batch SET epoch = 9",
     "DELETE FROM chain_batch",
     "TRUNCATE chain_batch CASCADE",
@@ -206,29 +206,29 @@ _CHANGES = (
     "TRUNCATE chain_term",
     "UPDATE schema_version SET version = 2",
     "DELETE FROM receiver_checkpoint",
-    "INSERT INTO chain_event_1_0 VALUES (1, 1, 0, 'k', 0, '')",
-    "SELECT * FROM chain_event_1_0",
+    """INSERT INTO chain_page_1_0 VALUES (1, 1, 1, '{1}', '{0}', '{k}', '{0}', '{""}')""",
+    "SELECT * FROM chain_page_1_0",
     "CREATE TABLE mine (x int)",
     "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     "CREATE SCHEMA mine",
-    "ALTER TABLE chain_event ADD COLUMN x int",
-    "ALTER TABLE chain_event DISABLE TRIGGER ALL",
-    "CREATE INDEX ON chain_event (key)",
-    "DROP TABLE chain_event",
-    "ALTER TABLE chain_event_1 DETACH PARTITION chain_event_1_0",
-    "DO $$ BEGIN LOCK TABLE chain_event IN ACCESS EXCLUSIVE MODE; END $$",
+    "ALTER TABLE chain_page ADD COLUMN x int",
+    "ALTER TABLE chain_page DISABLE TRIGGER ALL",
+    "CREATE INDEX ON chain_page (first_id)",
+    "DROP TABLE chain_page",
+    "ALTER TABLE chain_page_1 DETACH PARTITION chain_page_1_0",
+    "DO $$ BEGIN LOCK TABLE chain_page IN ACCESS EXCLUSIVE MODE; END $$",
     "SELECT chain_create(5, decode(repeat('00', 32), 'hex'), 't', 0, 10)",
     f"SET ROLE {OWNER}",
     "SET session_replication_role = replica",
 )
 _WRITES = (
-    "INSERT INTO chain_event VALUES (1, 1, 0, 'k', 0, '')",
+    """INSERT INTO chain_page VALUES (1, 1, 1, '{1}', '{0}', '{k}', '{0}', '{""}')""",
     "INSERT INTO chain_batch SELECT * FROM chain_batch",
     "UPDATE chain_head SET last_id = 9",
     "INSERT INTO chain_intake VALUES (1, 'file:a', 1, '')",
     "INSERT INTO chain_skip VALUES (1, 5, 6, 1)",
     "INSERT INTO chain_term SELECT * FROM chain_term",
-    "SELECT chain_event_extend(1, 1)",
+    "SELECT chain_page_extend(1, 1)",
     "SELECT * FROM chain_head FOR UPDATE",
 )
 _NOT_FOR_A_GAP = (
@@ -266,7 +266,9 @@ async def test_writer_does_all_that_a_commit_needs(connect: Connect) -> None:
             " backend_pid = 1, backend_start = now(), last_id = 1, last_seal = last_seal,"
             " published_id = 0 WHERE chain_id = 1"
         )
-        await writer.execute("INSERT INTO chain_event VALUES (1, 1, 0, 'k', 0, '')")
+        await writer.execute(
+            """INSERT INTO chain_page VALUES (1, 1, 1, '{1}', '{0}', '{k}', '{0}', '{""}')"""
+        )
         await writer.execute(
             "INSERT INTO chain_batch SELECT 1, 1, 1, 0, 1, 1, last_seal, now() FROM chain_head"
         )
@@ -282,7 +284,7 @@ async def test_writer_does_all_that_a_commit_needs(connect: Connect) -> None:
             " decode(repeat('00', 32), 'hex'), 'o', 0,"
             " system_identifier, 1 FROM pg_control_system(), pg_walfile_name(pg_current_wal_lsn())"
         )
-        await writer.execute("SELECT chain_event_extend(1, 500)")
+        await writer.execute("SELECT chain_page_extend(1, 500)")
     head = await writer.fetchrow("SELECT last_id, epoch FROM chain_head WHERE chain_id = 1")
     assert tuple(head) == (1, 1)
     assert await writer.fetchval("SELECT count(*) FROM chain_event WHERE chain_id = 1") == 1
@@ -328,7 +330,7 @@ async def test_auditor_reads_every_column_but_the_salt_of_the_keys(
         if column == "key_salt":
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await auditor.fetch(statement)
-        elif not table.startswith(("chain_event_", "chain_partition_lock")):
+        elif not table.startswith(("chain_page_", "chain_partition_lock")):
             await auditor.fetch(statement)
 
 

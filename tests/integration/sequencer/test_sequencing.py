@@ -21,7 +21,7 @@ from orderchain.errors import (
     TopicError,
 )
 from orderchain.link import is_linked
-from orderchain.row_image import row_images
+from orderchain.page_image import event_pages
 from orderchain.seal import genesis_seal, next_seal
 from sequencer import Order, SequencerConfig, open_sequencer
 
@@ -92,7 +92,7 @@ async def test_submit_many_is_one_commit_whose_seal_can_be_recomputed(
         last_id=batch["last_id"],
         row_count=500,
         committed_at_us=committed_at_us,
-        rows=row_images(chain.chain_id, await chain.rows()),
+        pages=event_pages(await chain.rows()),
     )
     head = await chain.head()
     assert head["last_seal"] == batch["seal"]
@@ -370,9 +370,9 @@ async def test_writer_role_cannot_change_a_row(make_chain: MakeChain) -> None:
     writer = await asyncpg.connect(chain.config.database)
     try:
         for statement in (
-            "UPDATE chain_event SET payload = ''",
-            "DELETE FROM chain_event",
-            "TRUNCATE chain_event",
+            "UPDATE chain_page SET payloads = payloads",
+            "DELETE FROM chain_page",
+            "TRUNCATE chain_page",
             "UPDATE chain_batch SET row_count = 0",
             "DELETE FROM chain_batch",
         ):

@@ -11,8 +11,8 @@ from chain_verifier.config import KeptSeal, parse_kept_seal
 from orderchain.errors import SettingError
 
 CHAIN_ID = 7
-BEFORE = bytes.fromhex("9bf5a1fe5138865b09d11809025ad817b341531cc0deff45a3f4874976a8c2ad")
-SEAL = bytes.fromhex("ef0988383ca445e83d6ff306d79e38975ac17b233cdd1ae2e6235c192ea4b912")
+BEFORE = bytes.fromhex("3d39dfe600127ee73f12fac343e17b83855f82a5a049169f874659dc5271c7fe")
+SEAL = bytes.fromhex("b11e63b3a54a8f12f3f8c5ad91df0038c9206185ed74e13926fb6c71ceb4529e")
 
 
 def batch(**changes: Any) -> dict[str, Any]:

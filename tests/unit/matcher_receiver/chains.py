@@ -12,7 +12,7 @@ from orderchain.batch import Batch
 from orderchain.event import Event
 from orderchain.frame import FrameHeader, encode_frame
 from orderchain.mark import ChainHead, FrameTerm, Mark
-from orderchain.row_image import row_images
+from orderchain.page_image import event_pages
 from orderchain.seal import genesis_seal, next_seal
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Chain:
         return batch
 
     def _sealed(self, before: Mark, events: list[Event]) -> Batch:
-        rows = row_images(self.chain_id, events)
+        pages = event_pages(events)
         committed_at_us = FIRST_COMMIT_US + len(self.batches)
         seal = next_seal(
             before.seal,
@@ -89,7 +89,7 @@ class Chain:
             last_id=events[-1].id,
             row_count=len(events),
             committed_at_us=committed_at_us,
-            rows=rows,
+            pages=pages,
         )
         return Batch(
             chain_id=self.chain_id,
@@ -101,7 +101,7 @@ class Chain:
             seal=seal,
             committed_at_us=committed_at_us,
             events=events,
-            rows=rows,
+            pages=pages,
         )
 
     def take_over(self, nonce: bytes = NEXT_NONCE) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from orderchain.topic import default_topic
+from tests.stored_pages import LET_TAMPER, store_rows
 
 from .chains import Chain
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from orderchain.batch import Batch
 
 PARTITION_IDS = 1_000_000
+_PAGE_ROWS = 9
+"""Few, so that batches have several pages, and ranges end in the midst of one."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -75,14 +78,8 @@ class StoredChain:
                 batch.last_id,
                 batch.seal,
             )
-            await self.admin.copy_records_to_table(
-                "chain_event",
-                columns=("chain_id", "id", "pid", "key", "event_time_ns", "payload"),
-                records=[
-                    (batch.chain_id, e.id, e.pid, e.key, e.event_time_ns, e.payload)
-                    for e in batch.events
-                ],
-            )
+            rows = [(e.id, e.pid, e.key, e.event_time_ns, e.payload) for e in batch.events]
+            await store_rows(self.admin, batch.chain_id, rows, _PAGE_ROWS)
             await self.admin.execute(
                 "INSERT INTO chain_batch (chain_id, first_id, last_id, prev_last_id, row_count, "
                 "epoch, seal, committed_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -97,6 +94,7 @@ class StoredChain:
             )
 
     async def delete_rows(self, *ids: int) -> None:
+        await self.admin.execute(LET_TAMPER)
         await self.admin.execute(
             "DELETE FROM chain_event WHERE chain_id = $1 AND id = ANY($2)",
             self.chain.chain_id,
@@ -108,7 +106,7 @@ class StoredChain:
         async with self.admin.transaction():
             chain_id, last_id = self.chain.chain_id, boundary.last_id
             await self.admin.execute(
-                "DELETE FROM chain_event WHERE chain_id = $1 AND id <= $2", chain_id, last_id
+                "DELETE FROM chain_page WHERE chain_id = $1 AND last_id <= $2", chain_id, last_id
             )
             await self.admin.execute(
                 "UPDATE chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0 "

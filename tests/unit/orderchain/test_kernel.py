@@ -37,7 +37,7 @@ PUBLIC = {
     "reasons": "reason_of",
     "refusals": "connect_refusal is_too_many_connections privilege_refusal read_only_refusal "
     "schema_refusal sqlstate_of statement_refusal",
-    "row_image": "column_images row_images",
+    "page_image": "column_pages event_pages page_image PageImage",
     "run": "Run",
     "schema": "schema_sql",
     "seal": "genesis_seal next_seal",

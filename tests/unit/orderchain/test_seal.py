@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderchain.event import Event
-from orderchain.row_image import row_images
+from orderchain.page_image import PageImage, event_pages
 from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ BATCH: dict[str, Any] = {
     "last_id": 15,
     "row_count": 2,
     "committed_at_us": 1_700_000_000_000_000,
-    "rows": row_images(7, EVENTS),
+    "pages": event_pages(EVENTS),
 }
 
 
@@ -36,9 +36,8 @@ def seal_of(**changed: Any) -> bytes:
     return next_seal(batch.pop("previous"), **batch)
 
 
-def rows_of(batch: dict[str, Any]) -> bytes:
-    events = [Event(*row[:4], bytes.fromhex(row[4])) for row in batch["rows"]]
-    return row_images(VECTORS["chain_id"], events)
+def pages_of(batch: dict[str, Any]) -> tuple[PageImage, ...]:
+    return event_pages([Event(*row[:4], bytes.fromhex(row[4])) for row in batch["rows"]])
 
 
 def seals_by_the_kernel() -> list[str]:
@@ -46,7 +45,7 @@ def seals_by_the_kernel() -> list[str]:
     seals = [seal.hex()]
     for batch in VECTORS["batches"]:
         names = ("epoch", "first_id", "last_id", "row_count", "committed_at_us")
-        seal = next_seal(seal, **{name: batch[name] for name in names}, rows=rows_of(batch))
+        seal = next_seal(seal, **{name: batch[name] for name in names}, pages=pages_of(batch))
         seals.append(seal.hex())
     return seals
 
@@ -70,9 +69,7 @@ def test_program_in_the_document_recomputes_the_vectors() -> None:
     assert seal.hex() == VECTORS["genesis_seal"]
     for batch in VECTORS["batches"]:
         rows = [(*row[:4], bytes.fromhex(row[4])) for row in batch["rows"]]
-        seal = names["next_seal"](
-            seal, VECTORS["chain_id"], batch["epoch"], batch["committed_at_us"], rows
-        )
+        seal = names["next_seal"](seal, batch["epoch"], batch["committed_at_us"], rows)
         assert seal.hex() == batch["seal"], batch["name"]
 
 
@@ -81,7 +78,7 @@ def test_document_shows_every_vector() -> None:
     shown = {"".join(block.split()) for block in re.findall(r"```text\n(.*?)```", document, re.S)}
     written = {VECTORS["genesis_seal"]}
     for batch in VECTORS["batches"]:
-        written |= {batch["row_images"], batch["seal"]}
+        written |= {batch["column_images"], batch["seal"]}
     assert shown == written
 
 
@@ -94,10 +91,9 @@ def test_document_shows_every_vector() -> None:
         ("last_id", 16),
         ("row_count", 3),
         ("committed_at_us", 1_700_000_000_000_001),
-        ("rows", row_images(8, EVENTS)),
-        ("rows", row_images(7, EVENTS[:1])),
-        ("rows", row_images(7, EVENTS[::-1])),
-        ("rows", row_images(7, [*EVENTS, EVENTS[1]])),
+        ("pages", event_pages(EVENTS[:1])),
+        ("pages", event_pages(EVENTS[::-1])),
+        ("pages", event_pages([*EVENTS, EVENTS[1]])),
     ],
 )
 def test_seal_with_any_field_changed_differs(field: str, value: object) -> None:
@@ -117,12 +113,11 @@ def test_seal_with_any_column_of_a_row_changed_differs(
     fields = [{name: getattr(event, name) for name in event.__struct_fields__} for event in EVENTS]
     fields[row][change[0]] = change[1]
     changed = [Event(**row_fields) for row_fields in fields]
-    assert seal_of(rows=row_images(7, changed)) != seal_of()
+    assert seal_of(pages=event_pages(changed)) != seal_of()
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_seal_with_any_kind_of_buffer_is_the_same(kind: type) -> None:
-    assert seal_of(rows=kind(BATCH["rows"])) == seal_of()
+def test_seal_of_a_batch_in_several_pages_is_the_same() -> None:
+    assert seal_of(pages=[page for event in EVENTS for page in event_pages([event])]) == seal_of()
 
 
 def test_genesis_seal_is_bound_to_database_and_chain() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orderchain.errors import OrderchainError
 from orderchain.limits import ID_MAX
 from orderchain.link import is_linked
-from orderchain.row_image import row_images
+from orderchain.page_image import event_pages
 from orderchain.seal import genesis_seal, next_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
@@ -70,7 +70,7 @@ def test_seals_follow_from_what_is_stored() -> None:
             last_id=batch.last_id,
             row_count=batch.row_count,
             committed_at_us=batch.committed_at_us,
-            rows=row_images(1, batch.events),
+            pages=event_pages(batch.events),
         )
         assert batch.seal == seal
 

@@ -1,0 +1,153 @@
+"""Page images: what PostgreSQL's binary COPY takes for arrays, which the seal covers too."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orderchain.event import Event
+from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.page_image import (
+    COPY_HEADER,
+    COPY_TRAILER,
+    PAGE_BYTES_MAX,
+    PAGE_ROWS_MAX,
+    PageImage,
+    event_pages,
+)
+
+VECTORS = json.loads(
+    (Path(__file__).parents[2] / "vectors" / "seals.json").read_text(encoding="utf-8")
+)
+PATIENT = settings(deadline=None, print_blob=True)
+
+_events = st.builds(
+    Event,
+    id=st.integers(1, ID_MAX),
+    pid=st.integers(0, ID_MAX),
+    key=st.text(min_size=1, max_size=12),
+    event_time_ns=st.integers(-(2**63), 2**63 - 1),
+    payload=st.binary(max_size=12),
+)
+
+
+def element(value: int | str | bytes) -> bytes:
+    """Return one element of an array in COPY BINARY as PostgreSQL documents it."""
+    image = struct.pack(">q", value) if isinstance(value, int) else value
+    image = image.encode() if isinstance(image, str) else image
+    return struct.pack(">i", len(image)) + image
+
+
+def columns_of(events: list[Event]) -> list[list[int | str | bytes]]:
+    return [[getattr(event, name) for event in events] for name in Event.__struct_fields__]
+
+
+def content_of(events: list[Event]) -> bytes:
+    """Return what a seal covers of `events`, however they are paged."""
+    return b"".join(
+        map(b"".join, zip(*(page.columns for page in event_pages(events)), strict=True))
+    )
+
+
+@PATIENT
+@given(
+    chain_id=st.integers(1, CHAIN_ID_MAX),
+    few=st.lists(_events, min_size=1, max_size=8),
+    times=st.sampled_from([1, 40]),  # few integers are laid out otherwise than many
+)
+def test_copied_page_with_any_rows_is_a_copy_tuple(
+    chain_id: int, few: list[Event], times: int
+) -> None:
+    events = few * times
+    (page,) = event_pages(events)
+    fields = [
+        struct.pack(">i", chain_id),
+        struct.pack(">q", events[0].id),
+        struct.pack(">q", events[-1].id),
+    ]
+    for kind, column in zip((20, 20, 25, 20, 17), columns_of(events), strict=True):
+        header = struct.pack(">iiiii", 1, 0, kind, len(events), 1)
+        fields.append(header + b"".join(map(element, column)))
+    expected = struct.pack(">h", 8)
+    expected += b"".join(struct.pack(">i", len(field)) + field for field in fields)
+    assert b"".join(page.copied(chain_id)) == expected
+
+
+@PATIENT
+@given(
+    first=st.lists(_events, min_size=1, max_size=3),
+    second=st.lists(_events, min_size=1, max_size=3),
+)
+def test_contents_of_different_rows_differ(first: list[Event], second: list[Event]) -> None:
+    if len(first) == len(second):  # the number of rows is hashed beside the content
+        assert (content_of(first) == content_of(second)) is (first == second)
+
+
+def test_contents_with_bytes_moved_between_fields_or_rows_differ() -> None:
+    contents = {
+        content_of([Event(2, 1, "ab", 0, b"c"), Event(3, 2, "d", 0, b"")]),
+        content_of([Event(2, 1, "a", 0, b"bc"), Event(3, 2, "d", 0, b"")]),
+        content_of([Event(2, 1, "a", 0, b"c"), Event(3, 2, "bd", 0, b"")]),
+        content_of([Event(2, 1, "ab", 0, b""), Event(3, 2, "d", 0, b"c")]),
+        content_of([Event(1, 2, "ab", 0, b"c"), Event(3, 2, "d", 0, b"")]),
+    }
+    assert len(contents) == 5
+
+
+@pytest.mark.parametrize("batch", VECTORS["batches"], ids=lambda batch: batch["name"])
+def test_content_of_each_vector_is_as_written(batch: dict[str, list[list[str]]]) -> None:
+    events = [Event(*row[:4], bytes.fromhex(row[4])) for row in batch["rows"]]
+    assert content_of(events).hex() == batch["column_images"]
+
+
+def rows(*payload_sizes: int) -> list[Event]:
+    return [Event(at, at - 1, "k", 0, bytes(size)) for at, size in enumerate(payload_sizes, 1)]
+
+
+@pytest.mark.parametrize(
+    ("events", "row_counts"),
+    [
+        (rows(*[0] * PAGE_ROWS_MAX), [PAGE_ROWS_MAX]),
+        (rows(*[0] * (PAGE_ROWS_MAX + 1)), [PAGE_ROWS_MAX, 1]),
+        (rows(*[0] * (2 * PAGE_ROWS_MAX + 7)), [PAGE_ROWS_MAX, PAGE_ROWS_MAX, 7]),
+        (rows(PAGE_BYTES_MAX - 2, 0), [2]),
+        (rows(PAGE_BYTES_MAX - 1, 0), [1, 1]),
+        (rows(PAGE_BYTES_MAX + 9, PAGE_BYTES_MAX + 9, 0, 0), [1, 1, 2]),
+        (rows(0, PAGE_BYTES_MAX, 0), [1, 1, 1]),
+    ],
+)
+def test_pages_end_by_rows_and_by_bytes(events: list[Event], row_counts: list[int]) -> None:
+    pages = event_pages(events)
+    assert [page.row_count for page in pages] == row_counts
+    starts = [sum(row_counts[:at]) for at in range(len(row_counts))]
+    assert [page.first_id for page in pages] == [events[at].id for at in starts]
+    assert [page.last_id for page in pages] == [
+        events[at + count - 1].id for at, count in zip(starts, row_counts, strict=True)
+    ]
+    whole = [b"".join(map(element, column)) for column in columns_of(events)]
+    assert content_of(events) == b"".join(whole)
+
+
+def test_copy_frame_is_the_documented_signature_flags_and_trailer() -> None:
+    signature = b"PGCOPY\n\377\r\n\0"
+    assert len(signature) == 11
+    assert struct.pack(">11sii", signature, 0, 0) == COPY_HEADER
+    assert struct.pack(">h", -1) == COPY_TRAILER
+
+
+def test_images_are_all_fields_of_an_event() -> None:
+    names = ("ids", "pids", "keys", "times", "payloads")
+    assert PageImage.__struct_fields__ == ("first_id", "last_id", "row_count", *names)
+    assert len(Event.__struct_fields__) == len(names)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize("event", [Event(ID_MAX + 1, 0, "k", 0, b""), Event(1, 0, "k", 2**63, b"")])
+def test_images_with_a_number_beyond_64_bits_raise(event: Event, count: int) -> None:
+    with pytest.raises((struct.error, OverflowError)):
+        event_pages([event] * count)
