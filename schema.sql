@@ -638,6 +638,7 @@ REVOKE ALL ON FUNCTION receiver_gap_trim(integer, text, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_refuse() FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_page_extend(integer, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_create(integer, bytea, text, integer, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION chain_events(integer, bigint, bigint) FROM PUBLIC;
 
 GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_page, chain_event,
     chain_intake, chain_intake_reject, chain_skip TO sequencer_writer;
@@ -652,6 +653,8 @@ GRANT INSERT (chain_id, epoch, nonce, frame_key, owner, after_id, system_identif
     ON chain_term TO sequencer_writer;
 GRANT INSERT, UPDATE ON chain_intake TO sequencer_writer;
 GRANT EXECUTE ON FUNCTION chain_page_extend(integer, bigint) TO sequencer_writer;
+GRANT EXECUTE ON FUNCTION chain_events(integer, bigint, bigint)
+    TO sequencer_writer, gap_reader, auditor;
 
 GRANT SELECT ON schema_version, chain_term, chain_batch, chain_page, chain_event TO gap_reader;
 GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)

@@ -20,9 +20,10 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     """A libpq URL; the role `gap_reader` is enough."""
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
-    """Rows read at once. Two pages are in memory at most: the caller's and the next."""
+    """Rows read at once, and the rest of the stored page that holds the last of them. Two such reads
+    are in memory at most: the caller's and the next."""
     page_bytes: Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
-    """Payload bytes after which a page ends early; one row more may be in it."""
+    """Bytes of keys and payloads after which a read ends early, with the stored page it is in."""
     connect_seconds: Seconds = 5.0
     """Deadline of a connect."""
     statement_seconds: Seconds = 10.0

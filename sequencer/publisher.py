@@ -1,4 +1,4 @@
-"""Publishes what was committed, in order, and never makes anybody wait for it."""
+"""Publishes what was committed, in order; a full queue holds up the next commit for a bounded time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ failed send repeats them all."""
 class Publisher:
     """A queue of committed batches that empties into a sink.
 
-    It forgets rather than grows: with the broker away for long, the queue is dropped, and when the
-    broker is back the head is published with a heartbeat, the skipped range is recorded, and the
-    receivers, who have followed by the database, go on live.
+    While the broker acknowledges, a full queue slows the commits down. It forgets only a broker that
+    is away: then the queue is dropped, and when the broker is back the head is published with a
+    heartbeat, the skipped range is recorded, and the receivers, who have followed by the database, go
+    on live.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Publisher:
         self._queue_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
+        self._has_moved = asyncio.Event()
         self._idle.set()
         # Invariant: published_id <= _forgotten_until (if any) <= first pid in the queue <= head_id.
         self.published_id = term.published_id
@@ -68,12 +70,19 @@ class Publisher:
         self.frames_sent = 0
         self.heartbeats_sent = 0
         self.send_failures = 0
+        self.waits = 0
+        self.waited_seconds = 0.0
         self.latency = Latency()
 
     @property
     def queue_bytes(self) -> int:
         """Row bytes of the batches that wait for the broker."""
         return self._queue_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next commit has to wait; see `room`."""
+        return self._queue_bytes > self._config.publish_queue_bytes_max
 
     @property
     def away_seconds(self) -> float:
@@ -92,16 +101,45 @@ class Publisher:
         self._queue.append(batch)
         self._queue_bytes += batch.size
         self._idle.clear()
-        if self._queue_bytes > self._config.publish_queue_bytes_max:
+        if self.is_full and self.away_seconds >= self._config.publish_wait_seconds:
             self.forget(batch.last_id)
         self._wake.set()
+
+    async def room(self) -> None:
+        """Wait while the queue is full, for `publish_wait_seconds` at most, then forget the queue.
+
+        Waits less where the broker has given no answer for some time already, and not at all once
+        that is longer. To be called before a commit, so that the queue grows beyond its bound by
+        what is on its way to the database, no more.
+        """
+        if not self.is_full:
+            return
+        began_ns = self._clock.monotonic_ns()
+        self.waits += 1
+        try:
+            while self.is_full:
+                waited = max((self._clock.monotonic_ns() - began_ns) / 1e9, self.away_seconds)
+                if waited >= self._config.publish_wait_seconds:
+                    self.forget(self._head_id)
+                    return
+                await self._wait_for_move(self._config.publish_wait_seconds - waited)
+        finally:
+            self.waited_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
+
+    async def _wait_for_move(self, seconds: float) -> None:
+        self._has_moved.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_moved.wait()
 
     def forget(self, until_id: int) -> None:
         """Drop the queue, whose last row is `until_id`: those rows will never be published."""
         _log.warning(
-            "chain %d: rows up to %d are not published: the queue is full",
+            "chain %d: rows up to %d are not published: the queue is full, and the broker was away "
+            "for %.1f s",
             self._term.chain_id,
             until_id,
+            self.away_seconds,
         )
         self._queue.clear()
         self._queue_bytes = 0
@@ -198,6 +236,7 @@ class Publisher:
             if self._queue and self._queue[0] is batch:
                 self._queue.popleft()
                 self._queue_bytes -= batch.size
+        self._has_moved.set()
 
     async def _skip(self, until_id: int) -> None:
         """Publish the head in place of the forgotten rows, then record the range as skipped."""

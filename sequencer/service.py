@@ -282,6 +282,8 @@ class Sequencer:
             queue_rows=batcher.rows,
             queue_bytes=batcher.bytes,
             publish_queue_bytes=publisher.queue_bytes if publisher else 0,
+            publish_waits=publisher.waits if publisher else 0,
+            publish_waited_seconds=publisher.waited_seconds if publisher else 0.0,
             frames=publisher.frames_sent if publisher else 0,
             heartbeats=publisher.heartbeats_sent if publisher else 0,
             send_failures=publisher.send_failures if publisher else 0,
@@ -345,6 +347,8 @@ class Sequencer:
             return
         async for batch in self._store.batches(after_id):
             publisher.offer(batch)
+            if publisher.is_full:  # nothing is sent before the start is done: no room would come
+                publisher.forget(batch.last_id)
 
     async def _skip_published(self, after_id: int, until_id: int) -> None:
         await self._answer_of(lambda: self._store.skip_published(after_id, until_id))
@@ -386,6 +390,10 @@ class Sequencer:
     async def _next(self) -> Assembly | None:
         """Return the next assembly once there is one; None once closed and empty."""
         entries = await self._batcher.next_batch()
+        if entries and self._publisher is not None and self._publisher.is_full:
+            self._batcher.put_back(entries)  # where others join them
+            await self._publisher.room()
+            entries = await self._batcher.next_batch()
         if not entries:
             return None
         with self._answering(entries):
@@ -397,6 +405,8 @@ class Sequencer:
         Not where it depends on the outcome of `current`: a key that both claim.
         """
         if not self._batcher.has_full_batch():
+            return
+        if self._publisher is not None and self._publisher.is_full:
             return
         entries = self._batcher.take()
         with self._answering(entries):

@@ -37,7 +37,11 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     queue_bytes: int
     """Their keys and payloads."""
     publish_queue_bytes: int
-    """Committed rows that wait for the broker."""
+    """Bytes of committed rows that wait for the broker."""
+    publish_waits: int
+    """Commits that were held up because those were too many."""
+    publish_waited_seconds: float
+    """How long, all together."""
     frames: int
     """Records that the broker acknowledged, without heartbeats."""
     heartbeats: int

@@ -38,6 +38,7 @@ HEARTBEAT_SECONDS = 0.25
 RECOVER_SECONDS = 8.0
 INTAKE_STOP_SECONDS = 1.0
 KAFKA_AWAY_SECONDS = 0.5
+PUBLISH_WAIT_SECONDS = 0.3
 
 
 class DriftingClock:
@@ -190,6 +191,7 @@ class SequencerHost(Host):
             kafka_at_start="optional",
             when_kafka_is_away="refuse" if refuses else "continue",
             kafka_away_seconds=KAFKA_AWAY_SECONDS,
+            publish_wait_seconds=PUBLISH_WAIT_SECONDS,
         )
         return Sequencer(
             scaled_down(

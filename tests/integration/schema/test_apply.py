@@ -156,7 +156,9 @@ async def test_roles_log_in_only_with_a_password_and_within_their_limit(
     bare_server.execute("".join(f"ALTER ROLE {role} PASSWORD 'p{role}';" for role in roles))
     for role in LOGIN_ROLES:
         version = "SELECT version FROM schema_version"
-        assert await value(dsn_of(bare_server, role, f"p{role}", "orders"), version) == 1
+        assert (
+            await value(dsn_of(bare_server, role, f"p{role}", "orders"), version) == SCHEMA_VERSION
+        )
     with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
         await value(dsn_of(bare_server, OWNER, f"p{OWNER}", "orders"), "SELECT 1")
     bare_server.execute("ALTER ROLE gap_reader CONNECTION LIMIT 2")

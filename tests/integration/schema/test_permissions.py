@@ -31,7 +31,7 @@ _COLUMNS = """
 SELECT c.relname::text AS name, a.attname::text AS column,
        has_column_privilege($1, c.oid, a.attnum, $2) AS allowed
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
- WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')
+ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v')
    AND NOT a.attisdropped AND NOT c.relispartition
 """
 _FUNCTIONS = """
@@ -150,6 +150,10 @@ async def test_functions_of_the_owner_look_into_temporary_schemas_last(
     catalog: asyncpg.Connection[Any],
 ) -> None:
     for function in await catalog.fetch(_FUNCTIONS, OWNER):
+        if function["name"] == "chain_events(integer,bigint,bigint)":
+            # Reads what its caller may read, as its caller: with a setting it would not be inlined.
+            assert (function["is_definer"], function["settings"]) == (False, None)
+            continue
         # The one that asks who changes a row runs as that role.
         assert function["is_definer"] == (function["name"] != "chain_refuse()"), function["name"]
         assert "search_path=pg_catalog, public, pg_temp" in function["settings"], function["name"]

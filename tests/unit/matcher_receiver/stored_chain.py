@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from orderchain.batch import Batch
 
 PARTITION_IDS = 1_000_000
-_PAGE_ROWS = 9
+STORED_PAGE_ROWS = 9
 """Few, so that batches have several pages, and ranges end in the midst of one."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -79,7 +79,7 @@ class StoredChain:
                 batch.seal,
             )
             rows = [(e.id, e.pid, e.key, e.event_time_ns, e.payload) for e in batch.events]
-            await store_rows(self.admin, batch.chain_id, rows, _PAGE_ROWS)
+            await store_rows(self.admin, batch.chain_id, rows, STORED_PAGE_ROWS)
             await self.admin.execute(
                 "INSERT INTO chain_batch (chain_id, first_id, last_id, prev_last_id, row_count, "
                 "epoch, seal, committed_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",

@@ -27,6 +27,8 @@ from tests.small_worlds import scaled_down
 from .builders import make_orders
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
     from orderchain.event import Event
@@ -255,15 +257,18 @@ async def test_connection_lost_while_idle_is_made_again_for_an_intakes_question(
 async def test_connection_lost_while_idle_is_made_again_to_record_what_is_skipped(
     world: World,
 ) -> None:
-    async with world.sequencer(below_bounds={"publish_queue_bytes_max": 100}) as sequencer:
+    async with world.sequencer(
+        below_bounds={"publish_queue_bytes_max": 100}, publish_wait_seconds=0.01
+    ) as sequencer:
         world.log.is_away = True
         await sequencer.submit_many(make_orders(30))
+        await sequencer.submit("waits in vain for room", b"")
         await world.store.close()
         world.log.is_away = False
         async with asyncio.timeout(10.0):
             while not world.chain.skips:  # noqa: ASYNC110 - the memory has no event for it
                 await asyncio.sleep(0.001)
-        assert world.chain.skips == [(0, world.chain.last_id)]
+        assert world.chain.skips == [(0, 30)]
         assert sequencer.stats().take_overs == 2
 
 
@@ -288,8 +293,60 @@ async def test_question_of_an_intake_leads_again_for_nobody_who_was_closed(world
     assert sequencer.stats().take_overs == 1
 
 
-async def test_broker_away_makes_no_submit_wait_and_is_skipped_on_record(world: World) -> None:
-    async with world.sequencer(publish_queue_bytes_max=FRAME_BYTES_MAX) as sequencer:
+class SlowSink(MemoryFrameSink):
+    """A broker that takes one send whenever it is let."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.let = asyncio.Semaphore(0)
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        await self.let.acquire()
+        await super().send(frames)
+
+
+async def test_full_queue_holds_up_commits_while_the_broker_acknowledges(world: World) -> None:
+    world.sink = sink = SlowSink(world.log)
+    sequencer = world.sequencer(publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=60)
+    async with sequencer:
+        for n in range(34):  # as many as the queue takes, and one
+            await sequencer.submit(f"k{n}", bytes(250_000))
+        held = asyncio.ensure_future(sequencer.submit("held up", b""))
+        while not sequencer.stats().publish_waits:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+        assert not held.done()
+        assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX + 250_100
+        sink.let.release()
+        await held
+        assert sequencer.stats().publish_waited_seconds > 0
+        for _ in range(100):
+            sink.let.release()
+    assert len(world.published()) == 35
+    assert world.chain.skips == []
+
+
+async def test_full_queue_holds_up_no_commit_for_longer_than_its_bound(world: World) -> None:
+    world.sink = sink = SlowSink(world.log)
+    sequencer = world.sequencer(publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=0.05)
+    async with sequencer:
+        for n in range(100):
+            await sequencer.submit(f"k{n}", bytes(250_000))
+            assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX + 250_100
+        # Silent for longer than the bound by now: it is not waited for any more.
+        assert sequencer.stats().publish_waits <= 1
+        for _ in range(200):
+            sink.let.release()
+    published = {event.id for event in world.published()}
+    skipped = {row.id for row in world.rows() for after_id, until_id in world.chain.skips
+               if after_id < row.id <= until_id}  # fmt: skip
+    assert skipped
+    assert published | skipped == {row.id for row in world.rows()}
+
+
+async def test_broker_away_is_skipped_on_record(world: World) -> None:
+    async with world.sequencer(
+        publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=0.05
+    ) as sequencer:
         world.log.is_away = True
         for n in range(50):
             await sequencer.submit(f"k{n}", bytes(250_000))
