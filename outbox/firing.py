@@ -20,6 +20,7 @@ from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, uninterrupted
+from outbox.topics import TopicTrouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -152,7 +153,9 @@ class FireAfterCommit:
                         counted(len(result.messages), "message"),
                         reason_of(result.error),
                     )
-            if any(result.error is not None for result in results):
+            # A topic that is missing is remembered by the sender, and is no fault of its producer.
+            errors = [result.error for result in results if result.error is not None]
+            if any(not isinstance(error, TopicTrouble) for error in errors):
                 await self._sender.renew()
             if not self._waiting:
                 self._some.clear()
