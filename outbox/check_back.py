@@ -41,7 +41,8 @@ class CheckRules(Config, frozen=True, kw_only=True):
     """How long after a check that was not answered. Such checks are not counted: a sender that is
     down for an hour finds its messages as it left them."""
     answers_max: Annotated[int, Meta(ge=1, le=1_000)] = 16
-    """Answers `unknown` after which the message becomes abnormal."""
+    """Answers `unknown` that are borne, each followed by its time; the one beyond them makes the
+    message abnormal. As with tries: it has the whole of its last time."""
 
     def __post_init__(self) -> None:
         """Raise SettingError where two settings contradict."""
@@ -73,7 +74,7 @@ def after_check(rules: CheckRules, check_count: int, answer: Answer | None) -> O
         return Outcome(Change.ROLLED_BACK, check_count + 1)
     if answer is None:
         return Outcome(None, check_count, rules.unanswered_seconds)
-    if check_count + 1 >= rules.answers_max:
+    if check_count >= rules.answers_max:
         return Outcome(Change.CHECKS_USED_UP, check_count + 1)
     again = min(rules.again_seconds * 2.0 ** min(check_count, 60), rules.again_seconds_max)
     return Outcome(None, check_count + 1, again)

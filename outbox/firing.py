@@ -22,6 +22,7 @@ from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message, draw_message_ids, smallest_id
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, uninterrupted
+from outbox.topics import TopicTrouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -162,7 +163,9 @@ class FireAfterCommit:
                         counted(len(result.messages), "message"),
                         reason_of(result.error),
                     )
-            if any(result.error is not None for result in results):
+            # A topic that is missing is remembered by the sender, and is no fault of its producer.
+            errors = [result.error for result in results if result.error is not None]
+            if any(not isinstance(error, TopicTrouble) for error in errors):
                 await self._sender.renew()
             if not self._waiting:
                 self._some.clear()

@@ -55,6 +55,10 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """How often partitions are made and dropped, the outbox is measured, and the destinations are
     read again."""
 
+    silent_seconds: Seconds = 300.0
+    """A consumer of which nothing is heard for so long, though messages wait for it, is reported:
+    in the log, by the alerts, and in `chainctl outbox status`."""
+
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`."""

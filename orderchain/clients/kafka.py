@@ -24,9 +24,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
+    InvalidTopicError,
+    KafkaConnectionError,
     MessageSizeTooLargeError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
     for_code,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
@@ -65,9 +68,12 @@ __all__ = [
     "ConsumerRebalanceListener",
     "ConsumerRecord",
     "IllegalStateError",
+    "InvalidTopicError",
+    "KafkaConnectionError",
     "MessageSizeTooLargeError",
     "NoOffsetForPartitionError",
     "OffsetOutOfRangeError",
+    "TopicAuthorizationFailedError",
     "TopicDescription",
     "TopicPartition",
     "close_client",

@@ -18,10 +18,10 @@ def test_answers_that_decide_do_so_at_any_count() -> None:
 
 
 def test_unknown_is_asked_again_after_doubling_times_and_then_given_up() -> None:
-    outcomes = [after_check(RULES, count, Answer.UNKNOWN) for count in range(8)]
-    assert [each.again_seconds for each in outcomes[:-1]] == [30, 60, 120, 240, 480, 600, 600]
-    assert [each.check_count for each in outcomes] == list(range(1, 9))
-    assert [each.change for each in outcomes] == [None] * 7 + [Change.CHECKS_USED_UP]
+    outcomes = [after_check(RULES, count, Answer.UNKNOWN) for count in range(9)]
+    assert [each.again_seconds for each in outcomes[:-1]] == [30, 60, 120, 240, 480, 600, 600, 600]
+    assert [each.check_count for each in outcomes] == list(range(1, 10))
+    assert [each.change for each in outcomes] == [None] * 8 + [Change.CHECKS_USED_UP]
 
 
 @given(st.lists(st.sampled_from([Answer.UNKNOWN, None]), max_size=200))
@@ -34,7 +34,7 @@ def test_only_checks_that_were_answered_are_counted(answers: list[Answer | None]
             break
         assert outcome.again_seconds > 0
     answered = sum(answer is Answer.UNKNOWN for answer in answers)
-    assert count == min(answered, RULES.answers_max)
+    assert count == min(answered, RULES.answers_max + 1)
 
 
 def test_no_answer_is_asked_again_at_a_steady_pace_for_ever() -> None:
