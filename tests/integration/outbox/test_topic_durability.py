@@ -72,7 +72,7 @@ async def test_consumer_warns_of_its_confirm_topic(sender: Sender, warned: Warne
     async with sender.admin.transaction():
         await sender.admin.execute((files("outbox") / "inbox.sql").read_text())
     config = ConsumerConfig(
-        name=CONSUMER, topics=(clearing.topic,), bootstrap_servers=sender.kafka,
+        name=CONSUMER, topics=(clearing.topic,), kafka=sender.kafka,
         database=sender.dsns[SUPERUSER],
     )  # fmt: skip
     business = await sender.connect()
