@@ -123,7 +123,7 @@ async def test_inbox_of_a_quiet_destination_drops_its_old_days(sender: Sender) -
         topics=(destination.topic,),
         kafka=sender.kafka,
         database=sender.dsns[SUPERUSER],
-        retention_seconds=1.0,
+        upkeep_seconds=0.1,
     )
     consumer = Consumer(config)
 
