@@ -11,7 +11,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from aiokafka.errors import KafkaConnectionError
 from msgspec import Struct
 
 from orderchain.errors import RetryError
@@ -19,8 +18,7 @@ from orderchain.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from aiokafka import AIOKafkaProducer
+    from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -107,11 +105,13 @@ class TopicTroubles:
 
 
 async def partitions_of(
-    producer: AIOKafkaProducer, topic: str, troubles: TopicTroubles
+    producer: Any,  # noqa: ANN401 - aiokafka has no types
+    topic: str,
+    troubles: TopicTroubles,
 ) -> list[int]:
     """Return the partitions of a topic, as a started producer knows them or finds them out.
 
-    Raises TopicTrouble, KafkaConnectionError. To be given a deadline.
+    Raises TopicTrouble; ConnectionError where no broker answers. To be given a deadline.
     """
     # The library's own question waits for the topic until the deadline of a request.
     client, looks = producer.client, 0
@@ -124,6 +124,6 @@ async def partitions_of(
             await asyncio.sleep(_LOOK_SECONDS)
         client.add_topic(topic)
         if not await client.force_metadata_update():
-            raise KafkaConnectionError(f"no broker has answered for topic {topic}")
+            raise ConnectionError(f"no broker has answered for topic {topic}")
         looks += 1
     return sorted(known)
