@@ -36,8 +36,14 @@ ROUNDS_MAX: Final = 2
 only be smaller."""
 
 FREE_TIMES: Final = 4
-"""A destination may hold so many times as many messages as still have room: four fifths of it all
+"""What a destination holds is at most so many times what is still free then: four fifths of it all
 where it is the only one that waits, and never the last place."""
+
+
+def room_of(free: int, rows: int) -> int:
+    """Return how many more messages a destination may hold that has `rows`, with `free` places."""
+    return max((FREE_TIMES * free - rows) // (FREE_TIMES + 1), 0)
+
 
 ERROR_CHARACTERS_MAX: Final = 300
 """Of a send's error, as it is stored with each delivery."""
@@ -58,7 +64,6 @@ class _Lane:
         self.parcels: deque[Parcel] = deque()
         self.rows = 0  # waiting or under way
         self.rounds = 0  # under way, at most ROUNDS_MAX
-        self.is_hungry = False  # the sweep has left deliveries, since there was no room for them
 
 
 class Dispatch:
@@ -79,6 +84,7 @@ class Dispatch:
         self._some = asyncio.Event()
         self._rounds: set[asyncio.Task[None]] = set()
         self._waiting_rows = 0
+        self._is_hungry = False  # something was left to the sweep, since there was no room for it
         self.destinations: dict[str, Destination] = {}
         self.oldest_unfinished = smallest_id(0)
         self.is_broker_away = False
@@ -105,15 +111,15 @@ class Dispatch:
         leaves_out = False
         for destination in self.destinations.values():
             lane = self._lanes.get(destination.name)
-            room = rows_max if lane is None else min(rows_max, self._room(lane))
+            room = min(rows_max, room_of(self._free, 0 if lane is None else lane.rows))
             if destination.topic in troubles:
                 room = 0 if troubles.is_paused(destination.topic) else min(room, 1)
-            elif lane is not None:
-                lane.is_hungry = room == 0
-            leaves_out = leaves_out or room == 0
+            else:
+                self._is_hungry = self._is_hungry or not room
+            leaves_out = leaves_out or not room
             if room < rows_max:
                 of[destination.name] = room
-        return Share(rows_max, of, max(self._config.waiting_rows_max, rows_max)), leaves_out
+        return Share(rows_max, of, max(self._free, 0)), leaves_out
 
     def hand_over(self, parcel: Parcel) -> None:
         """Take messages that are committed and claimed; what can't be sent is released."""
@@ -136,8 +142,8 @@ class Dispatch:
         troubles = self._sender.troubles
         if troubles.is_paused(destination.topic):
             self._release_all([parcel], troubles.reasons[destination.topic])
-        elif not self._room(lane):
-            lane.is_hungry = True
+        elif len(parcel.messages) > room_of(self._free, lane.rows):
+            self._is_hungry = True
             self._release_all([parcel])
         else:
             self._waiting_rows += len(parcel.messages)
@@ -145,9 +151,9 @@ class Dispatch:
             lane.parcels.append(parcel)
             self._some.set()
 
-    def _room(self, lane: _Lane) -> int:
-        free = self._config.waiting_rows_max - self._waiting_rows
-        return max(min(free, FREE_TIMES * free - lane.rows), 0)
+    @property
+    def _free(self) -> int:
+        return self._config.waiting_rows_max - self._waiting_rows
 
     def give_back(self, parcel: Parcel) -> None:
         """Release messages that are stored and must not be sent by this claim."""
@@ -201,8 +207,8 @@ class Dispatch:
         lane.rounds -= 1
         if lane.parcels:
             self._some.set()
-        if lane.is_hungry and self._room(lane):
-            lane.is_hungry = False
+        if self._is_hungry:
+            self._is_hungry = False
             self.on_room()
         if not task.cancelled() and (error := task.exception()) is not None:
             # What it held stays claimed until its time, and is then found by the sweep.

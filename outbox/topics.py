@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orderchain.clients.kafka import KafkaConnectionError
 from orderchain.errors import RetryError
 from orderchain.printable import printable
 
@@ -111,7 +110,7 @@ async def partitions_of(
 ) -> list[int]:
     """Return the partitions of a topic, as a started producer knows them or finds them out.
 
-    Raises TopicTrouble, KafkaConnectionError. To be given a deadline.
+    Raises TopicTrouble; ConnectionError where no broker answers. To be given a deadline.
     """
     # The library's own question waits for the topic until the deadline of a request.
     client, looks = producer.client, 0
@@ -124,6 +123,6 @@ async def partitions_of(
             await asyncio.sleep(_LOOK_SECONDS)
         client.add_topic(topic)
         if not await client.force_metadata_update():
-            raise KafkaConnectionError(f"no broker has answered for topic {topic}")
+            raise ConnectionError(f"no broker has answered for topic {topic}")
         looks += 1
     return sorted(known)

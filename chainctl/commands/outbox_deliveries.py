@@ -30,14 +30,17 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
 @json_option
 @uses_settings("database", "connect_seconds")
 def status(settings: Settings, as_json: bool) -> ExitCode:
-    """Show how many deliveries stand where; exit code 1 when some are abnormal."""
+    """Show how many deliveries stand where, and what is wrong with their destinations.
+
+    Exit code 1 when some are abnormal, a topic is missing, or a consumer is not heard of.
+    """
     found = run_async(_counts(settings))
     if as_json:
         data_json(found)
     else:
-        columns = ("destination", "status", "deliveries", "oldest_seconds")
+        columns = ("destination", "status", "deliveries", "oldest_seconds", "trouble")
         table(columns, [[cell(row[column]) for column in columns] for row in found])
-    is_abnormal = any(row["status"] == "abnormal" for row in found)
+    is_abnormal = any(row["status"] == "abnormal" or row["trouble"] for row in found)
     return ExitCode.FINDINGS if is_abnormal else ExitCode.CLEAN
 
 
@@ -47,6 +50,7 @@ async def _counts(settings: Settings) -> list[dict[str, Any]]:
 
     async with outbox_of(settings) as connection:
         found = await acts.counts(connection)
+        troubles = await acts.troubles(connection)
     now = time.time()
     return [
         {
@@ -54,6 +58,7 @@ async def _counts(settings: Settings) -> list[dict[str, Any]]:
             "status": stands.name.lower(),
             "deliveries": deliveries,
             "oldest_seconds": None if oldest is None else age_seconds(oldest, now),
+            "trouble": troubles.get(name),
         }
         for name, stands, deliveries, oldest in found
     ]

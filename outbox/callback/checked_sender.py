@@ -29,7 +29,7 @@ from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
 from outbox.confirm_record import APPLIED
 from outbox.destination import LOSS, Destination, topics_of
-from outbox.dispatch import FREE_TIMES
+from outbox.dispatch import room_of
 from outbox.errors import LASTING, PartEnded
 from outbox.message import Message, draw_message_ids
 from outbox.message_sender import MessageSender
@@ -273,7 +273,7 @@ class CheckedSender:
         for name, group in by_destination.items():
             lane = self._lanes.get(name) or self._new_lane(name)
             free = self._config.waiting_rows_max - self._waiting_rows
-            if len(group) > min(free, FREE_TIMES * free - lane.rows):
+            if len(group) > room_of(free, lane.rows):
                 self._drop(len(group), "they could not wait for the broker")
                 continue
             self._waiting_rows += len(group)

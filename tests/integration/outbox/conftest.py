@@ -76,6 +76,14 @@ class Sender:
         finally:
             await client.close()
 
+    async def delete_topics(self, *topics: str) -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
+        await client.start()
+        try:
+            await client.delete_topics(list(topics))
+        finally:
+            await client.close()
+
     def config(self, **settings: Any) -> RelayConfig:
         return RelayConfig(
             **{

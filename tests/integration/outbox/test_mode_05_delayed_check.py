@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderchain.errors import RetryError
-from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_RELAY
-from outbox import Destination, Status
+from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
+from outbox import Confirm, Destination, Status, save_destinations
 from outbox.callback.asking import AskRules, Reply
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.check_record import decode_checks
@@ -24,7 +24,7 @@ from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.callback.intake import CallbackIntake
 from outbox.callback.sender_app import sender_app
-from outbox.confirm_record import RETRYING
+from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 
@@ -289,6 +289,55 @@ async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sende
         await take(None)
     assert service.stats.bad_records == {"content": 2, "empty": 2}
     await service.close()
+
+
+async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_for(
+    rig: Rig, sender: Sender
+) -> None:
+    (message_id,) = await rig.send(1)
+    (record,) = await sender.records(rig.check_topic)
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    forged = Confirm(message_id.bytes, 0, 0, 0, 0, bytes(16))
+    await service.take_checks(record.value)
+    await service.take_confirms(encode_confirms(CONSUMER, [forged]))
+    rig.clock.go(1)
+    assert await service.return_once() == 1
+    assert (service.stats.forged, service.stats.returned) == (1, 0)
+    assert await sender.statuses() == {message_id: Status.INIT}
+    await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+    assert await service.ask_once() == 1
+    assert await sender.sent(rig.destination) == [message_id] * 2
+    # The right one ends it, also after another forged one.
+    await sender.confirm(rig.destination, message_id)
+    await service.take_confirms(encode_confirms(CONSUMER, [forged]))
+    (right,) = await sender.records(rig.destination.confirm_topic)
+    await service.take_confirms(right.value)
+    rig.clock.go(1)
+    assert await service.return_once() == 1
+    assert await sender.statuses() == {message_id: Status.CONSUMED}
+    await service.close()
+
+
+async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
+    rig: Rig, sender: Sender
+) -> None:
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    lost = Destination(name="lost", topic=f"lost.{sender.name}", consumers=(CONSUMER,))
+    await save_destinations(operator, [lost])
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        await business.add("lost", b"1")
+    async with rig.mode_5.transaction(connection) as business:
+        await business.add("lost", b"2")
+        message_id = await business.add("clearing", b"3")
+
+    async def is_sent() -> bool:
+        return await sender.sent(rig.destination) == [message_id]
+
+    await sender.until(is_sent)
+    await sender.make_topics(lost.topic)
+    await rig.mode_5.settle()
+    assert len(await sender.sent(lost)) == 2
 
 
 async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:
