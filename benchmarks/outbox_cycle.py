@@ -86,7 +86,7 @@ async def cycle(
     config = RelayConfig(
         database=place.database,
         kafka=place.kafka,
-        group=f"{place.destination.topic}.relay",
+        name=f"{place.destination.topic}.relay",
         **settings,
     )
     async with consumer_process(place, "batched"), Relay(config) as relay:
@@ -94,11 +94,11 @@ async def cycle(
         began = time.perf_counter()
         await store_all(business, messages, relay if hands_over else None)
         async with asyncio.timeout(END_SECONDS):
-            while relay.stats.consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
+            while relay.stats().consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
                 await asyncio.sleep(0.002)
         seconds = time.perf_counter() - began
-        if relay.stats.abnormal or relay.stats.unknown:
-            raise RuntimeError(f"the run was not clean: {relay.stats}")
+        if relay.stats().abnormal or relay.stats().unknown:
+            raise RuntimeError(f"the run was not clean: {relay.stats()}")
     await business.close()
     return messages / seconds
 
@@ -122,7 +122,7 @@ async def first_message(to: Relay | CheckedSender, business: asyncpg.Connection)
     async with to.transaction(business) as transaction:
         await transaction.add("bench", PAYLOAD)
     async with asyncio.timeout(END_SECONDS):
-        while not to.stats.consumed:  # noqa: ASYNC110 - a counter of the hot path
+        while not to.stats().consumed:  # noqa: ASYNC110 - a counter of the hot path
             await asyncio.sleep(0.002)
 
 

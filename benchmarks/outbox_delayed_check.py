@@ -111,14 +111,14 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
     async with connection.transaction():
         await connection.execute((files("outbox") / "callback.sql").read_text())
     await connection.close()
-    config = RelayConfig(database=place.database, kafka=place.kafka, group=f"{topic}.relay")
+    config = RelayConfig(database=place.database, kafka=place.kafka, name=f"{topic}.relay")
     sender = CheckedSender(config, CheckedConfig(sender="bench", check_topic=checks))
     callback = CallbackConfig(
         database=store,
         kafka=place.kafka,
         check_topic=checks,
         confirm_topics=(place.destination.confirm_topic,),
-        group=f"{topic}.callback",
+        name=f"{topic}.callback",
         return_seconds=PAUSE_SECONDS,
         round_seconds=PAUSE_SECONDS,
     )
@@ -133,11 +133,11 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
         began = time.perf_counter()
         await store_all(business, messages, sender)
         async with asyncio.timeout(END_SECONDS):
-            while sender.stats.consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
+            while sender.stats().consumed <= messages:  # noqa: ASYNC110 - a counter of the hot path
                 await asyncio.sleep(0.002)
         seconds = time.perf_counter() - began
-        if sender.stats.resent or sender.stats.dropped or sender.stats.unknown:
-            raise RuntimeError(f"the run was not clean: {sender.stats}")
+        if sender.stats().resent or sender.stats().dropped or sender.stats().unknown:
+            raise RuntimeError(f"the run was not clean: {sender.stats()}")
     await business.close()
     for name, database, table in (
         ("mode 5", place.database, "outbox_pending"),

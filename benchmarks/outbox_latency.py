@@ -77,7 +77,7 @@ async def one_round(site: Site, seconds: int, rate: int, way: Way) -> Delays:
     """Return the delays of so many seconds of load, `rate` messages in each."""
     place = await make_outbox(site)
     topic = place.destination.topic
-    config = RelayConfig(database=place.database, kafka=place.kafka, group=f"{topic}.relay")
+    config = RelayConfig(database=place.database, kafka=place.kafka, name=f"{topic}.relay")
     business = [await asyncpg.connect(place.database) for _ in range(CONNECTIONS)]
     count = seconds * rate // way.together * way.together
     firsts = iter(range(0, count, way.together))

@@ -89,7 +89,7 @@ async def measure(site: Site, arguments: argparse.Namespace) -> Figures:
         name: Relay(
             RelayConfig(
                 database=place.database, kafka=place.kafka, sweep_seconds=3_600.0,
-                group=f"{place.destination.topic}.relay",
+                name=f"{place.destination.topic}.relay",
             )
         )
         for name, place in places.items()

@@ -31,7 +31,9 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of whatever relays messages."""
     for option in reversed(
         (
-            click.option("--group", metavar="NAME", help="Kafka group of this database's relays."),
+            click.option(
+                "--group", "name", metavar="NAME", help="Kafka group of this database's relays."
+            ),
             click.option(
                 "--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep."
             ),

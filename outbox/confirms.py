@@ -130,7 +130,7 @@ class ConfirmIntake:
         consumer = make_consumer(
             self._kafka,
             "confirm-intake",
-            group_id=self._config.group,
+            group_id=self._config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )

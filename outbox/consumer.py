@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clients.topic_durability import TopicDurability
@@ -90,7 +91,7 @@ class Consumer:
         self._handed: set[Handling[Any]] = set()
         self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
         self._is_fresh_next = False
-        self.stats = ConsumerStats()
+        self._counters = ConsumerStats()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -114,7 +115,7 @@ class Consumer:
             self._started = kit = ConsumerKit(
                 config=self._config, inbox=inbox, connections=self._connections,
                 filter=self._filter, clock=self._clock, lanes=self._lanes, source=self._source,
-                confirms=self._confirms, stats=self.stats,
+                confirms=self._confirms, stats=self._counters,
             )  # fmt: skip
             receiving, self._settling = Receiving(kit), Settling(kit)
             retention = InboxRetention(kit, receiving)
@@ -133,6 +134,10 @@ class Consumer:
             "topics", durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
         )
         self._settled = self._parts.begin("settling", self._settling.run())
+
+    def stats(self) -> ConsumerStats:
+        """Return the counters as they are now."""
+        return deepcopy(self._counters)
 
     def stop(self) -> None:
         """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""

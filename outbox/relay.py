@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -59,24 +60,27 @@ class Relay:
         consumer_logs: Mapping[str, ConsumerLog] | None = None,
     ) -> None:
         """`consumer_logs`: by consumer, where the relay may look up what it has applied."""
-        self.stats = RelayStats()
+        self.counters = RelayStats()
+        """What the parts count in; see `stats`."""
         self._config = config
         self._woken = asyncio.Event()
         self._store = RelayStore(config, self._woken.set)
         self._sender = MessageSender(config.kafka, config.send_seconds)
-        self._alerts = Alerts(config, self.stats)
-        self._acks = AckWriter(config, self._store, self.stats)
-        self._dispatch = Dispatch(config, self._sender, self._acks, self.stats)
+        self._alerts = Alerts(config, self.counters)
+        self._acks = AckWriter(config, self._store, self.counters)
+        self._dispatch = Dispatch(config, self._sender, self._acks, self.counters)
         self._dispatch.on_room = self._woken.set
         self._sweep = Sweep(
-            config, self._store, self._dispatch, self.stats, self._alerts, consumer_logs or {}
+            config, self._store, self._dispatch, self.counters, self._alerts, consumer_logs or {}
         )
         troubles = self._sender.troubles
         self._intake = ConfirmIntake(
-            config, self._store, self._dispatch, self._acks, self.stats, troubles
+            config, self._store, self._dispatch, self._acks, self.counters, troubles
         )
-        self._retention = Retention(config, self._store.history, clock or SystemClock(), self.stats)
-        self._failed = FailedBusiness(self._store, self.stats)
+        self._retention = Retention(
+            config, self._store.history, clock or SystemClock(), self.counters
+        )
+        self._failed = FailedBusiness(self._store, self.counters)
         self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
         self._parts = Parts("relay")
 
@@ -84,6 +88,10 @@ class Relay:
     def waiting(self) -> int:
         """Messages in memory that are still to be sent."""
         return self._dispatch.waiting_rows
+
+    def stats(self) -> RelayStats:
+        """Return the counters as they are now."""
+        return deepcopy(self.counters)
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker need not be there.
@@ -235,7 +243,7 @@ class Relay:
     async def _report_silent(self) -> None:
         seconds = self._config.silent_seconds
         if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
-            self.stats.silent += len(silent)
+            self.counters.silent += len(silent)
             self._alerts.tell_silent(silent, seconds)
 
     async def _keep_troubles(self) -> None:

@@ -23,7 +23,7 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """libpq URL of the database with the outbox's tables, for the role `outbox_relay`."""
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
-    group: Name = "orderchain-outbox-relay"
+    name: Name = "orderchain-outbox-relay"
     """The Kafka group in which the relays of this database share the confirm topics. Another one
     for every other database, or one would take the other's confirms."""
 

@@ -137,7 +137,7 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     from outbox.relay_config import RelayConfig
     from outbox.service.config import ServiceConfig
 
-    relay = _chosen(given, group="group", sweep_seconds="sweep_seconds")
+    relay = _chosen(given, name="name", sweep_seconds="sweep_seconds")
     rules = _chosen(given, check_seconds="first_seconds", checks_max="answers_max")
     return ServiceConfig(
         relay=RelayConfig(

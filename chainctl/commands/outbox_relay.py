@@ -55,4 +55,4 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
             await running.run()
     finally:
         if as_json:
-            data_json(running.stats)
+            data_json(running.stats())

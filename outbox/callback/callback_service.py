@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -81,11 +82,15 @@ class CallbackService:
     def __init__(
         self, config: CallbackConfig, calls: SenderCalls, *, clock: Clock | None = None
     ) -> None:
-        self.stats = CallbackStats()
+        self._counters = CallbackStats()
         self._config = config
         self._calls = calls
         self._clock = clock or SystemClock()
         self._store = CallbackStore(config)
+
+    def stats(self) -> CallbackStats:
+        """Return the counters as they are now."""
+        return deepcopy(self._counters)
 
     async def check(self) -> None:
         """Connect to the store. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
@@ -131,7 +136,7 @@ class CallbackService:
         await self._store.add_checks(
             record.sender, record.consumers, ids, due_at, self._return_at()
         )
-        self.stats.checks += len(ids)
+        self._counters.checks += len(ids)
 
     async def take_confirms(self, value: bytes | None) -> None:
         """Keep what one confirm record says; a bad one is counted. Raises RetryError."""
@@ -155,7 +160,7 @@ class CallbackService:
             await self._store.add_confirms(applied, now, self._return_at())
         if retrying:
             await self._store.postpone(retrying)
-        self.stats.confirms += len(applied)
+        self._counters.confirms += len(applied)
 
     async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
         """Keep until when (unix ns) partitions of confirm topics were taken in.
@@ -180,7 +185,7 @@ class CallbackService:
         for rows, (replied, told) in zip(groups.values(), replies, strict=True):
             asked = [self._outcome(row, replied.get(row.message_id), told, now) for row in rows]
             await self._store.asked(token, asked)
-            self.stats.asked += len(rows)
+            self._counters.asked += len(rows)
         return len(taken)
 
     async def return_once(self) -> int:
@@ -216,7 +221,7 @@ class CallbackService:
             return {}, told
 
     async def _return(self, token: UUID, sender: str, consumer: str, rows: Sequence[Taken]) -> None:
-        self.stats.returns += 1
+        self._counters.returns += 1
         try:
             async with asyncio.timeout(self._config.call_seconds):
                 proofs = {row.message_id: row.proof or b"" for row in rows}
@@ -229,7 +234,7 @@ class CallbackService:
         else:
             forged = [row for row in rows if row.message_id in refused]
             if forged:
-                self.stats.forged += len(forged)
+                self._counters.forged += len(forged)
                 _log.warning(
                     "callback: confirms of %s were refused by %s, since their proofs are wrong: %d",
                     printable(consumer), printable(sender), len(forged),
@@ -237,11 +242,11 @@ class CallbackService:
                 await self._store.refused(token, forged, self._now())
             returned = [row for row in rows if row.message_id not in refused]
             await self._store.returned(token, returned)
-            self.stats.returned += len(returned)
+            self._counters.returned += len(returned)
 
     def _outcome(self, row: Taken, reply: Reply | None, told: str | None, now: datetime) -> Asked:
         if reply is None:
-            self.stats.unanswered += 1
+            self._counters.unanswered += 1
             told = told or "left out of the answer"
         outcome = after_ask(self._config.rules, row.ask_count, reply)
         due_at = now + timedelta(seconds=outcome.again_seconds)
@@ -250,7 +255,7 @@ class CallbackService:
         )
 
     def _drop(self, error: BadRecord) -> None:
-        self.stats.bad_records[error.reason] += 1
+        self._counters.bad_records[error.reason] += 1
         _log.warning("callback: a record was dropped: %s", reason_of(error))
 
     def _until(self, now: datetime) -> datetime:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
@@ -96,7 +97,7 @@ class CheckedSender:
     def __init__(
         self, config: RelayConfig, checked: CheckedConfig, *, clock: Clock | None = None
     ) -> None:
-        self.stats = CheckedStats()
+        self._counters = CheckedStats()
         self._config = config
         self._checked = checked
         self._clock = clock or SystemClock()
@@ -110,6 +111,10 @@ class CheckedSender:
         self._empty = asyncio.Event()
         self._empty.set()
         self._parts = Parts("mode 5")
+
+    def stats(self) -> CheckedStats:
+        """Return the counters as they are now."""
+        return deepcopy(self._counters)
 
     async def start(self) -> None:
         """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
@@ -197,14 +202,14 @@ class CheckedSender:
         are. Raises RetryError.
         """
         refused = [each for each in proofs if not self._is_proven(consumer, each, proofs[each])]
-        self.stats.forged += len(refused)
+        self._counters.forged += len(refused)
         applied = [(each, consumer) for each in proofs.keys() - set(refused)]
         if not applied:
             return Applied(0, 0, 0, 0, 0), refused
         done = await self._store.apply(applied)
-        self.stats.consumed += done.consumed
-        self.stats.repeated += done.repeated
-        self.stats.unknown += done.unknown
+        self._counters.consumed += done.consumed
+        self._counters.repeated += done.repeated
+        self._counters.unknown += done.unknown
         return done, refused
 
     def _is_proven(self, consumer: str, message_id: UUID, proof: bytes) -> bool:
@@ -250,8 +255,8 @@ class CheckedSender:
         for batch in await self._sender.send(messages, self._destinations, oldest):
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
-        self.stats.sent += len(sent)
-        self.stats.resent += len(sent)
+        self._counters.sent += len(sent)
+        self._counters.resent += len(sent)
         if sent:
             await self._session.fetch(SQL["sent"], sorted(sent), token, _SENDABLE)
         if left := claimed - sent - set(unreadable):
@@ -261,7 +266,7 @@ class CheckedSender:
 
     def _tell_abnormal(self, rows: Sequence[asyncpg.Record]) -> None:
         if rows:
-            self.stats.abnormal += len(rows)
+            self._counters.abnormal += len(rows)
             self._alerts.tell([Abnormal(*row) for row in rows])
 
     # ------------------------------------------------------------------------------ after a commit
@@ -289,7 +294,7 @@ class CheckedSender:
         return lane
 
     def _drop(self, count: int, why: str) -> None:
-        self.stats.dropped += count
+        self._counters.dropped += count
         _log.error("left to the sweep %s: %s", counted(count, "message"), why)
 
     async def _run(self, lane: _Lane) -> None:
@@ -345,7 +350,7 @@ class CheckedSender:
         is_broken = False
         for batch in await self._sender.send(messages, self._destinations, oldest):
             if batch.error is None:
-                self.stats.sent += len(batch.messages)
+                self._counters.sent += len(batch.messages)
                 continue
             left += batch.messages
             if not isinstance(batch.error, TopicTrouble):  # which was reported when it was found

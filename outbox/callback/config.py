@@ -28,7 +28,7 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     """Where senders ask for checks."""
     confirm_topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
     """Where consumers confirm."""
-    group: Name = "orderchain-outbox-callback"
+    name: Name = "orderchain-outbox-callback"
     """The Kafka group in which the services of this store share those topics."""
     rules: AskRules = AskRules()
     return_seconds: Annotated[float, Meta(ge=0, le=3600)] = 1.0

@@ -69,7 +69,7 @@ class CallbackIntake:
             "callback",
             self._config.check_topic,
             *self._config.confirm_topics,
-            group_id=self._config.group,
+            group_id=self._config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )

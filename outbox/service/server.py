@@ -69,7 +69,7 @@ class MessageService:
         self._config = config
         self._desk = MessageDesk(config, clock)
         self.app = MessageApp(config, clients, self._desk, clock, self._is_working, self._counted)
-        self._alerts = Alerts(config.relay, self.relay.stats)
+        self._alerts = Alerts(config.relay, self.relay.counters)
         calls = ClientCalls(clients, config.checking.ask_seconds)
         self.check_back = CheckBack(
             config.relay, calls.check, config.checking, clock=clock, on_abnormal=self._alerts.tell
@@ -163,9 +163,9 @@ class MessageService:
             self._parts.check()
 
     def _counted(self) -> Counted:
-        parts: dict[str, Any] = {"relay": self.relay.stats}
+        parts: dict[str, Any] = {"relay": self.relay.stats()}
         if self.callback is not None:
-            parts["callback"] = self.callback.stats
+            parts["callback"] = self.callback.stats()
         return Counted(parts, self.relay.waiting)
 
     def _is_working(self) -> bool:

@@ -318,3 +318,11 @@ def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
     assert "synchronous_commit" in refused(*sequence, settings=stack_environment)
     done = call(*sequence, "--unsafe-durability", settings=stack_environment)
     assert done.code == 0, done
+
+
+def test_topic_on_one_broker_is_noted_once(sequence: Callable[..., Done], tmp_path: Path) -> None:
+    """The servers of the tests have one broker."""
+    done = sequence(tmp_path / "o.csv", "n\n1\n", "--log-level", "info")
+    assert done.code == 0, done
+    (line,) = [line for line in done.err.splitlines() if "one broker's disk may be all" in line]
+    assert "(replicas 1, min.insync.replicas 1): receivers read what is lost" in line

@@ -68,9 +68,7 @@ class Follower:
         config = ReceiverConfig(
             chain_id=CHAIN_ID, start=self.place, until_id=until_id, poll_after_seconds=0.2
         )
-        kafka = KafkaSourceConfig(
-            bootstrap_servers=self._chain.config.kafka, topic=self._chain.topic
-        )
+        kafka = KafkaSourceConfig(kafka=self._chain.config.kafka, topic=self._chain.topic)
         gaps = GapReader(GapReaderConfig(database=database, chain_id=CHAIN_ID))
         async with Receiver(config, KafkaFrameSource(kafka), gaps) as receiver:
             async for run in receiver:

@@ -20,6 +20,7 @@ from orderchain.simulation.wired_log import WiredFrameSink
 from orderchain.simulation.wired_store import WiredChainStore, WiredKeyStore, WiredLease
 from orderchain.simulation.wired_topic import WiredRecordSource
 from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
+from tests.small_worlds import scaled_down
 
 from .orders_topic import TOPIC
 from .plan import CHAIN_ID
@@ -171,27 +172,30 @@ class SequencerHost(Host):
         database = world.database
         refuses = plan.refuses_without_kafka and not plan.is_broker_gone
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
+        config = SequencerConfig(
+            chain_id=CHAIN_ID,
+            database="simulated",
+            kafka="simulated:1",
+            name=self.process.name,
+            standby=True,
+            batch_rows_max=plan.batch_rows_max,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+            lease_seconds=LEASE_SECONDS,
+            commit_seconds=COMMIT_SECONDS,
+            recover_seconds=RECOVER_SECONDS,
+            stop_seconds=STOP_SECONDS,
+            takeover_skip_ids=plan.takeover_skip_ids,
+            id_strategy="time" if plan.is_time_ids else "sequential",
+            key_window_rows=plan.key_window_rows,
+            kafka_at_start="optional",
+            when_kafka_is_away="refuse" if refuses else "continue",
+            kafka_away_seconds=KAFKA_AWAY_SECONDS,
+        )
         return Sequencer(
-            SequencerConfig(
-                chain_id=CHAIN_ID,
-                database="simulated",
-                kafka="simulated:1",
-                name=self.process.name,
-                standby=True,
-                batch_rows_max=plan.batch_rows_max,
-                heartbeat_seconds=HEARTBEAT_SECONDS,
-                lease_seconds=LEASE_SECONDS,
-                commit_seconds=COMMIT_SECONDS,
-                recover_seconds=RECOVER_SECONDS,
-                stop_seconds=STOP_SECONDS,
-                takeover_skip_ids=plan.takeover_skip_ids,
-                id_strategy="time" if plan.is_time_ids else "sequential",
+            scaled_down(
+                config,
                 queue_bytes_max=plan.queue_bytes_max,
                 publish_queue_bytes_max=plan.publish_queue_bytes_max,
-                key_window_rows=plan.key_window_rows,
-                kafka_at_start="optional",
-                when_kafka_is_away="refuse" if refuses else "continue",
-                kafka_away_seconds=KAFKA_AWAY_SECONDS,
             ),
             store=WiredChainStore(database, CHAIN_ID, store_wire, world.commit_wire()),
             keys=WiredKeyStore(database, CHAIN_ID, key_wire),

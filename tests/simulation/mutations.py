@@ -60,7 +60,8 @@ MUTATIONS = (
     Mutation(sequencing.offsets_after_rows, 20, ("S4 intake: row without",)),
     Mutation(sequencing.keys_forgotten_early, 200, ("S4 too old within",), TOO_OLD),
     Mutation(sequencing.too_old_told_as_never_accepted, 100, ("S9", "NumberOutOfOrder"), TOO_OLD),
-    Mutation(receiving.standby_believed, 50, ("S8",), {"sources": "standby"}),
+    # Rows are compared with the primary's alone: where there is none, such a receiver stands still.
+    Mutation(receiving.standby_believed, 50, ("S8", "L1"), {"sources": "standby"}),
     Mutation(sequencing.stop_without_deadline, 150, ("L4",), {"down_at_stop": "everything"}),
     Mutation(
         receiving.primary_never_asked,

@@ -117,8 +117,9 @@ def primary_never_asked() -> Iterator[None]:
     readers = PreferredSources._readers
 
     async def ask_the_first(
-        self: PreferredSources, after: Mark, until_id: int
+        self: PreferredSources, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncIterator[Run]:
+        del from_primary
         for source in readers(self)[:1]:
             async for run in self._runs_of(source, after, until_id):
                 yield run

@@ -313,8 +313,8 @@ def test_database_with_a_role_that_may_not_read_is_refused(
 def test_database_with_a_wrong_password_is_refused_without_showing_it(
     spark: SparkSession, audit: DatabaseSource
 ) -> None:
-    parts = urlsplit(audit.dsn)
-    dsn = audit.dsn.replace(str(parts.password), "sesame")
+    parts = urlsplit(audit.database)
+    dsn = audit.database.replace(str(parts.password), "sesame")
     with pytest.raises(ConnectError, match="password authentication failed") as refused:
         verify(VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(database=dsn),)), spark)
     assert "sesame" not in str(refused.value)

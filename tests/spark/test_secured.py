@@ -97,7 +97,7 @@ def stored(
     secured_kafka.make_topic(topic)
     frames = asyncio.run(frames_of(database, ROWS))
     asyncio.run(publish(secured_kafka.server.bootstrap, topic, frames))
-    return topic, DatabaseSource(dsn=role_dsn(AUDITOR))
+    return topic, DatabaseSource(database=role_dsn(AUDITOR))
 
 
 @pytest.mark.parametrize("way", ["login", "mutual"])

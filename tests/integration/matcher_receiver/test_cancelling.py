@@ -110,13 +110,14 @@ class Life:
         head = self.chain.mark()
         await self.stored.admin.execute(
             "INSERT INTO receiver_checkpoint "
-            "(chain_id, receiver, head_delivered, batch_last_id, seal, epoch) "
-            "VALUES ($1, $2, $3, $3, $4, $5)",
+            "(chain_id, receiver, head_delivered, batch_last_id, seal, epoch, login) "
+            "VALUES ($1, $2, $3, $3, $4, $5, $6)",
             self.chain.chain_id,
             self.name,
             head.id,
             head.seal,
             head.epoch,
+            RECEIVER_WRITER,
         )
 
     async def start(self) -> Parts:

@@ -89,7 +89,7 @@ class Sender:
             **{
                 "database": self.dsns[OUTBOX_RELAY],
                 "kafka": self.kafka,
-                "group": self.name,
+                "name": self.name,
                 "sweep_seconds": 3600.0,  # tests sweep themselves
                 "ack_linger_seconds": 0.0,
                 "send_seconds": 5.0,

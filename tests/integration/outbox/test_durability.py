@@ -240,8 +240,8 @@ async def test_message_of_a_session_without_synchronous_commit_waits_for_the_swe
             await relay.sweep()
             await sender.until_status(message_id, Status.CONFIRMED)
             assert message_id in await sender.sent(clearing)
-    assert relay.stats.released == 2
-    assert relay.stats.resent == 0
+    assert relay.stats().released == 2
+    assert relay.stats().resent == 0
 
 
 async def test_transaction_that_an_error_has_broken_raises_and_sends_nothing(
@@ -376,7 +376,7 @@ async def test_effect_is_confirmed_only_once_the_standby_has_it(own: Database) -
         consumer.stop()
         await running
     assert handled == [b"1"]
-    assert consumer.stats.repeated == 1
+    assert consumer.stats().repeated == 1
     assert await sender.admin.fetchval("SELECT count(*) FROM effect") == 1
 
 

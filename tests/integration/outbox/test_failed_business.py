@@ -67,7 +67,7 @@ async def test_business_that_rolls_back_keeps_its_error_and_what_it_would_have_s
         assert (row["outcome"], row["destination"], row["key"]) == ("rolled back", "clearing", "k")
         assert (row["payload"], row["headers"]) == (b"trade", '{"kind":"x"}')
         assert row["error"].startswith("UniqueViolationError: duplicate key")
-        assert relay.stats.failed_kept == 1
+        assert relay.stats().failed_kept == 1
         # Nobody else has asked for it.
         with pytest.raises(asyncpg.UniqueViolationError):
             await trade_twice(relay, business)
@@ -149,13 +149,13 @@ async def test_what_is_kept_is_bounded_and_goes_with_its_time(sender: Sender) ->
     await sender.set_up()
     business = await sender.connect()
     clock = HandClock()
-    async with sender.relay(clock=clock, keep_seconds=3600.0) as relay:
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
         for _ in range(11):
             many = [trade() for _ in range(FAILED_MESSAGES_MAX + 1)]
             with pytest.raises(ZeroDivisionError):
                 await fail(relay, business, many, error=ZeroDivisionError)
             await relay.settle()
-        assert (relay.stats.failed_kept, relay.stats.failed_dropped) == (1_100, 11)
+        assert (relay.stats().failed_kept, relay.stats().failed_dropped) == (1_100, 11)
         assert len(await failed(sender)) == 1_000
         clock.now_ns = time.time_ns() + round(73 * 3_600e9)
         await relay.keep()

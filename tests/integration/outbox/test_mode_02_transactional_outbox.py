@@ -40,7 +40,7 @@ async def test_message_of_a_committed_transaction_arrives_and_the_sweep_is_idle(
             assert await sender.sent(clearing) == []  # never before the commit
         await sender.until_status(message_id, Status.CONFIRMED)
         assert await relay.sweep() == 0
-        assert relay.stats.swept == 0  # the fast path did it all
+        assert relay.stats().swept == 0  # the fast path did it all
     (record,) = await sender.records(clearing.topic)
     headers = read_headers(record.headers)
     assert (record.key, record.value) == (b"k", b"\x00trade")
@@ -82,8 +82,8 @@ async def test_message_stored_without_a_relay_wakes_one_at_the_commit(sender: Se
             )
         for message_id in (by_python, by_sql):
             await sender.until_status(message_id, Status.CONFIRMED)
-        assert relay.stats.swept == 2
-        assert relay.stats.resent == 0
+        assert relay.stats().swept == 2
+        assert relay.stats().resent == 0
     assert by_sql.version == 7
     assert sorted(await sender.sent(clearing)) == sorted([by_python, by_sql])
     records = await sender.records(clearing.topic)
@@ -120,7 +120,7 @@ async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_messag
     given = {
         "when": when,
         "business": sender.dsns[OUTBOX_WRITER],
-        "relay": {"database": config.database, "kafka": config.kafka, "group": config.group},
+        "relay": {"database": config.database, "kafka": config.kafka, "name": config.name},
     }
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASH, json.dumps(given))
     assert await process.wait() == -9
@@ -137,7 +137,7 @@ async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_messag
             assert trades == 1
             await sender.until_status(message_id, Status.CONFIRMED)
             assert await sender.sent(clearing) == [message_id]
-            assert relay.stats.swept == 1
+            assert relay.stats().swept == 1
 
 
 async def test_broker_away_is_no_affair_of_the_business(

@@ -43,7 +43,7 @@ async def test_destination_without_confirm_is_done_once_the_broker_has_it(sender
         (message_id,) = await store(sender, 1, "notes")
         await sender.until_status(message_id, Status.CONFIRMED)
         await relay.settle()
-        assert relay.stats.done_by_broker == 1
+        assert relay.stats().done_by_broker == 1
     assert await sender.pending() == []
     (row,) = await sender.done()
     assert (row["status"], row["consumer"], row["send_count"]) == (1, "", 1)
@@ -58,13 +58,13 @@ async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
         await asyncio.to_thread(kafka_to_break.kill)
         ids = await store(sender, 50)
         async with asyncio.timeout(60):
-            while relay.stats.released < 50:  # noqa: ASYNC110 - a counter, not an event
+            while relay.stats().released < 50:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
         # As if each of these rounds were a minute later: what is away is not even tried.
         for _ in range(5):
             await sender.let_time_pass()
             await relay.sweep()
-        assert relay.stats.swept == 50
+        assert relay.stats().swept == 50
         assert {row["send_count"] for row in await sender.pending()} == {0}
         await asyncio.to_thread(kafka_to_break.start)
         await sender.until_status(ids[-1], Status.CONFIRMED)
@@ -106,7 +106,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
     async with sender.relay(ack_linger_seconds=10.0) as relay:
         (message_id,) = await store(sender, 1)
         async with asyncio.timeout(30):
-            while not relay.stats.sent:  # noqa: ASYNC110 - a counter, not an event
+            while not relay.stats().sent:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
         relay._acks.overtaken([message_id])  # the only memory of it
     assert (await sender.statuses())[message_id] is Status.INIT
@@ -115,7 +115,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
         await sender.let_time_pass()
         await relay.sweep()
         await sender.until_status(message_id, Status.CONFIRMED)
-        assert relay.stats.resent == 1
+        assert relay.stats().resent == 1
     (row,) = await sender.pending()
     assert row["send_count"] == 1  # nobody wrote what became of the first: no try, but a claim
     assert await sender.sent(clearing) == [message_id] * 2
@@ -141,10 +141,10 @@ async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
             await sender.let_time_pass()
             await asyncio.gather(*(relay.sweep() for relay in relays for _ in range(2)))
         await asyncio.gather(*(relay.settle() for relay in relays))
-        assert sum(relay.stats.swept for relay in relays) == 3 * count
-        assert sum(relay.stats.resent for relay in relays) == 2 * count
-        assert sum(relay.stats.abnormal for relay in relays) == count
-        assert all(relay.stats.alerts_failed == 0 for relay in relays)
+        assert sum(relay.stats().swept for relay in relays) == 3 * count
+        assert sum(relay.stats().resent for relay in relays) == 2 * count
+        assert sum(relay.stats().abnormal for relay in relays) == count
+        assert all(relay.stats().alerts_failed == 0 for relay in relays)
     rows = await sender.pending()
     assert {(row["status"], row["send_count"]) for row in rows} == {(Status.ABNORMAL, 3)}
     assert {row["last_error"] for row in rows} == {"no end after 3 tries"}
@@ -181,7 +181,7 @@ async def test_alert_of_what_became_abnormal_is_an_error_line_and_calls_the_webh
             await sender.let_time_pass()
             await relay.sweep()
             await relay.settle()
-            assert (relay.stats.abnormal, relay.stats.alerts_failed) == (1, 0)
+            assert (relay.stats().abnormal, relay.stats().alerts_failed) == (1, 0)
         await asyncio.to_thread(server.shutdown)
         thread.join()
     assert [body["deliveries"][0]["message_id"] for body in bodies] == [str(message_id)]

@@ -105,7 +105,7 @@ class Rig:
             kafka=self.sender.kafka,
             check_topic=self.check_topic,
             confirm_topics=(self.destination.confirm_topic,),
-            group=f"callback.{self.sender.name}",
+            name=f"callback.{self.sender.name}",
             rules=RULES,
             return_seconds=1.0,
             late_seconds=60.0,
@@ -287,7 +287,7 @@ async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sende
     for take in (service.take_checks, service.take_confirms):
         await take(b"noise")
         await take(None)
-    assert service.stats.bad_records == {"content": 2, "empty": 2}
+    assert service.stats().bad_records == {"content": 2, "empty": 2}
     await service.close()
 
 
@@ -302,7 +302,7 @@ async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_
     await service.take_confirms(encode_confirms(CONSUMER, [forged]))
     rig.clock.go(1)
     assert await service.return_once() == 1
-    assert (service.stats.forged, service.stats.returned) == (1, 0)
+    assert (service.stats().forged, service.stats().returned) == (1, 0)
     assert await sender.statuses() == {message_id: Status.INIT}
     await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
     assert await service.ask_once() == 1
@@ -355,7 +355,7 @@ async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -
         await relay.sweep()  # it may have swept by itself just then
         for each in (*ids, *lost):
             await sender.until_status(each, Status.CONFIRMED)
-        assert relay.stats.swept == 10
+        assert relay.stats().swept == 10
         assert sorted(await sender.sent(rig.destination)) == sorted([*ids, *ids, *lost])
         await sender.confirm(rig.destination, *ids, *lost)
         for each in (*ids, *lost):
@@ -411,7 +411,7 @@ async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender
         assert asked == [1, 1, 1, 0], "three tries, and the end of it"
         (row,) = await sender.pending()
         assert (row["status"], row["send_count"]) == (Status.ABNORMAL, 3)
-        assert rig.mode_5.stats.abnormal == 1
+        assert rig.mode_5.stats().abnormal == 1
         # It was applied after all: the late confirm still comes home.
         await sender.confirm(rig.destination, message_id)
         await rig.until_stored(1, 1)

@@ -196,7 +196,7 @@ async def test_decision_lost_is_found_by_the_check_and_the_message_is_sent(
     await business.do(message_id)  # and the commit never reaches the service
     async with sender.relay() as relay:
         await relay.sweep()
-        assert relay.stats.sent == 0, "a prepared message is never sent"
+        assert relay.stats().sent == 0, "a prepared message is never sent"
         assert await desk.check_after(30) == 1
         await sender.until_status(message_id, Status.CONFIRMED)
     assert await sender.sent(destination) == [message_id]

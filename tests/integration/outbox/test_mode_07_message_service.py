@@ -471,7 +471,7 @@ async def test_metrics_tell_what_was_sent_consumed_refused_and_what_waits(sender
         await sender.confirm(destination, *(message.message_id for message in given[:3]))
 
         async def is_consumed() -> bool:
-            return service.relay.stats.consumed == 3
+            return service.relay.stats().consumed == 3
 
         await sender.until(is_consumed)
         status, _, told = await raw(service.address, "GET", "/metrics")

@@ -39,13 +39,13 @@ async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is
             await store(sender, ids[first : first + 10_000])
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
-        assert relay.stats.sent == BACKLOG
+        assert relay.stats().sent == BACKLOG
 
         # The consumer has not come to any of them, has not even said so: all are due, none is sent.
         await sender.let_time_pass()
         assert await relay.sweep() == BACKLOG
-        assert (relay.stats.queued, relay.stats.resent) == (BACKLOG, 0)
-        assert relay.stats.abnormal == 0
+        assert (relay.stats().queued, relay.stats().resent) == (BACKLOG, 0)
+        assert relay.stats().abnormal == 0
 
         # It has come to the middle, and confirmed all that it has read but one.
         middle = BACKLOG // 2
@@ -66,12 +66,12 @@ async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is
             return await sender.admin.fetchval('SELECT "offset" FROM outbox_progress') == middle
 
         await sender.until(is_told)
-        assert relay.stats.consumed == middle - 1
+        assert relay.stats().consumed == middle - 1
         await sender.let_time_pass()
         assert await relay.sweep() == BACKLOG - middle + 1
         await relay.settle()
-        assert relay.stats.resent == 1
-        assert relay.stats.sent == BACKLOG + 1
+        assert relay.stats().resent == 1
+        assert relay.stats().sent == BACKLOG + 1
     resent = [row for row in await sender.pending() if row["send_count"] == 2]
     assert [row["message_id"] for row in resent] == [lost]
     assert resent[0]["offset"] == BACKLOG  # where the topic ended
@@ -98,7 +98,7 @@ async def test_message_found_in_the_consumers_own_log_is_done_and_not_sent(
         await relay.sweep()
         await relay.settle()
         assert asked == [[applied, lost]]
-        assert (relay.stats.found_applied, relay.stats.resent) == (1, 1)
+        assert (relay.stats().found_applied, relay.stats().resent) == (1, 1)
     assert await sender.statuses() == {applied: Status.CONSUMED, lost: Status.CONFIRMED}
     assert sorted(await sender.sent(clearing)) == [applied, lost, lost]
 
@@ -123,7 +123,7 @@ async def test_unknown_offset_and_an_age_beyond_the_cap_are_due_by_time_alone(
         await sender.let_time_pass()
         await relay.sweep()
         await relay.settle()
-        assert (relay.stats.queued, relay.stats.resent) == (1, 2)
+        assert (relay.stats().queued, relay.stats().resent) == (1, 2)
     sent = await sender.sent(clearing)
     assert sorted(sent) == sorted([queued, unacknowledged, old, unacknowledged, old])
 

@@ -75,7 +75,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
         await sender.until_status(finished[-1], Status.CONSUMED)
 
         async def is_taken() -> bool:
-            return relay.stats.consumed == 37
+            return relay.stats().consumed == 37
 
         await sender.until(is_taken)
         clock.now_ns = at_hours(71)
@@ -84,7 +84,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
         clock.now_ns = at_hours(80)
         await relay.keep()
         assert await kept(sender) == {unfinished, half}
-        assert relay.stats.survivors == 2
+        assert relay.stats().survivors == 2
         assert [(row["message_id"], row["consumer"]) for row in await sender.done()] == [
             (half, "b")
         ]
@@ -157,7 +157,7 @@ async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: S
         clock.now_ns = at_hours(100)
         await relay.keep()
         assert await kept(sender) == set(ids)
-        assert (relay.stats.survivors, await sender.done()) == (0, [])
+        assert (relay.stats().survivors, await sender.done()) == (0, [])
         tables_now = await sender.admin.fetchval("SELECT count(*) FROM outbox_partition")
         await relay.keep()
         assert await sender.admin.fetchval("SELECT count(*) FROM outbox_partition") == tables_now
@@ -179,7 +179,7 @@ async def test_second_watermark_refuses_to_add_until_history_was_dropped(sender:
     async with sender.relay(clock=clock, upkeep_seconds=3600.0,
                             outbox_bytes_max=before.bytes - 1) as relay:  # fmt: skip
         await relay.keep()
-        assert relay.stats.found_full >= 1
+        assert relay.stats().found_full >= 1
         with pytest.raises(OutboxFull, match=rf"takes {before.bytes} bytes .*chainctl outbox keep"):
             async with relay.transaction(business) as transaction:
                 await transaction.add("clearing", b"trade")

@@ -65,7 +65,7 @@ async def test_row_that_cannot_be_read_becomes_abnormal_alone(sender: Sender, he
     async with sender.relay() as relay:
         await sender.until_status(others[-1], Status.CONFIRMED)
         await relay.settle()
-        assert relay.stats.abnormal == 1
+        assert relay.stats().abnormal == 1
     statuses = await sender.statuses()
     assert statuses.pop(odd) is Status.ABNORMAL
     assert set(statuses.values()) == {Status.CONFIRMED}
@@ -156,7 +156,7 @@ async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
             await sender.let_time_pass()
             await relay.sweep()
         await relay.settle()
-        assert relay.stats.failed == relay.stats.abnormal == relay.stats.broker_away == 0
+        assert relay.stats().failed == relay.stats().abnormal == relay.stats().broker_away == 0
         rows = [row for row in await sender.pending() if row["destination"] == "lost"]
         assert {(row["status"], row["send_count"]) for row in rows} == {(Status.INIT, 0)}
         operator = await sender.connect(OUTBOX_OPERATOR)
@@ -333,7 +333,7 @@ async def test_consumer_that_never_ran_is_reported_after_minutes(
         await sender.confirm(clearing, message_id, consumer="present")
         await sender.until(lambda: _is_heard_of(sender, "present"))
         await relay.keep()
-        assert relay.stats.silent == 0
+        assert relay.stats().silent == 0
         # Six minutes later, for whatever was sent and for whoever was heard of.
         await sender.admin.execute(
             "UPDATE outbox_pending SET sent_at = sent_at - interval '6 minutes';"
@@ -342,7 +342,7 @@ async def test_consumer_that_never_ran_is_reported_after_minutes(
         await relay.keep()
         await other.keep()
         await relay.keep()
-        assert relay.stats.silent + other.stats.silent == 1  # once, and by one of them
+        assert relay.stats().silent + other.stats().silent == 1  # once, and by one of them
     (line,) = [each.getMessage() for each in caplog.records if "ever heard" in each.getMessage()]
     assert "absent" in line
     operator = await sender.connect(OUTBOX_OPERATOR)
@@ -373,7 +373,7 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
             await sender.send_record(clearing.confirm_topic, value, CONSUMER.encode())
         await sender.confirm(clearing, true)
         await sender.until_status(true, Status.CONSUMED)
-        assert relay.stats.bad_confirms == {"proof": 2}
+        assert relay.stats().bad_confirms == {"proof": 2}
         assert (await sender.statuses())[forged] is Status.CONFIRMED
         assert await sender.admin.fetchval("SELECT count(*) FROM outbox_progress") == 0
 
@@ -395,13 +395,13 @@ async def test_proof_is_good_for_one_consumer_and_one_word_alone(sender: Sender)
             await sender.send_record(clearing.confirm_topic, value, consumer.encode())
         await sender.confirm(clearing, message_id, consumer="notes")
         await sender.until(lambda: _is_consumed(relay))
-        assert relay.stats.bad_confirms == {"proof": 3}
+        assert relay.stats().bad_confirms == {"proof": 3}
     assert [row["consumer"] for row in await sender.pending()] == ["ledger"]
 
 
 async def _is_retrying(relay: Relay) -> bool:
-    return relay.stats.retrying > 0
+    return relay.stats().retrying > 0
 
 
 async def _is_consumed(relay: Relay) -> bool:
-    return relay.stats.consumed > 0
+    return relay.stats().consumed > 0

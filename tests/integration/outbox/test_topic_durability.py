@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from local_stack.postgres import SUPERUSER
+from orderchain.clients.kafka import close_client, describe_topics, make_admin, start_client
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.topic_durability import TopicDurability
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.callback.checked_sender import CheckedSender
@@ -18,7 +20,7 @@ from outbox.callback.config import CheckedConfig
 from .conftest import CONSUMER, DEADLINE_SECONDS
 
 if TYPE_CHECKING:
-    from outbox import Delivery
+    from outbox import Delivery, Destination
 
     from .conftest import Sender
 
@@ -56,8 +58,28 @@ def warned() -> Any:
     logger.removeHandler(handler)
 
 
-async def test_relay_warns_once_of_topics_on_one_broker(sender: Sender, warned: Warned) -> None:
+async def set_up(sender: Sender, *more: str) -> Destination:
+    """Set a destination up whose topics, and `more`, every broker has heard of."""
     clearing = await sender.set_up()
+    if more:
+        await sender.make_topics(*more)
+    config = KafkaConfig.of(sender.kafka)
+    names = [clearing.topic, clearing.confirm_topic, *more]
+    admin = make_admin(config, "test")
+    await start_client(admin)
+
+    async def are_there() -> bool:
+        return all(each.is_there for each in (await describe_topics(admin, config, names)).values())
+
+    try:
+        await sender.until(are_there)
+    finally:
+        await close_client(admin, 5.0)
+    return clearing
+
+
+async def test_relay_warns_once_of_topics_on_one_broker(sender: Sender, warned: Warned) -> None:
+    clearing = await set_up(sender)
     async with sender.relay() as relay:
         line = await warned.next()
         for topic in (clearing.topic, clearing.confirm_topic):
@@ -68,7 +90,7 @@ async def test_relay_warns_once_of_topics_on_one_broker(sender: Sender, warned: 
 
 
 async def test_consumer_warns_of_its_confirm_topic(sender: Sender, warned: Warned) -> None:
-    clearing = await sender.set_up()
+    clearing = await set_up(sender)
     async with sender.admin.transaction():
         await sender.admin.execute((files("outbox") / "inbox.sql").read_text())
     config = ConsumerConfig(
@@ -93,9 +115,8 @@ async def test_consumer_warns_of_its_confirm_topic(sender: Sender, warned: Warne
 
 
 async def test_sender_of_mode_5_warns_of_its_topics(sender: Sender, warned: Warned) -> None:
-    clearing = await sender.set_up()
     check_topic = f"checks.{sender.name}"
-    await sender.make_topics(check_topic)
+    clearing = await set_up(sender, check_topic)
     checked = CheckedConfig(sender="payments", check_topic=check_topic)
     async with CheckedSender(sender.config(), checked):
         line = await warned.next()
@@ -109,7 +130,11 @@ async def test_topic_that_is_made_later_is_looked_at_then(sender: Sender, warned
     assert not await durability.look([late])
     assert warned.lines == []
     await sender.make_topics(late, **{"min.insync.replicas": "2"})
-    assert await durability.look([late])
+
+    async def was_looked_at() -> bool:
+        return await durability.look([late])
+
+    await sender.until(was_looked_at)
     assert await durability.look([late])
     (line,) = warned.lines
     assert f"{late} (replicas 1, min.insync.replicas 2)" in line

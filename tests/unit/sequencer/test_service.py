@@ -22,6 +22,7 @@ from orderchain.simulation.memory_store import (
     MemoryLease,
 )
 from sequencer import Sequencer, SequencerConfig
+from tests.small_worlds import scaled_down
 
 from .builders import make_orders
 
@@ -41,7 +42,13 @@ class World:
         self.store = MemoryChainStore(self.database, 1)
         self.sink = MemoryFrameSink(self.log)
 
-    def sequencer(self, clock: Clock | None = None, **settings: Any) -> Sequencer:
+    def sequencer(
+        self,
+        clock: Clock | None = None,
+        *,
+        below_bounds: dict[str, int] | None = None,
+        **settings: Any,
+    ) -> Sequencer:
         config = SequencerConfig(
             **{
                 "chain_id": 1,
@@ -53,7 +60,7 @@ class World:
             }
         )
         return Sequencer(
-            config,
+            scaled_down(config, **(below_bounds or {})),
             store=self.store,
             keys=MemoryKeyStore(self.database, 1),
             lease=MemoryLease(self.database, 1),
@@ -248,7 +255,7 @@ async def test_connection_lost_while_idle_is_made_again_for_an_intakes_question(
 async def test_connection_lost_while_idle_is_made_again_to_record_what_is_skipped(
     world: World,
 ) -> None:
-    async with world.sequencer(publish_queue_bytes_max=100) as sequencer:
+    async with world.sequencer(below_bounds={"publish_queue_bytes_max": 100}) as sequencer:
         world.log.is_away = True
         await sequencer.submit_many(make_orders(30))
         await world.store.close()

@@ -105,7 +105,7 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
     assert letter.failures == 1 + 16
     assert letter.last_error == "ValueError: cannot take poison"
     assert now_ns - START_NS == (4 * 3600 + 45 * 60 + 40) * SECOND
-    assert consumer.stats.dead == 1
+    assert consumer.stats().dead == 1
     assert await rig.admin.fetchval("SELECT count(*) FROM inbox_parked") == 0
 
 
@@ -207,8 +207,8 @@ async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None
             worker.stop()
         await asyncio.gather(*running)
     assert handler.calls.empty()
-    assert sum(worker.stats.failures for worker in workers) == 3
-    assert sum(worker.stats.dead for worker in workers) == 1
+    assert sum(worker.stats().failures for worker in workers) == 3
+    assert sum(worker.stats().dead for worker in workers) == 1
 
 
 async def test_refused_message_is_a_dead_letter_at_once(rig: Rig) -> None:
