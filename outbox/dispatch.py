@@ -142,13 +142,20 @@ class Dispatch:
         troubles = self._sender.troubles
         if troubles.is_paused(destination.topic):
             self._release_all([parcel], troubles.reasons[destination.topic])
-        elif len(parcel.messages) > room_of(self._free, lane.rows):
-            self._is_hungry = True
-            self._release_all([parcel])
         else:
-            self._waiting_rows += len(parcel.messages)
-            lane.rows += len(parcel.messages)
-            lane.parcels.append(parcel)
+            self._take_in(lane, parcel)
+
+    def _take_in(self, lane: _Lane, parcel: Parcel) -> None:
+        """Keep as much of a parcel as there is room for; the rest is left to the sweep."""
+        room = room_of(self._free, lane.rows)
+        fitting, left = parcel.messages[:room], parcel.messages[room:]
+        if left:
+            self._is_hungry = True
+            self._release_all([Parcel(parcel.token, left)])
+        if fitting:
+            self._waiting_rows += len(fitting)
+            lane.rows += len(fitting)
+            lane.parcels.append(Parcel(parcel.token, fitting))
             self._some.set()
 
     @property

@@ -20,9 +20,8 @@ from outbox.business import watched_transaction
 from outbox.errors import DestinationMissing, PartEnded
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message, draw_message_ids, smallest_id
-from outbox.message_sender import MessageSender
+from outbox.message_sender import MessageSender, is_broken
 from outbox.parts import Parts, uninterrupted
-from outbox.topics import TopicTrouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -163,9 +162,7 @@ class FireAfterCommit:
                         counted(len(result.messages), "message"),
                         reason_of(result.error),
                     )
-            # A topic that is missing is remembered by the sender, and is no fault of its producer.
-            errors = [result.error for result in results if result.error is not None]
-            if any(not isinstance(error, TopicTrouble) for error in errors):
+            if is_broken(results):
                 await self._sender.renew()
             if not self._waiting:
                 self._some.clear()

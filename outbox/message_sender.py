@@ -38,7 +38,7 @@ from outbox.proof import token_of
 from outbox.topics import CLOSED, TopicTrouble, TopicTroubles, partitions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from uuid import UUID
 
     from orderchain.clients.kafka import BatchBuilder
@@ -77,6 +77,12 @@ class Sent(Struct, gc=False):
         return self.partition >= 0 and not self.was_refused
 
 
+def is_broken(results: Iterable[Sent]) -> bool:
+    """Say whether a producer is to be thrown away: some send failed for more than its topic."""
+    errors = [each.error for each in results if each.error is not None]
+    return any(not isinstance(error, TopicTrouble) for error in errors)
+
+
 class MessageSender:
     """A producer, thrown away after an error and made anew at the next send."""
 
@@ -103,7 +109,7 @@ class MessageSender:
         Below `oldest_unfinished` nothing is sent any more, but for some of these messages.
 
         Each destination must be in `destinations`. An error in one batch does not touch others,
-        but after one that is no TopicTrouble `renew` the producer.
+        but where `is_broken` says so, `renew` the producer.
         """
         groups: dict[str, list[Message]] = {}
         for message in messages:
@@ -155,7 +161,9 @@ class MessageSender:
                 self.troubles.check(destination.topic)
                 producer = self._producer or await self._open()
                 partitions = await partitions_of(producer, destination.topic, self.troubles)
-        except SEND_ERRORS as error:  # TopicTrouble is one of them
+        except TopicTrouble as error:
+            return [Sent(destination.topic, -1, messages, error=error)]
+        except SEND_ERRORS as error:
             refused = self._refused(destination.topic, error)
             return [Sent(destination.topic, -1, messages, error=refused)]
         key = self.confirm_key if destination.confirm == "required" else None

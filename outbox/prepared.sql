@@ -3,18 +3,27 @@
 -- decided, so an answer that comes after the decision changes nothing. Rows are looked up by
 -- `= ANY (ARRAY[...])`: see store.sql.
 
--- claim_checks: take checks that are due at $1 by token $2, and look again at $3; $4 rows at most
-WITH due AS (
+-- claim_checks: take checks that are due at $1 by token $2, and look again at $3; $4 rows at most,
+-- what has been due for longest first: a destination with many must not keep others from their turn
+WITH longest AS (
     SELECT pending.message_id, pending.consumer
       FROM (SELECT destination AS name
               FROM outbox_destination WHERE destination >= '') AS wanted
      CROSS JOIN LATERAL (
-            SELECT message_id, consumer FROM outbox_pending
+            SELECT message_id, consumer, next_send_at FROM outbox_pending
              WHERE destination = ANY (ARRAY[wanted.name])
                AND next_send_at <= $1 AND status = 4
-             ORDER BY next_send_at LIMIT $4
+             ORDER BY next_send_at LIMIT $4) AS pending
+     ORDER BY pending.next_send_at LIMIT $4
+), due AS (
+    -- Locked only now: of those that are left to others none is touched.
+    SELECT pending.message_id, pending.consumer
+      FROM longest
+     CROSS JOIN LATERAL (
+            SELECT message_id, consumer FROM outbox_pending
+             WHERE message_id = ANY (ARRAY[longest.message_id]) AND consumer = longest.consumer
+               AND next_send_at <= $1 AND status = 4
                FOR UPDATE SKIP LOCKED) AS pending
-     LIMIT $4
 ), claimed AS (
     UPDATE outbox_pending AS pending
        SET claim_token = $2, next_send_at = $3

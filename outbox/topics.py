@@ -86,12 +86,14 @@ class TopicTroubles:
             raise TopicTrouble(topic, self._known[topic].reason)
 
     def found(self, topic: str, reason: str) -> TopicTrouble:
-        """Remember a topic for a while, twice as long each time; return what to raise."""
+        """Remember a topic for a while, twice as long after each pause; return what to raise."""
         error = TopicTrouble(topic, reason)
         known = self._known.get(topic)
         if known is None:
             _log.error("%s; what goes to it waits", printable(str(error)))
             pause = PAUSE_SECONDS_MIN
+        elif self.is_paused(topic):  # found by several sends that were under way together
+            return error
         else:
             pause = min(known.pause_seconds * 2, PAUSE_SECONDS_MAX)
         self._known[topic] = _Known(reason, pause, self._now() + pause)

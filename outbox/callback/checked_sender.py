@@ -33,7 +33,7 @@ from outbox.destination import LOSS, Destination, topics_of
 from outbox.dispatch import room_of
 from outbox.errors import LASTING, PartEnded
 from outbox.message import Message, draw_message_ids
-from outbox.message_sender import MessageSender
+from outbox.message_sender import MessageSender, is_broken
 from outbox.parts import Parts, uninterrupted
 from outbox.proof import is_proven
 from outbox.relay_stats import RelayStats
@@ -252,15 +252,17 @@ class CheckedSender:
         await self._know(messages)
         sent: set[UUID] = set()
         oldest = await self._store.oldest_unfinished()
-        for batch in await self._sender.send(messages, self._destinations, oldest):
+        results = await self._sender.send(messages, self._destinations, oldest)
+        for batch in results:
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
         self._counters.sent += len(sent)
         self._counters.resent += len(sent)
         if sent:
             await self._session.fetch(SQL["sent"], sorted(sent), token, _SENDABLE)
-        if left := claimed - sent - set(unreadable):
+        if is_broken(results):
             await self._sender.renew()
+        if left := claimed - sent - set(unreadable):
             await self._store.release((message_id, token, None) for message_id in left)
         return sent
 
@@ -278,14 +280,15 @@ class CheckedSender:
         for name, group in by_destination.items():
             lane = self._lanes.get(name) or self._new_lane(name)
             free = self._config.waiting_rows_max - self._waiting_rows
-            if len(group) > room_of(free, lane.rows):
-                self._drop(len(group), "they could not wait for the broker")
-                continue
-            self._waiting_rows += len(group)
-            lane.rows += len(group)
-            lane.waiting.append(group)
-            self._empty.clear()
-            lane.some.set()
+            fitting = group[: room_of(free, lane.rows)]
+            if len(fitting) < len(group):
+                self._drop(len(group) - len(fitting), "they could not wait for the broker")
+            if fitting:
+                self._waiting_rows += len(fitting)
+                lane.rows += len(fitting)
+                lane.waiting.append(fitting)
+                self._empty.clear()
+                lane.some.set()
 
     def _new_lane(self, name: str) -> _Lane:
         lane = self._lanes[name] = _Lane(name)
@@ -325,9 +328,11 @@ class CheckedSender:
             return await self._send(messages)
         except LASTING:
             raise
+        except TopicTrouble:  # of the checks, and it was reported when it was found
+            pass
         except (OrderchainError, OSError) as error:
             _log.warning("mode 5: nothing could be sent: %s", reason_of(error))
-        await self._sender.renew()
+            await self._sender.renew()
         await asyncio.sleep(self._config.probe_seconds)
         return messages
 
@@ -344,19 +349,20 @@ class CheckedSender:
         }
         oldest = await self._store.oldest_unfinished()
         for batch in await self._sender.send(checks, destinations, oldest):
+            if isinstance(batch.error, TopicTrouble):
+                raise batch.error
             if batch.error is not None:
                 raise RetryError(f"the check record was not taken: {batch.error!r}")
         left: list[Message] = []
-        is_broken = False
-        for batch in await self._sender.send(messages, self._destinations, oldest):
+        results = await self._sender.send(messages, self._destinations, oldest)
+        for batch in results:
             if batch.error is None:
                 self._counters.sent += len(batch.messages)
                 continue
             left += batch.messages
             if not isinstance(batch.error, TopicTrouble):  # which was reported when it was found
                 _log.warning("mode 5: a batch was not taken: %s", printable(repr(batch.error)))
-                is_broken = True
-        if is_broken:
+        if is_broken(results):
             await self._sender.renew()
         if left:
             await asyncio.sleep(self._config.probe_seconds)

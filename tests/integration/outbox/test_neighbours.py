@@ -327,7 +327,7 @@ async def test_consumer_that_never_ran_is_reported_after_minutes(
     sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
     clearing = await sender.set_up(resend_filter=True, consumers=("present", "absent"))
-    async with sender.relay() as relay, sender.relay(group="other." + sender.name) as other:
+    async with sender.relay() as relay, sender.relay(name="other." + sender.name) as other:
         (message_id,) = await store(sender, "clearing")
         await sender.until_status(message_id, Status.CONFIRMED)
         await sender.confirm(clearing, message_id, consumer="present")
