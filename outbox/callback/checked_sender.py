@@ -125,6 +125,8 @@ class CheckedSender:
             await self._store.close()
             raise
         self._parts = Parts("mode 5")
+        for name in self._destinations:
+            self._lanes.setdefault(name, _Lane(name))
         for name, lane in self._lanes.items():
             self._parts.begin(f"send to {name}", self._run(lane))
         self._parts.begin("alerts", self._alerts.run())

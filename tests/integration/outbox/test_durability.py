@@ -49,9 +49,13 @@ SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
 OTHER_PARTS = ("inbox.sql", "callback.sql", "decision.sql")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_server(session_folder: Path) -> Iterator[PostgresServer]:
-    """A server whose settings these tests may change."""
+    """A server whose settings these tests may change.
+
+    Not the module's: where workers share the tests out, those of a module come apart, and it would
+    be set up again in its old folder, whose passwords are others.
+    """
     config = PostgresConfig(
         directory=session_folder / "postgres-of-durability",
         port=free_port(),

@@ -340,6 +340,41 @@ async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
     assert len(await sender.sent(lost)) == 2
 
 
+async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_when_it_is_there(
+    sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.topics.PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("outbox.topics.PAUSE_SECONDS_MAX", 0.1)
+    destination = await sender.set_up()
+    check_topic = f"late-checks.{sender.name}"
+    checked = CheckedConfig(sender=ME, check_topic=check_topic)
+    connection = await sender.connect()
+    async with CheckedSender(sender.config(probe_seconds=0.01), checked) as mode_5:
+        async with mode_5.transaction(connection) as business:
+            message_id = await business.add("clearing", b"1")
+        looks = 0
+        found = mode_5._sender.troubles.found
+
+        def counted(topic: str, reason: str) -> Exception:
+            nonlocal looks
+            looks += 1
+            return found(topic, reason)
+
+        monkeypatch.setattr(mode_5._sender.troubles, "found", counted)
+
+        async def was_looked_for_again() -> bool:
+            return looks >= 3
+
+        await sender.until(was_looked_for_again)
+        assert await sender.sent(destination) == []
+        await sender.make_topics(check_topic)
+        await mode_5.settle()
+        assert await sender.sent(destination) == [message_id]
+    lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
+    assert len([line for line in lines if "is not there" in line]) == 1
+    assert not any("nothing could be sent" in each.getMessage() for each in caplog.records)
+
+
 async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:
     # No callback service runs, and what the sender's process had in memory is lost with it.
     ids = await rig.send(5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -17,6 +19,7 @@ from outbox.adding import store_messages
 from outbox.confirm_record import APPLIED, Confirm, encode_confirms
 from outbox.errors import MessageError
 from outbox.message import check_message
+from outbox.proof import proof_of, token_of
 from outbox.relay import Relay
 from outbox.resend import CLAIMS_MAX
 from outbox.store import RelayStore
@@ -25,6 +28,10 @@ from .conftest import CONSUMER
 
 if TYPE_CHECKING:
     from .conftest import Sender
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+(ROTATION,) = re.findall(r"^UPDATE outbox_secret[^;]*;", OPERATIONS.read_text(), re.MULTILINE)
+"""How operators change the key."""
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -276,6 +283,21 @@ async def test_destination_that_hangs_leaves_room_for_the_others(
     assert await sender.sent(slow) == []
 
 
+async def test_transaction_with_more_than_there_is_room_for_is_sent_as_far_as_it_fits(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay(waiting_rows_max=50, sweep_seconds=0.05) as relay:
+        async with relay.transaction(business) as transaction:
+            ids = [await transaction.add("clearing", b"x") for _ in range(100)]
+        for each in ids:
+            await sender.until_status(each, Status.CONFIRMED)
+        assert relay.stats().swept < len(ids), "what fitted was not left to the sweep"
+    assert sorted(await sender.sent(clearing)) == ids
+    assert {row["send_count"] for row in await sender.pending()} == {1}
+
+
 async def _is_full(relay: Relay) -> bool:
     return relay.waiting >= 30
 
@@ -397,6 +419,33 @@ async def test_proof_is_good_for_one_consumer_and_one_word_alone(sender: Sender)
         await sender.until(lambda: _is_consumed(relay))
         assert relay.stats().bad_confirms == {"proof": 3}
     assert [row["consumer"] for row in await sender.pending()] == ["ledger"]
+
+
+async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_confirmed(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    async with sender.relay():
+        (message_id,) = await store(sender, "clearing")
+        await sender.until_status(message_id, Status.CONFIRMED)
+    key = await sender.admin.fetchval("SELECT confirm_key FROM outbox_secret")
+    proof = proof_of(token_of(bytes(key), message_id.bytes), CONSUMER, APPLIED, 0)
+    await sender.admin.execute(ROTATION)
+    async with sender.relay() as relay:
+        value = encode_confirms(CONSUMER, [Confirm(message_id.bytes, APPLIED, 0, 0, 0, proof)])
+        await sender.send_record(clearing.confirm_topic, value, CONSUMER.encode())
+        await sender.until(lambda: _is_refused(relay))
+        assert (await sender.statuses())[message_id] is Status.CONFIRMED
+        await sender.let_time_pass()
+        await relay.sweep()
+        await relay.settle()
+        assert (await sender.sent(clearing)).count(message_id) == 2
+        await sender.confirm(clearing, message_id)
+        await sender.until_status(message_id, Status.CONSUMED)
+
+
+async def _is_refused(relay: Relay) -> bool:
+    return relay.stats().bad_confirms["proof"] > 0
 
 
 async def _is_retrying(relay: Relay) -> bool:

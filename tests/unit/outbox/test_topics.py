@@ -32,6 +32,15 @@ def test_topic_in_trouble_is_left_alone_for_pauses_that_double_up_to_a_bound() -
     assert "t" in troubles  # and is not known to be all right
 
 
+def test_topic_that_several_sends_find_in_trouble_together_gets_one_pause() -> None:
+    time = Time()
+    troubles = TopicTroubles(time)
+    for _ in range(10):  # the batches of one send, each to a partition of its own
+        troubles.found("t", "may not be written to")
+    time.now += PAUSE_SECONDS_MIN
+    assert not troubles.is_paused("t")
+
+
 def test_topic_that_is_all_right_again_is_forgotten_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
