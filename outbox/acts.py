@@ -149,14 +149,14 @@ async def troubles(
     for name, topic, reason, consumer, seconds in await connection.fetch(
         _SQL["troubles"], silent_seconds
     ):
-        told = found.setdefault(name, [])
+        wrong = found.setdefault(name, [])
         if topic is not None:
-            told.append(f"topic {topic} {reason}")
+            wrong.append(f"topic {topic} {reason}")
         elif seconds is None:
-            told.append(f"nothing was ever heard of consumer {consumer}")
+            wrong.append(f"nothing was ever heard of consumer {consumer}")
         else:
-            told.append(f"nothing was heard of consumer {consumer} for {seconds:.0f} s")
-    return {name: "; ".join(told) for name, told in found.items()}
+            wrong.append(f"nothing was heard of consumer {consumer} for {seconds:.0f} s")
+    return {name: "; ".join(wrong) for name, wrong in found.items()}
 
 
 async def look(

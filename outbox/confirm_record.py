@@ -50,7 +50,7 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
     partition: _Partition
     offset: _Int64
     proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
-    """That whoever says so has received the message; made by `outbox.proof.proof_of`."""
+    """That the consumer has received the message; made by `outbox.proof.proof_of`."""
 
 
 class Progress(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):

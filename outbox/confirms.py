@@ -233,7 +233,7 @@ class ConfirmIntake:
         return len(applied) + len(retries)
 
     def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
-        """Say whether whoever sent a confirm has received its message."""
+        """Say whether the sender of a confirm has received its message."""
         key = self._confirm_key
         return key is not None and is_proven(
             key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof

@@ -9,7 +9,7 @@ Beside the caller's own headers, all ASCII text:
     orderchain-confirm-topic       where to confirm; absent where no confirm is asked for
     orderchain-confirm-token       by which to prove it (`outbox.proof`), in hexadecimal digits
 
-They stand last, so that whoever takes the last of several has ours. A caller's own may not begin
+They come last: a reader that takes the last of several has ours. A caller's own may not begin
 with `orderchain-`: the table and `outbox.message` refuse them.
 """
 

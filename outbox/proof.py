@@ -1,4 +1,4 @@
-"""The proof that whoever confirms a message has received it.
+"""The proof that the sender of a confirm has received the message.
 
 With each message goes a token, which its sender makes from a key of its own and keeps nowhere. Its
 consumer proves by the token that it has the message, and does not show it: so neither a stranger

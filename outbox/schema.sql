@@ -180,13 +180,13 @@ CREATE TABLE outbox_trouble (
     seen_at timestamptz NOT NULL DEFAULT now()
 );
 
--- When each consumer was last heard of, by the destinations of what it told about; no row, or no
+-- When each consumer was last heard of, by the destinations of its confirms; no row, or no
 -- time: never.
 CREATE TABLE outbox_consumer (
     destination text        NOT NULL,
     consumer    text        NOT NULL,
     heard_at    timestamptz,
-    reported_at timestamptz, -- when somebody was told that nothing is heard of it
+    reported_at timestamptz, -- when it was reported that nothing is heard of it
     PRIMARY KEY (destination, consumer)
 ) WITH (fillfactor = 20);
 
@@ -303,7 +303,7 @@ BEGIN
     IF sender IS NOT NULL AND NOT pg_has_role(session_user, 'outbox_relay', 'MEMBER') THEN
         RAISE EXCEPTION 'a sender is named by a message service alone' USING ERRCODE = '42501';
     END IF;
-    -- A time that no calendar of a reader holds would be in the way of whoever lists deliveries.
+    -- A time that no calendar of a reader holds would be in the way of those who list deliveries.
     IF check_at NOT BETWEEN now() - interval '1 year' AND now() + interval '1 year' THEN
         RAISE EXCEPTION 'check_at was %, expected a time within a year', check_at
             USING ERRCODE = '22023', COLUMN = 'check_at';

@@ -242,7 +242,7 @@ class RelayStore:
         await self._write.fetch(SQL["keep_failed"], *map(list, columns))
 
     async def hear_of(self, heard: Iterable[tuple[str, str]]) -> None:
-        """Keep that consumers, by destination and name, have told something, now and then."""
+        """Keep that consumers, by destination and name, were heard of, now and then."""
         now = time.monotonic()
         due = sorted(
             each for each in set(heard) if now - self._heard_at.get(each, -inf) >= HEARD_SECONDS

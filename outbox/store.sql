@@ -58,7 +58,7 @@ SELECT pending.message_id, pending.consumer, pending.destination, pending.status
 SELECT now()
 
 -- claim: take each delivery to send it, and look again after its seconds. It is a try only once it is
--- written what became of it: whoever dies in between has most likely sent nothing.
+-- written what became of it: a process that dies in between has most likely sent nothing.
 UPDATE outbox_pending AS pending
    SET claim_count = pending.claim_count + 1, claim_token = $4, "offset" = NULL,
        next_send_at = now() + claimed.seconds * interval '1 second'
@@ -89,7 +89,8 @@ SELECT message_id, destination, payload, key, headers
 -- acknowledged: the broker has them: status 1, a try, by token, from one of the statuses $6
 UPDATE outbox_pending AS pending
    SET status = 1, send_count = pending.send_count + 1, claim_count = 0, claim_token = NULL,
-       topic = acked.topic, "partition" = acked."partition", "offset" = acked."offset", sent_at = now(), last_error = NULL
+       topic = acked.topic, "partition" = acked."partition", "offset" = acked."offset",
+       sent_at = now(), last_error = NULL
   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[])
     AS acked (message_id, token, topic, "partition", "offset")
  WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
@@ -170,7 +171,7 @@ SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 -- keep_failed: what businesses would have sent that failed
 SELECT outbox_keep_failed($1, $2, $3, $4, $5, $6, $7, $8)
 
--- heard_from: consumers have told something about deliveries to these destinations
+-- heard_from: consumers have confirmed, or reported progress, on deliveries to these destinations
 INSERT INTO outbox_consumer (destination, consumer, heard_at)
 SELECT destination, consumer, now()
   FROM unnest($1::text[], $2::text[]) AS heard (destination, consumer)

@@ -1,7 +1,7 @@
 -- The statements of a sender of mode 5, over the outbox's own tables (role outbox_relay). Why `= ANY
 -- (ARRAY[...])` stands for `=`: see outbox/store.sql.
 
--- A first send is not written in this mode: a claim that stands from then counts as a try.
+-- A first send is not written in this mode: a claim that is left from then counts as a try.
 
 -- claim: take those of these messages that may be sent again to consumer $2, by token $3; claims that
 -- nobody wrote the end of may be $5 in a row

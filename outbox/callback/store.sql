@@ -17,7 +17,7 @@ ON CONFLICT (message_id, consumer) DO UPDATE
  WHERE known.sender IS NULL
 
 -- add_confirms: consumers say, by proofs $5, that they have applied messages; to be returned from $4 on.
--- Of two proofs the later one counts: a forged one must not stand before the right one for good.
+-- Of two proofs the later one counts: a forged one must not keep the right one out for good.
 INSERT INTO callback_delivery AS known
        (message_id, consumer, sender, state, due_at, confirmed_at, proof)
 SELECT message_id, consumer, NULL, 1, 'infinity', $3, proof
