@@ -52,16 +52,28 @@ async def _counts(settings: Settings) -> list[dict[str, Any]]:
         found = await acts.counts(connection)
         troubles = await acts.troubles(connection)
     now = time.time()
-    return [
+    rows: list[dict[str, Any]] = [
         {
             "destination": name,
-            "status": stands.name.lower(),
+            "status": status.name.lower(),
             "deliveries": deliveries,
             "oldest_seconds": None if oldest is None else age_seconds(oldest, now),
             "trouble": troubles.get(name),
         }
-        for name, stands, deliveries, oldest in found
+        for name, status, deliveries, oldest in found
     ]
+    # A destination may be in trouble before anything goes to it.
+    rows += [
+        {
+            "destination": name,
+            "status": None,
+            "deliveries": 0,
+            "oldest_seconds": None,
+            "trouble": troubles[name],
+        }
+        for name in sorted(set(troubles) - {row["destination"] for row in rows})
+    ]
+    return rows
 
 
 @click.command("list")
