@@ -376,7 +376,7 @@ BEGIN
         END IF;
     END LOOP;
     -- What the table asks, too: one rule, whichever way a row comes.
-    IF NOT public.outbox_headers_fit(headers) THEN
+    IF headers IS NOT NULL AND NOT public.outbox_headers_fit(headers) THEN
         RAISE EXCEPTION 'headers were too many or too large, expected at most 64 of them, and at most '
             '16384 bytes of names and values' USING ERRCODE = '22023', COLUMN = 'headers';
     END IF;

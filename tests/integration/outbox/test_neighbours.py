@@ -85,6 +85,7 @@ async def test_row_that_cannot_be_read_becomes_abnormal_alone(sender: Sender, he
 @pytest.mark.parametrize(
     "headers",
     [
+        None,
         {},
         {"trace": "a b", "": "x"},
         {"n" * 100: "", "o" * 101: ""},
@@ -102,7 +103,9 @@ async def test_row_that_cannot_be_read_becomes_abnormal_alone(sender: Sender, he
         {str(n): "" for n in range(65)},
     ],
 )
-async def test_table_and_package_agree_on_headers(sender: Sender, headers: dict[str, str]) -> None:
+async def test_table_and_package_agree_on_headers(
+    sender: Sender, headers: dict[str, str] | None
+) -> None:
     await sender.set_up()
     writer = await sender.connect(OUTBOX_WRITER)
     (message_id,) = draw_message_ids(1)
@@ -111,7 +114,7 @@ async def test_table_and_package_agree_on_headers(sender: Sender, headers: dict[
         is_fit = True
     except MessageError:
         is_fit = False
-    text = outbox.adding._json(headers) or "{}"
+    text = None if headers is None else outbox.adding._json(headers) or "{}"
     add = "SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)"
     many = (
         "SELECT outbox_add_many(ARRAY[$1::uuid], '{clearing}', '{NULL}', ARRAY[$2::jsonb], '{x}')"
