@@ -174,7 +174,7 @@ class SequencerHost(Host):
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
         config = SequencerConfig(
             chain_id=CHAIN_ID,
-            database="simulated",
+            database="postgresql://simulated",
             kafka="simulated:1",
             name=self.process.name,
             standby=True,

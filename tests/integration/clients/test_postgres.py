@@ -315,7 +315,7 @@ async def test_host_elsewhere_below_verify_full_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = DatabaseConfig(host="no-such-host.invalid", user="trader")
-    with caplog.at_level(logging.WARNING, logger="orderchain.clients.postgres"):
+    with caplog.at_level(logging.WARNING, logger="orderchain.clients.database_config"):
         await refused(config)
         await refused(config)
     (record,) = caplog.records
