@@ -158,10 +158,12 @@ def connect_refusal(
     return ConnectError("database", config.shown, where + _expected(error, config, server))
 
 
-def statement_refusal(error: Exception, config: DatabaseConfig, role: str) -> Exception:
-    """Return what to raise when a statement on an open connection raised `error`.
+def statement_refusal(
+    error: Exception, config: DatabaseConfig, role: str, what: str = "the statement"
+) -> Exception:
+    """Return what to raise when `what`, on an open connection, raised `error`.
 
-    `role` is the one whose members may do this. SchemaError where our tables are not there,
+    `role` is the one whose members may do it. SchemaError where our tables are not there,
     ConnectError where the login may not do this, RetryError where the connection broke, the
     deadline passed or the same statement may succeed later, on another server too; OrderchainError
     where it never will; `error` itself where it is none of the database's.
@@ -174,10 +176,10 @@ def statement_refusal(error: Exception, config: DatabaseConfig, role: str) -> Ex
     if state == _NOT_ALLOWED:
         return _not_allowed(config, f"is a member of {role}", error)
     if isinstance(error, TimeoutError):
-        return RetryError(f"the database gave no answer in time ({config.shown})")
+        return RetryError(f"{what}: the database gave no answer in time ({config.shown})")
     if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
-        return OrderchainError(f"the database refused the statement: {_words(error)}")
-    return RetryError(f"the statement failed: {_words(error)}")
+        return OrderchainError(f"the database refused {what}: {_words(error)}")
+    return RetryError(f"{what} failed: {_words(error)}")
 
 
 def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:

@@ -175,7 +175,7 @@ class Session:
         self._busy.reset()
         while True:
             try:
-                return await _connect(self._config, is_pooled=self._is_pooled)
+                return await open_connection(self._config, is_pooled=self._is_pooled)
             except PoolerFound:
                 if self._config.pooler != "read through":
                     raise
@@ -220,7 +220,7 @@ async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
     ConnectError where it is not to be written to. What else goes wrong in the block is raised as it
     is.
     """
-    connection = await _connect(config, statement_seconds=config.statement_seconds)
+    connection = await open_connection(config, statement_seconds=config.statement_seconds)
     try:
         yield connection
     except SERVER_ERRORS as error:
@@ -232,9 +232,10 @@ async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
         connection.terminate()
 
 
-async def _connect(
+async def open_connection(
     config: SessionConfig, *, is_pooled: bool = False, statement_seconds: float | None = None
 ) -> Connection:
+    """Return a new connection, for a session of another kind. Raises what `connect` does."""
     return await connect(
         config.database,
         application_name=config.application_name,
@@ -270,7 +271,7 @@ class Connections:
             connection = self._free.pop()
             if not connection.is_closed():
                 return connection
-        return await _connect(self._config)
+        return await open_connection(self._config)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next one. What still has a transaction open is ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from orderchain.errors import (
@@ -158,7 +159,9 @@ class SequencerHost(Host):
             kafka="simulated:1", topic=TOPIC, batch_rows=5, stop_seconds=INTAKE_STOP_SECONDS
         )
         source = WiredRecordSource(self.world.orders.topic, self.world.broker_wire())
-        feeding = asyncio.ensure_future(TopicIntake(config, sequencer, source=source).run())
+        feeding = asyncio.ensure_future(
+            TopicIntake(config, sequencer, source=source, random=self._random()).run()
+        )
         try:
             await asyncio.wait([feeding, until_stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -166,6 +169,10 @@ class SequencerHost(Host):
             await asyncio.wait([feeding])
         if not feeding.cancelled():
             feeding.result()
+
+    def _random(self) -> Random:
+        """The jitter of one process: the same in each run of a seed, and none of another's."""
+        return Random(f"{self.world.plan.seed} {self.process.name}")
 
     def _open(self) -> Sequencer:
         world, plan = self.world, self.world.plan
@@ -202,4 +209,5 @@ class SequencerHost(Host):
             lease=WiredLease(database, CHAIN_ID, lease_wire),
             sink=WiredFrameSink(world.log, world.broker_wire()),
             clock=self.clock,
+            random=self._random(),
         )
