@@ -50,18 +50,20 @@ def check_durability(settings: Mapping[str, str]) -> None:
 
 
 def is_sync_wait_cancelled(routine: str | None) -> bool:
-    """Say whether a warning with this `routine` (field R) tells of a wait that was given up."""
+    """Say whether a warning with this `routine` (field R) is of a wait that was given up."""
     return routine == _SYNC_WAIT_ROUTINE
 
 
-def listen_for_cancelled_waits(connection: Connection, told: Callable[[Connection], None]) -> None:
-    """Call `told` at each wait of this connection for a standby that was given up.
+def listen_for_cancelled_waits(
+    connection: Connection, on_cancelled: Callable[[Connection], None]
+) -> None:
+    """Call `on_cancelled` at each wait of this connection for a standby that was given up.
 
     It is called before the driver hands over the result that comes after the warning.
     """
 
     def heard(sender: Connection, message: LogMessage) -> None:
         if is_sync_wait_cancelled(getattr(message, "server_source_function", None)):
-            told(sender)
+            on_cancelled(sender)
 
     connection.add_log_listener(heard)

@@ -177,7 +177,7 @@ class Session:
             try:
                 return await open_connection(self._config, is_pooled=self._is_pooled)
             except PoolerFound:
-                if self._config.pooler != "read through":
+                if self._is_pooled or self._config.pooler != "read through":
                     raise
                 self._is_pooled = True
                 continue

@@ -175,6 +175,15 @@ async def test_missing_database_is_named(secured: SecuredPostgres) -> None:
     assert "a database that exists" in await refused(secured.right(dbname="none"))
 
 
+async def test_login_that_may_not_connect_to_the_database_is_named(
+    secured: SecuredPostgres,
+) -> None:
+    secured.server.execute("CREATE DATABASE closed")
+    secured.server.execute("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+    said = await refused(secured.right(dbname="closed"))
+    assert f"a login that may connect to this database (login {TRADER}: permission denied" in said
+
+
 async def test_closed_port_and_unknown_host_are_named(secured: SecuredPostgres) -> None:
     port = free_port()
     assert f"listens at localhost:{port}" in await refused(secured.right(port=port))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, connect
+from orderchain.clients.postgres import DRIVER_ERRORS, PoolerFound, close_connection, connect
 from orderchain.clients.session import Connections, Session, SessionConfig, connected
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
 from tests.silent_server import silent_server
@@ -269,6 +270,29 @@ async def test_call_ends_within_its_own_deadline_however_long_the_parts_may_take
         )
         async with opened(config) as session:
             with pytest.raises(RetryError, match="no answer in time"):
+                await session.fetch(PID)
+
+
+async def _refuse_parameters(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    (length,) = struct.unpack("!i", await reader.readexactly(4))
+    await reader.readexactly(length - 4)
+    fields = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
+    writer.write(b"E" + struct.pack("!i", len(fields) + 4) + fields)
+    await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize("pooler", ["ignored", "refused", "read through"])
+async def test_pooler_that_refuses_whatever_it_is_asked_is_named(pooler: Any) -> None:
+    server = await asyncio.start_server(_refuse_parameters, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        database = DatabaseConfig(host="127.0.0.1", port=port, sslmode="disable")
+        config = SessionConfig(
+            database=database, application_name="session", role="auditor", pooler=pooler
+        )
+        async with opened(config) as session, asyncio.timeout(SECONDS):
+            with pytest.raises(PoolerFound, match="goes through a pooler, unsupported startup"):
                 await session.fetch(PID)
 
 
