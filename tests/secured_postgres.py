@@ -20,7 +20,7 @@ from local_stack.installation import Installation
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.roles import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.certificates import HOST, Authority, Files
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class SecuredPostgres:
         return self.server.config.port
 
     def make_database(self, name: str) -> None:
-        """Make a database with the engine's schema, where both logins may do all that it needs."""
+        """Make a database with the engine's schema, where both logins may do what services do."""
         self.server.create_database(name)
-        self.server.execute(SCHEMA.read_text(), database=name)
-        roles = ", ".join((SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR, OWNER))
+        self.server.execute(f"BEGIN; {SCHEMA.read_text()} COMMIT", database=name)
+        roles = ", ".join((SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR))
         self.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=name)
 
     def url(self, database: str, user: str = TRADER, **options: str) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.certificates import Authority
+from local_stack.postgres import SUPERUSER
+from tests.certificates import HOST, Authority
 from tests.cli.sizes import FILLED_ROWS
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres, secured_postgres_in
 
@@ -74,8 +75,10 @@ def test_chain_lives_over_tls(
     settings = settings_of(secured, name, way) | {"CHAINCTL_KAFKA": kafka_server.bootstrap}
     orders, journal = tmp_path / "o.csv", tmp_path / "journal"
     orders.write_text("n\n" + "".join(f"{number}\n" for number in range(1, FILLED_ROWS + 1)))
+    owner = secured.server.dsn(SUPERUSER, name).replace("127.0.0.1", HOST)
+    created = call("chain", "create", free_chain, "--database", owner, settings=settings)
+    assert created.code == 0, created
     steps: list[list[object]] = [
-        ["chain", "create", free_chain],
         ["sequence", "--chain", free_chain, "--input", orders],
         ["status", "--chain", free_chain],
         ["receive", "--chain", free_chain, "--output", journal],
@@ -106,7 +109,10 @@ def test_what_is_wrong_is_said_in_one_line(
         ({"PGSSLMODE": "strict"}, "sslmode of database was 'strict', expected one of disable,"),
         ({"PGPASSWORD": "Tr0ub4dor"}, "wrong user or password"),
     ):
-        for command in (["chain", "list"], ["verify", "--chain", 1, "--local"]):
+        for command in (
+            ["chain", "list"],
+            ["verify", "--chain", 1, "--local", "--source", "database"],
+        ):
             line = refused(*command, settings={**right, **changed}, hidden="Tr0ub4dor")
             assert words in line
 

@@ -115,12 +115,10 @@ def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
     assert "asked last" in without.err, "a server that does not answer is told"
 
 
-def several_hosts(dsn: str, *ports: int) -> str:
-    """Return `dsn` with a host for each of `ports` before its own, and the one that can be written
-    to asked for.
-    """
+def several_hosts(dsn: str, target: str, *ports: int) -> str:
+    """Return `dsn` with a host for each of `ports` before its own, of which `target` is wanted."""
     others = "".join(f"127.0.0.1:{port}," for port in ports)
-    return dsn.replace("@", f"@{others}") + "?target_session_attrs=read-write"
+    return dsn.replace("@", f"@{others}") + f"?target_session_attrs={target}"
 
 
 def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
@@ -131,25 +129,27 @@ def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
     tmp_path: Path,
 ) -> None:
     ports = free_port(), standby.config.port  # nobody listens at the first
+    database, gap_database = "CHAINCTL_DATABASE", "CHAINCTL_GAP_DATABASE"
     settings = {
-        name: several_hosts(value, *ports) if name.endswith("DATABASE") else value
-        for name, value in module_settings.items()
+        **module_settings,
+        database: several_hosts(module_settings[database], "read-write", *ports),
+        # That role is read-only by default: no server is read-write for it.
+        gap_database: several_hosts(module_settings[gap_database], "primary", *ports),
     }
     more, journal = tmp_path / "more.csv", tmp_path / "j.jsonl"
     more.write_text("n\n" + "1\n" * EXTRA)
     for arguments in (
         ["sequence", "--input", more],
         ["receive", "--output", journal, "--name", "matching"],
-        ["verify", "--local"],
+        ["verify", "--local", "--source", "database"],
         ["status"],
     ):
         done = call(*arguments, "--chain", filled, settings=settings)
         assert done.code == 0, done
     assert len(journal.read_text().splitlines()) == ROWS + EXTRA
-    alone = {**settings, "CHAINCTL_DATABASE": settings["CHAINCTL_DATABASE"].replace(
-        f",127.0.0.1:{urlsplit(module_settings['CHAINCTL_DATABASE']).port}/", "/"
-    )}  # fmt: skip
-    done = call("status", "--chain", filled, settings=alone)
+    own = urlsplit(module_settings[database]).port
+    without = {**settings, database: settings[database].replace(f",127.0.0.1:{own}/", "/")}
+    done = call("status", "--chain", filled, settings=without)
     assert done.code == 3, done
     assert "not read-write now" in done.err
 
@@ -166,11 +166,17 @@ def test_address_of_several_hosts_may_ask_for_a_standby(
     more = tmp_path / "more.csv"
     more.write_text("n\n" + "1\n" * EXTRA)
     assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
-    both = several_hosts(module_settings["CHAINCTL_DATABASE"], free_port(), standby.config.port)
-    for target, rows in (("standby", ROWS), ("read-write", ROWS + EXTRA)):
+    ports = free_port(), standby.config.port
+    for target, rows in (("standby", ROWS), ("primary", ROWS + EXTRA)):
         settings = {
-            **module_settings, "CHAINCTL_AUDIT_DATABASE": both.replace("read-write", target),
-        }  # fmt: skip
-        done = call("verify", "--local", "--chain", filled, "--json", settings=settings)
+            **module_settings,
+            "CHAINCTL_AUDIT_DATABASE": several_hosts(
+                module_settings["CHAINCTL_DATABASE"], target, *ports
+            ),
+        }
+        done = call(
+            "verify", "--local", "--source", "database", "--chain", filled, "--json",
+            settings=settings,
+        )  # fmt: skip
         assert done.code == 0, done
         assert json.loads(done.out)["sources"][0]["rows"] == rows
