@@ -30,7 +30,7 @@ from benchmarks.chains import Site, benchmark_stack, open_site
 from benchmarks.generated import SQL, generate_chain
 from benchmarks.host import RESULTS, describe_host
 from gapfill import GapReader, GapReaderConfig
-from gapfill.connection import SESSION_SETTINGS
+from gapfill.reader import SESSION_SETTINGS
 from orderchain.event import Event
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from benchmarks.host import RESULTS, describe_host
 from benchmarks.spark_check import by_turns
 from benchmarks.spark_data import spark_with
 from chain_verifier.config import FETCH_ROWS, DatabaseSource, VerifyRequest
-from chain_verifier.jdbc import jdbc_address
+from chain_verifier.jdbc import chain_address
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.sources.database import DatabaseTable
@@ -57,7 +57,7 @@ class Bench:
         """Count and sum in Spark what JDBC brings, in as many partitions as the check has."""
         source = DatabaseSource(database=self._site.auditor)
         partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
-        address = jdbc_address(self._site.auditor)
+        address = chain_address(self._site.auditor)
         table = f"(SELECT id, pid FROM chain_event WHERE chain_id = {self._chain_id}) AS bare"  # noqa: S608
         rows = self._spark.read.jdbc(
             address.url,
@@ -66,7 +66,7 @@ class Bench:
             lowerBound=1,
             upperBound=self._rows + 1,
             numPartitions=partitions,
-            properties=address.properties | {"fetchsize": str(FETCH_ROWS)},
+            properties={**address.properties, "fetchsize": str(FETCH_ROWS)},
         )
         found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
         self._require(found[0], self._rows)

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.errors import SettingError
@@ -45,8 +46,8 @@ READ_TIMEOUT_S: Final = 300
 class DatabaseSource(Config, frozen=True, kw_only=True, tag=True):
     """The chain in PostgreSQL: the truth, and the only source that knows the head by itself."""
 
-    database: Annotated[str, Meta(min_length=1)]
-    """A libpq URL, `postgresql://user:password@host:port/database`; the role needs SELECT only."""
+    database: str | DatabaseConfig
+    """A DatabaseConfig, or a libpq URL; the role needs SELECT only."""
     name: str = "database"
 
     def __repr__(self) -> str:
@@ -158,17 +159,19 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
         return self.seals or any(one is not None for one in told)
 
 
-def parse_source(text: str, dsn: str | None, kafka: str | KafkaConfig | None = None) -> Source:
-    """Return the source named as on the command line; `dsn` is the database's, if one is set.
+def parse_source(
+    text: str, database: str | DatabaseConfig | None, kafka: str | KafkaConfig | None = None
+) -> Source:
+    """Return the source named as on the command line; `database` is where the chain is, if set.
 
     `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `kafka` is where topics
     are. Raises SettingError for anything else.
     """
     kind, colon, path = text.partition(":")
     if text == "database":
-        if dsn is None:
+        if database is None:
             raise SettingError("database", None, "the URL of the database, to verify it")
-        return DatabaseSource(database=dsn)
+        return DatabaseSource(database=database)
     if kind == "topic" and bool(colon) == bool(path):
         if kafka is None:
             raise SettingError("kafka", None, "the bootstrap servers, to verify a topic")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from chain_verifier.config import ContradictedMark
-from chain_verifier.server import connected
+from chain_verifier.server import connection_to
 from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError
 from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from orderchain.clients.database_config import DatabaseConfig
 
 _SQL: Final = load_sql("chain_verifier", "marks.sql")
 
@@ -56,9 +59,9 @@ class Standing(Struct, frozen=True, kw_only=True):
         return max(self.head, self.mark.until_id if self.mark else 0)
 
 
-def read_standing(dsn: str, chain_id: int) -> Standing:
+def read_standing(database: str | DatabaseConfig, chain_id: int) -> Standing:
     """Return where the chain stands. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
-    return asyncio.run(_read_standing(dsn, chain_id))
+    return asyncio.run(_read_standing(database, chain_id))
 
 
 async def require_marks_hold(connection: Any, chain_id: int) -> None:  # noqa: ANN401 - asyncpg's
@@ -78,18 +81,24 @@ async def _contradicted(connection: Any, chain_id: int) -> ContradictedMark | No
 
 
 def set_mark(
-    dsn: str, primary_dsn: str, chain_id: int, *, after_id: int, until_id: int, verified_by: str
+    database: str | DatabaseConfig,
+    primary: str | DatabaseConfig,
+    chain_id: int,
+    *,
+    after_id: int,
+    until_id: int,
+    verified_by: str,
 ) -> bool:
     """Move the mark to `until_id` after a verification that began behind `after_id`.
 
-    Stored over `dsn`, or over `primary_dsn` where that one is a standby. Returns whether it moved:
+    Stored over `database`, or over `primary` where that one is a standby. Returns whether it moved:
     not where rows between the mark and `after_id` were left out, nor where there was nothing new.
     """
-    return asyncio.run(_set_mark(dsn, primary_dsn, chain_id, after_id, until_id, verified_by))
+    return asyncio.run(_set_mark(database, primary, chain_id, after_id, until_id, verified_by))
 
 
-async def _read_standing(dsn: str, chain_id: int) -> Standing:
-    async with connected(dsn, AUDITOR) as connection:
+async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> Standing:
+    async with connection_to(database, AUDITOR) as connection:
         row = await connection.fetchrow(_SQL["standing"], chain_id)
         contradicted = await _contradicted(connection, chain_id)
     if row is None or row["version"] != SCHEMA_VERSION:
@@ -109,13 +118,18 @@ async def _read_standing(dsn: str, chain_id: int) -> Standing:
 
 
 async def _set_mark(
-    dsn: str, primary_dsn: str, chain_id: int, after_id: int, until_id: int, verified_by: str
+    database: str | DatabaseConfig,
+    primary: str | DatabaseConfig,
+    chain_id: int,
+    after_id: int,
+    until_id: int,
+    verified_by: str,
 ) -> bool:
     values = (chain_id, after_id, until_id, verified_by)
-    async with connected(dsn, AUDITOR) as connection:
+    async with connection_to(database, AUDITOR) as connection:
         if not await connection.fetchval(_SQL["is_standby"]):
             return await connection.fetchval(_SQL["set_mark"], *values) is not None
-    async with connected(primary_dsn, AUDITOR) as connection:
+    async with connection_to(primary, AUDITOR) as connection:
         if await connection.fetchval(_SQL["is_standby"]):
             raise ConnectError("database", "a standby", "the primary, to store a verified mark")
         return await connection.fetchval(_SQL["set_mark"], *values) is not None

@@ -1,50 +1,32 @@
-"""Short connections to a chain's database, for what is no scan."""
+"""How the chain's database is reached for what is no scan of Spark's."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
-
-import asyncpg
+from typing import TYPE_CHECKING
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from orderchain.refusals import connect_refusal, read_only_refusal, statement_refusal
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import SessionConfig, connected
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
-DRIVER_ERRORS: Final = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-)
-"""What asyncpg raises; the last one stands apart, and comes of a server that speaks otherwise."""
+    from orderchain.clients.postgres import Connection
 
 
-@asynccontextmanager
-async def connected(dsn: str, role: str) -> AsyncIterator[Any]:
-    """Hold one connection; `role` is the one whose members may do what it is for.
+def session_config(database: str | DatabaseConfig, role: str) -> SessionConfig:
+    """Return how a session is held; `role` is the one whose members may do what it is for."""
+    return SessionConfig(
+        database=DatabaseConfig.of(database),
+        application_name="chain_verifier",
+        role=role,
+        connect_seconds=CONNECT_TIMEOUT_S,
+        statement_seconds=READ_TIMEOUT_S,
+    )
 
-    Raises ConnectError, SchemaError, SettingError or RetryError for what the database says.
-    """
-    try:
-        connection = await asyncpg.connect(
-            dsn,
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=READ_TIMEOUT_S,
-            server_settings={"application_name": "chain_verifier"},
-        )
-    except (OSError, ValueError, *DRIVER_ERRORS) as error:
-        raise connect_refusal(error, dsn) from error
-    try:
-        yield connection
-    except (OSError, *DRIVER_ERRORS) as error:
-        raise read_only_refusal(error, dsn, role) or statement_refusal(
-            error,
-            dsn,
-            driver_errors=DRIVER_ERRORS,
-            deadline_seconds=READ_TIMEOUT_S,
-            role=role,
-        ) from error
-    finally:
-        connection.terminate()
+
+def connection_to(
+    database: str | DatabaseConfig, role: str
+) -> AbstractAsyncContextManager[Connection]:
+    """Hold one connection for a while. Raises as `orderchain.clients.session.connected`."""
+    return connected(session_config(database, role))

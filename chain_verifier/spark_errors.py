@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from orderchain.dsn import login_of, mask_dsn
 from orderchain.errors import (
     ConnectError,
     OrderchainError,
@@ -21,6 +20,8 @@ from orderchain.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from orderchain.clients.database_config import DatabaseConfig
 
 _CAUSES_MAX: Final = 20
 """Java's chains of causes are short; one that goes in a circle must end too."""
@@ -43,7 +44,7 @@ def as_broken(source: str) -> Iterator[None]:
 
 
 @contextmanager
-def at_connect(dsn: str) -> Iterator[None]:
+def at_connect(database: DatabaseConfig) -> Iterator[None]:
     """Raise ConnectError or SchemaError for what a database says at the first contact."""
     try:
         yield
@@ -53,8 +54,8 @@ def at_connect(dsn: str) -> Iterator[None]:
             raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
         expected = f"to get in ({reason})"
         if state == _NOT_ALLOWED:
-            expected = f"a login that is a member of {AUDITOR} (login {login_of(dsn)}: {reason})"
-        raise ConnectError("database", mask_dsn(dsn), expected) from error
+            expected = f"a login that is a member of {AUDITOR} (login {database.login}: {reason})"
+        raise ConnectError("database", database.shown, expected) from error
 
 
 def reason_of(error: BaseException) -> str:

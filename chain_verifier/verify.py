@@ -11,7 +11,7 @@ from chain_verifier.chains_report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, TopicSource
 from chain_verifier.examine import examine
 from chain_verifier.findings import Findings
-from chain_verifier.jdbc import jdbc_address
+from chain_verifier.jdbc import chain_address
 from chain_verifier.keys import repeated_keys
 from chain_verifier.open_rows import rows_beyond
 from chain_verifier.reconcile import compare, strays
@@ -104,7 +104,7 @@ def _spark_for(
     sources = [source for request in requests for source in request.sources]
     for source in sources:
         if isinstance(source, DatabaseSource):
-            jdbc_address(source.database)
+            chain_address(source.database)
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
         _require_free(session, folders)

@@ -1,44 +1,54 @@
-"""Addresses of servers, as settings give them: checked, and searched for passwords."""
+"""Addresses of databases, as settings give them: checked, shown, and searched for passwords."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
+from orderchain.clients.conninfo import parse
 from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 
-_SCHEMES: Final = ("postgresql", "postgres")
+_SECRETS: Final = ("password", "sslpassword")
+_WRITTEN: Final = re.compile(r"://[^:@/?#]*:([^@/?#]+)@|password=([^&#\s]+)")
+"""A password as a URL has it."""
 
 
 def checked_dsn(name: str, value: str, ways: str) -> str:
-    """Return `value` when it is a libpq URL that says where to connect to.
+    """Return `value` when it is a libpq URL, or libpq's keywords, that can be used.
 
     `ways` tells how it can be set. Raises SettingError, which shows no password.
     """
+    from orderchain.clients.database_config import DatabaseConfig
+
     if not value:
         raise SettingError(name, value, f"a PostgreSQL URL, by {ways}")
     try:
-        parts = urlsplit(value)
-        port = parts.port
-    except ValueError:
-        parts, port = None, None
-    if (
-        parts is None
-        or parts.scheme not in _SCHEMES
-        or not (parts.hostname or parse_qs(parts.query).get("host"))
-        or port == 0
-    ):
-        expected = "a URL postgresql://user@host:port/name"
-        raise SettingError(name, mask_dsn(value), expected)
+        DatabaseConfig.of(value)
+    except SettingError as error:
+        field = name if error.field == "database" else f"{error.field} of {name}"
+        raise SettingError(field, error.value, error.expected) from None
     return value
 
 
+def shown_dsn(dsn: str) -> str:
+    """Return what may be shown of a text that names a database."""
+    if "://" in dsn:
+        return mask_dsn(dsn)
+    shown = {name: "***" if name in _SECRETS else value for name, value in _parsed(dsn).items()}
+    return " ".join(f"{name}={value}" for name, value in shown.items()) or mask_dsn(dsn)
+
+
 def passwords(dsn: str) -> set[str]:
-    """Return the password of a URL as it stands there and as it is meant; empty without one."""
+    """Return the passwords of a text as they stand there and as they are meant."""
+    found = {option: value for option, value in _parsed(dsn).items() if option in _SECRETS}
+    written = {form for match in _WRITTEN.finditer(dsn) for form in match.groups() if form}
+    return set(found.values()) | written | set(map(unquote, written))
+
+
+def _parsed(dsn: str) -> dict[str, str]:
     try:
-        parts = urlsplit(dsn)
-        told = [parts.password or "", *parse_qs(parts.query).get("password", [])]
-    except ValueError:
-        return set()
-    return {form for secret in told for form in (secret, unquote(secret)) if form}
+        return parse(dsn)
+    except SettingError:
+        return {}

@@ -5,19 +5,15 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.errors import ConnectError, OrderchainError, SchemaError
-from orderchain.refusals import (
-    connect_refusal,
-    privilege_refusal,
-    read_only_refusal,
-    schema_refusal,
-)
+from orderchain.errors import ConnectError, SchemaError
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from uuid import UUID
+
+    from orderchain.clients.database_config import DatabaseConfig
 
 SQL: Final = load_sql("chainctl", "queries.sql")
 
@@ -34,38 +30,28 @@ Connection = Any
 
 
 @asynccontextmanager
-async def connected(dsn: str, connect_seconds: float, role: str) -> AsyncIterator[Connection]:
+async def connected(
+    database: str | DatabaseConfig, connect_seconds: float, role: str
+) -> AsyncIterator[Connection]:
     """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
 
-    `role` is the one whose members may do what the block asks. Raises ConnectError, SettingError,
-    RetryError at connect; SchemaError when a table of ours is missing, ConnectError when the login
-    may not do what the block asks.
+    `role` is the one whose members may do what the block asks. Raises as
+    `orderchain.clients.session.connected`.
     """
-    import asyncpg
+    # The driver is imported only where a connection is opened.
+    from orderchain.clients import session
+    from orderchain.clients.database_config import DatabaseConfig
 
-    try:
-        connection = await asyncpg.connect(
-            dsn,
-            timeout=connect_seconds,
-            command_timeout=COMMAND_SECONDS,
-            server_settings={"application_name": "chainctl"},
-        )
-    except (
-        OSError,
-        ValueError,
-        asyncpg.PostgresError,
-        asyncpg.InterfaceError,
-        asyncpg.InternalClientError,
-    ) as error:
-        raise connect_refusal(error, dsn) from error
-    try:
+    config = session.SessionConfig(
+        database=DatabaseConfig.of(database),
+        application_name="chainctl",
+        role=role,
+        connect_seconds=connect_seconds,
+        statement_seconds=COMMAND_SECONDS,
+    )
+    async with session.connected(config) as connection:
         await _require_server(connection)
         yield connection
-    except asyncpg.PostgresError as error:
-        raise _refusal(error, dsn, role) or error from error
-    finally:
-        # Nothing is under way any more; a server that is gone must not keep us.
-        connection.terminate()
 
 
 async def database_id(connection: Connection) -> UUID:
@@ -92,12 +78,3 @@ async def _require_server(connection: Connection) -> None:
         raise ConnectError(
             "PostgreSQL", f"{version // 10_000}", f"version {SERVER_VERSION_MIN // 10_000} or newer"
         )
-
-
-def _refusal(error: Exception, dsn: str, role: str) -> OrderchainError | None:
-    """Return what to raise for a statement that the server refused; None when it just failed."""
-    return (
-        privilege_refusal(error, dsn, role)
-        or read_only_refusal(error, dsn, role)
-        or schema_refusal(error)
-    )

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from chainctl.addresses import checked_dsn, passwords
-from orderchain.dsn import mask_dsn
+from chainctl.addresses import checked_dsn, passwords, shown_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import BATCH_ROWS_MAX
 
@@ -42,7 +41,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of all commands; each command takes flags for those that it uses."""
 
     database: Annotated[
-        str, Meta(description="PostgreSQL of the chain, as a libpq URL", extra={**_DSN})
+        str, Meta(description="PostgreSQL of the chain, as a libpq URL or keywords", extra={**_DSN})
     ] = ""
     gap_database: Annotated[
         tuple[str, ...],
@@ -52,7 +51,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={**_DSNS},
         ),
     ] = ()
-    """As text they are separated by blanks. Without it fills use `database`, with its rights."""
+    """URLs in one text are separated by blanks; several with keywords need a list in the file.
+    Without it fills use `database`, with its rights."""
     audit_database: Annotated[
         str, Meta(description="the same database with the auditor's role", extra={**_DSN})
     ] = ""
@@ -127,23 +127,23 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "warning"
 
     def database_dsn(self) -> str:
-        """Return the checked URL of the chain's database. Raises SettingError."""
+        """Return the checked address of the chain's database. Raises SettingError."""
         return checked_dsn("database", self.database, _ways("database"))
 
     def gap_dsns(self) -> tuple[str, ...]:
-        """Return the checked URLs for fills, the primary last: `gap_database`, else `database`."""
+        """Return the checked addresses for fills, the primary last; `database` without any."""
         ways = _ways("gap_database")
         checked = tuple(checked_dsn("gap_database", dsn, ways) for dsn in self.gap_database)
         return checked or (self.database_dsn(),)
 
     def audit_dsn(self) -> str:
-        """Return the checked URL for verification: `audit_database`, else `database`."""
+        """Return the checked address for verification: `audit_database`, else `database`."""
         if not self.audit_database:
             return self.database_dsn()
         return checked_dsn("audit_database", self.audit_database, _ways("audit_database"))
 
     def callback_dsn(self) -> str:
-        """Return the checked URL of the callback service's store. Raises SettingError."""
+        """Return the checked address of the callback service's store. Raises SettingError."""
         return checked_dsn("callback_database", self.callback_database, _ways("callback_database"))
 
     def kafka_config(self) -> KafkaConfig:
@@ -228,7 +228,7 @@ def shown(name: str, value: object) -> object:
     """Return the value of a setting as it may be shown: passwords replaced."""
     if not is_secret(name):
         return value
-    hide = mask_dsn if _secret_kind(name) == "dsn" else _hidden
+    hide = shown_dsn if _secret_kind(name) == "dsn" else _hidden
     return " ".join(map(hide, _all_of(value)))
 
 
@@ -311,7 +311,7 @@ def _first_given(
 def _converted(name: str, raw: object, source: str, *, is_text: bool) -> object:
     """Return `raw` as the setting's type; text is read as a number only where it came as text."""
     if may_be_many(name) and isinstance(raw, str):
-        raw = raw.split()  # no URL holds a blank
+        raw = raw.split() if "://" in raw else [raw]  # a URL holds no blank, keywords do
     try:
         return getattr(msgspec.convert({name: raw}, Settings, strict=not is_text), name)
     except msgspec.ValidationError as error:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.config import Config
-from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -16,8 +16,8 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 class GapReaderConfig(Config, frozen=True, kw_only=True):
     """Where the missing rows of one chain are read, and how gently."""
 
-    database: Annotated[str, Meta(min_length=1)]
-    """A libpq URL; the role `gap_reader` is enough."""
+    database: str | DatabaseConfig
+    """A DatabaseConfig, or a libpq URL; the role `gap_reader` is enough."""
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Rows read at once, and the rest of the stored page that holds the last of them. Two such reads
@@ -37,4 +37,4 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     """Deadline of closing a connection; after it the socket is cut."""
 
     def __repr__(self) -> str:
-        return f"GapReaderConfig({mask_dsn(self.database)}, chain {self.chain_id})"
+        return f"GapReaderConfig({DatabaseConfig.of(self.database).shown}, chain {self.chain_id})"

@@ -12,7 +12,7 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gapfill.connection import ReadConnection
+    from orderchain.clients.session import Session
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
 
@@ -34,7 +34,7 @@ class BatchMarks:
 
     def __init__(
         self,
-        connection: ReadConnection,
+        connection: Session,
         chain_id: int,
         start: Mark,
         ahead: Iterable[tuple[int, bytes, int]] = (),

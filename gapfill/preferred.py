@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
-from random import Random
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
@@ -13,6 +12,7 @@ from msgspec import Meta
 
 from gapfill.config import Seconds
 from gapfill.reader import GapReader
+from orderchain.backoff import Backoff
 from orderchain.config import Config
 from orderchain.errors import (
     ConnectError,
@@ -27,9 +27,11 @@ from orderchain.ports import PlaceFinder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from random import Random
     from types import TracebackType
 
     from gapfill.config import GapReaderConfig
+    from orderchain.clients.database_config import DatabaseConfig
     from orderchain.mark import Mark, Standing
     from orderchain.ports import GapSource
     from orderchain.run import Run
@@ -84,7 +86,7 @@ class PreferredSources:
         self._sources = list(sources)
         self._judge = self._sources[-1]
         self._config = config or PreferenceConfig()
-        self._random = random or Random()  # noqa: S311 - jitter, not a secret
+        self._random = random
         self._avoided_until: dict[int, float] = {}
         self._late_until: dict[int, float] = {}
 
@@ -92,10 +94,10 @@ class PreferredSources:
     def of_databases(
         cls,
         reader: GapReaderConfig,
-        standbys: Sequence[str],
+        standbys: Sequence[str | DatabaseConfig],
         config: PreferenceConfig | None = None,
     ) -> Self:
-        """Return sources over the `standbys` (libpq URLs), and `reader`'s own database last."""
+        """Return sources over the `standbys`, and `reader`'s own database last."""
         configs = [msgspec.structs.replace(reader, database=database) for database in standbys]
         return cls([GapReader(each) for each in (*configs, reader)], config)
 
@@ -200,7 +202,8 @@ class PreferredSources:
         loop = asyncio.get_running_loop()
         is_late = loop.time() < self._late_until.get(id(source), 0.0)
         deadline = loop.time() + (0.0 if is_late else self._config.standby_seconds)
-        pause = FIRST_PAUSE_SECONDS
+        pause_max = self._config.pause_seconds_max
+        backoff = Backoff(min(FIRST_PAUSE_SECONDS, pause_max), pause_max, random=self._random)
         while after.id < until_id:
             try:
                 # A primary that is not the one that judges may hold another history.
@@ -211,16 +214,16 @@ class PreferredSources:
                         yield run
                         after = run.end
                         deadline = loop.time() + self._config.standby_seconds
-                        pause = FIRST_PAUSE_SECONDS
+                        backoff.reset()
                         is_late = False
                         self._late_until.pop(id(source), None)
             except NotYetReadable:
+                pause = backoff.next_seconds()
                 if loop.time() + pause > deadline:
                     if not is_late:
                         self._late_until[id(source)] = loop.time() + self._config.avoid_seconds
                     return
-                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
-                pause = min(2 * pause, self._config.pause_seconds_max)
+                await asyncio.sleep(pause)
             except _AWAY as error:
                 self._avoid(source, error)
                 return

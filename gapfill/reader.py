@@ -6,8 +6,9 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from gapfill.connection import ReadConnection
 from gapfill.marks import FIRST_BATCHES, BatchMarks
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import (
     ChainMissing,
     ForkFound,
@@ -21,6 +22,7 @@ from orderchain.event import Event
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.link import first_break, is_linked
 from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
+from orderchain.roles import GAP_READER
 from orderchain.run import Run
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.seal import genesis_seal
@@ -36,6 +38,17 @@ _SQL: Final = load_sql("gapfill", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PRIMARY: Final = "primary"
 
+SESSION_SETTINGS: Final = {
+    # A page is the first rows of a range that may be as long as the chain. Where statistics lag
+    # behind a growing table, or a cached plan knows no limit, PostgreSQL would read and sort the
+    # whole range for each page. An index scan in order stops at the page's end, always.
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
+    # Discouraged scans look costly enough to be compiled.
+    "jit": "off",
+}
+"""How each session of a fill is set up."""
+
 
 class GapReader:
     """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
@@ -46,7 +59,7 @@ class GapReader:
 
     def __init__(self, config: GapReaderConfig) -> None:
         self._config = config
-        self._connection = ReadConnection(config)
+        self._connection = Session(_session_config(config))
 
     async def __aenter__(self) -> Self:
         return self
@@ -236,6 +249,21 @@ class GapReader:
             return RowsMissing(chain_id, after_id, found.pid)
         # The next row names an older parent than ours: two rows have one parent.
         return ForkFound(chain_id, found.pid, after_id, found.id)
+
+
+def _session_config(config: GapReaderConfig) -> SessionConfig:
+    return SessionConfig(
+        database=DatabaseConfig.of(config.database),
+        application_name="orderchain gap reader",
+        role=GAP_READER,
+        settings=SESSION_SETTINGS,
+        pooler="read through",
+        connect_seconds=config.connect_seconds,
+        statement_seconds=config.statement_seconds,
+        close_seconds=config.close_seconds,
+        linger_seconds=config.linger_seconds,
+        busy_seconds=config.busy_seconds,
+    )
 
 
 class _Opening(NamedTuple):

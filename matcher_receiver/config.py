@@ -6,9 +6,9 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.dsn import mask_dsn
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.mark import Mark
 
@@ -18,7 +18,6 @@ TIME_US_MAX: Final = 253_402_300_799_000_000
 GAP_DATABASES_MAX: Final = 100
 """Each one that is away costs a connect now and then."""
 
-Address = Annotated[str, Meta(min_length=1, max_length=4096)]
 ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
@@ -49,12 +48,14 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     """Under which the checkpoint is stored. Two receivers of one name stop each other. A store that
     is handed in must be of this name. None: the name of that store."""
-    database: Address | None = None
-    """A libpq URL of the chain's primary, for the role `receiver_writer`: it keeps the checkpoint,
-    the gaps and the halts. None: nothing is stored there."""
-    gap_databases: Annotated[tuple[Address, ...], Meta(max_length=GAP_DATABASES_MAX)] = ()
-    """libpq URLs for the role `gap_reader`, which reads missing rows: standbys first, the primary
-    last. Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
+    database: str | DatabaseConfig | None = None
+    """The chain's primary, as a DatabaseConfig or a libpq URL, for the role `receiver_writer`: it
+    keeps the checkpoint, the gaps and the halts. None: nothing is stored there."""
+    gap_databases: Annotated[
+        tuple[str | DatabaseConfig, ...], Meta(max_length=GAP_DATABASES_MAX)
+    ] = ()
+    """Where missing rows are read, with the role `gap_reader`: standbys first, the primary last.
+    Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
     kafka: str | KafkaConfig | None = None
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
@@ -141,8 +142,8 @@ class KafkaSourceConfig(Config, frozen=True, kw_only=True):
 class CheckpointConfig(Config, frozen=True, kw_only=True):
     """Where the checkpoint of one receiver stands."""
 
-    database: Annotated[str, Meta(min_length=1)]
-    """A libpq URL; the role `receiver_writer` is enough."""
+    database: str | DatabaseConfig
+    """A DatabaseConfig, or a libpq URL; the role `receiver_writer` is enough."""
     chain_id: ChainId
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     """The receiver's name. There is no default: two services that shared one would share a place,
@@ -158,6 +159,6 @@ class CheckpointConfig(Config, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return (
-            f"CheckpointConfig({mask_dsn(self.database)}, chain {self.chain_id}, "
-            f"receiver {self.name!r})"
+            f"CheckpointConfig({DatabaseConfig.of(self.database).shown}, "
+            f"chain {self.chain_id}, receiver {self.name!r})"
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from matcher_receiver.connection import WriteConnection
 from matcher_receiver.write_behind import WriteBehind
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from matcher_receiver.config import CheckpointConfig
+    from orderchain.clients.session import Session
     from orderchain.gap import Gap
 
 _SQL: Final = load_sql("matcher_receiver", "queries.sql")
@@ -24,12 +24,12 @@ class GapRecorder:
     """The stored ledger of one receiver: its last `gaps_kept` gaps.
 
     Gaps that were not yet written when the process ends are not stored: the ledger tells people
-    what happened, and nothing is decided by it.
+    what happened, and nothing is decided by it. Closes the session, which is its own.
     """
 
-    def __init__(self, config: CheckpointConfig) -> None:
+    def __init__(self, config: CheckpointConfig, session: Session) -> None:
         self._config = config
-        self._connection = WriteConnection(config)
+        self._session = session
         # By after_id: of one place the last word counts. Bounded; the oldest are forgotten first.
         self._waiting: dict[int, Gap] = {}
         self._behind = WriteBehind(
@@ -53,7 +53,7 @@ class GapRecorder:
     async def close(self) -> None:
         """Write what waits, within `close_seconds`, and close; never raises."""
         await self._behind.close(self._config.close_seconds)
-        await self._connection.close()
+        await self._session.close()
 
     async def _write(self) -> None:
         gaps = list(self._waiting.values())
@@ -62,7 +62,7 @@ class GapRecorder:
 
     async def _store(self, gaps: list[Gap]) -> None:
         config = self._config
-        await self._connection.fetch(
+        await self._session.fetch(
             _SQL["record_gaps"],
             config.chain_id,
             config.name,
@@ -75,9 +75,7 @@ class GapRecorder:
             [_EPOCH + timedelta(microseconds=gap.found_at_ns // 1_000) for gap in gaps],
             [timedelta(microseconds=gap.duration_ns // 1_000) for gap in gaps],
         )
-        await self._connection.fetch(
-            _SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept
-        )
+        await self._session.fetch(_SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept)
 
     def _drop(self, stored: list[Gap]) -> None:
         """Forget what is stored, where nothing newer was told of the same place meanwhile."""

@@ -7,14 +7,17 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from orderchain.backoff import Backoff
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 
 if TYPE_CHECKING:
+    from random import Random
+
     from orderchain.ports import FrameSource
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS: Final = 1.0
+_PAUSE_SECONDS_MAX: Final = 1.0
 """Between two tries to start. Rows come from the database meanwhile; nothing hurries."""
 
 
@@ -25,9 +28,12 @@ class OptionalFrames:
     database, where the receiver looks while it has no frames, and behind that the pids show a gap.
     """
 
-    def __init__(self, frames: FrameSource, start_seconds: float) -> None:
+    def __init__(
+        self, frames: FrameSource, start_seconds: float, random: Random | None = None
+    ) -> None:
         self._frames = frames
         self._start_seconds = start_seconds
+        self._backoff = Backoff(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS_MAX, random=random)
         self._starting: asyncio.Task[None] | None = None
 
     @property
@@ -67,7 +73,7 @@ class OptionalFrames:
                 await self._frames.start()
             except (ConnectError, RetryError) as error:
                 _log.warning("%s; rows come from the database until it is there", error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(self._backoff.next_seconds())
             else:
                 return
 

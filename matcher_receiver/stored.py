@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from matcher_receiver.connection import WriteConnection
 from matcher_receiver.gap_recorder import GapRecorder
-from orderchain.errors import SchemaError, SettingError, StillHalted
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import Session, SessionConfig
+from orderchain.errors import ChainMissing, SchemaError, SettingError, StillHalted
+from orderchain.refusals import sqlstate_of
+from orderchain.roles import RECEIVER_WRITER
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("matcher_receiver", "queries.sql")
 
+_NO_SUCH_CHAIN: Final = "23503"
+
 
 class StoredReceiver:
     """Reads and writes it, with the role `receiver_writer`.
@@ -29,8 +34,8 @@ class StoredReceiver:
 
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
-        self._connection = WriteConnection(config)
-        self._gaps = GapRecorder(config)
+        self._session = self._new_session()
+        self._gaps = GapRecorder(config, self._new_session())
         self.database_id: UUID | None = None
         """The database that this is; None before `load`."""
 
@@ -64,9 +69,12 @@ class StoredReceiver:
         return rows[0]
 
     async def fetch(self, query: str, *values: object) -> Sequence[Any]:
-        """Return the rows of a named query of this receiver; see `WriteConnection.fetch`."""
+        """Return the rows of a named query of this receiver; see `Session.fetch`.
+
+        Raises ChainMissing, too.
+        """
         config = self.config
-        return await self._connection.fetch(_SQL[query], config.chain_id, config.name, *values)
+        return await self._session.fetch(_SQL[query], config.chain_id, config.name, *values)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
         """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
@@ -79,4 +87,21 @@ class StoredReceiver:
     async def close(self) -> None:
         """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
         await self._gaps.close()
-        await self._connection.close()
+        await self._session.close()
+
+    def _new_session(self) -> Session:
+        config = self.config
+        return Session(
+            SessionConfig(
+                database=DatabaseConfig.of(config.database),
+                application_name="orderchain receiver",
+                role=RECEIVER_WRITER,
+                connect_seconds=config.connect_seconds,
+                statement_seconds=config.statement_seconds,
+                close_seconds=config.close_seconds,
+            ),
+            refusal=self._missing_chain,
+        )
+
+    def _missing_chain(self, error: Exception) -> ChainMissing | None:
+        return ChainMissing(self.config.chain_id) if sqlstate_of(error) == _NO_SUCH_CHAIN else None

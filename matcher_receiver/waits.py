@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from matcher_receiver.backoff import Backoff
     from matcher_receiver.stats import Counters
+    from orderchain.backoff import Backoff
     from orderchain.clock import Clock
 
 _log = logging.getLogger(__name__)

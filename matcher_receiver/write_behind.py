@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.kit import AWAY
+from orderchain.backoff import Backoff
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-AGAIN_SECONDS: Final = 2.0
+_AGAIN_SECONDS_MAX: Final = 2.0
 """After a write that failed because the database is away."""
 
 
@@ -40,6 +41,7 @@ class WriteBehind:
         self._write_once = write
         self._gather_seconds = gather_seconds
         self._pause_seconds = pause_seconds
+        self._backoff = Backoff(_AGAIN_SECONDS_MAX, _AGAIN_SECONDS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self.is_refused = False
@@ -67,7 +69,7 @@ class WriteBehind:
                 _log.warning("%s, again: %s", self._what, error)
                 if self._closing.is_set():
                     return
-                await self._rest(AGAIN_SECONDS)
+                await self._rest(self._backoff.next_seconds())
             except OrderchainError as error:
                 self.is_refused = True
                 _log.error("no %s: %s", self._what, error)

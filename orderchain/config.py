@@ -59,7 +59,7 @@ class _Field(NamedTuple):
     hint: Any
     """The annotation, with its bounds."""
     of_text: tuple[Any, ...]
-    """The configs among its types that a text may stand for."""
+    """The configs among its types, or those of its items, that a text may stand for."""
 
     def checked(self, value: object) -> object:
         """Return `value` as the field holds it. Raises SettingError."""
@@ -67,9 +67,10 @@ class _Field(NamedTuple):
             checked = msgspec.convert(value, self.hint)
         except msgspec.ValidationError as error:
             raise SettingError(self.name, _shown(value), self._expected(error)) from None
-        if isinstance(checked, str):
-            for config in self.of_text:
-                config.of(checked)
+        for text in checked if isinstance(checked, tuple) else (checked,):
+            if isinstance(text, str):
+                for config in self.of_text:
+                    config.of(text)
         return checked
 
     def _expected(self, error: msgspec.ValidationError) -> str:
@@ -90,7 +91,8 @@ def _fields_of(kind: type[Config]) -> tuple[_Field, ...]:
 
 
 def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - whatever an annotation may be
-    of_text = tuple(kind for kind in _types_of(hint) if _is_struct(kind) and hasattr(kind, "of"))
+    kinds = [each for kind in _types_of(hint) for each in (kind, *_items_of(kind))]
+    of_text = tuple(kind for kind in kinds if _is_struct(kind) and hasattr(kind, "of"))
     return _Field(name, hint, of_text)
 
 
@@ -101,6 +103,12 @@ def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
     if get_origin(hint) in (Union, UnionType):
         return tuple(kind for part in get_args(hint) for kind in _types_of(part))
     return (hint,)
+
+
+def _items_of(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
+    """Return the types of a tuple's items; empty where it is none."""
+    items = get_args(kind) if get_origin(kind) is tuple else ()
+    return tuple(each for item in items for each in _types_of(item))
 
 
 def _is_struct(kind: object) -> bool:

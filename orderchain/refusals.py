@@ -22,18 +22,12 @@ _SCHEMA_SQLSTATES: Final = frozenset({"42P01", "3F000", "42883", "42703"})
 _SERVER_AWAY_SQLSTATES: Final = frozenset({"57P01", "57P02", "57P03"})
 _TOO_MANY_SQLSTATE: Final = "53300"
 _NOT_ALLOWED_SQLSTATE: Final = "42501"
-_READ_ONLY_SQLSTATE: Final = "25006"
 _DEFAULT_PORT: Final = 5432
 
 
 def sqlstate_of(error: BaseException) -> str:
     """Return the code that PostgreSQL gave with `error`; empty when it did not come from there."""
     return str(getattr(error, "sqlstate", "") or "")
-
-
-def is_too_many_connections(error: BaseException) -> bool:
-    """Say whether the server, or the role, has no connection left."""
-    return sqlstate_of(error) == _TOO_MANY_SQLSTATE
 
 
 def connect_refusal(error: BaseException, dsn: str) -> OrderchainError:
@@ -100,17 +94,6 @@ def privilege_refusal(error: BaseException, dsn: str, role: str) -> ConnectError
     if sqlstate_of(error) != _NOT_ALLOWED_SQLSTATE:
         return None
     return _not_allowed(dsn, f"is a member of {role}", reason_of(error))
-
-
-def read_only_refusal(error: BaseException, dsn: str, role: str) -> ConnectError | None:
-    """Return a ConnectError when a standby or a read-only session was to write, else None.
-
-    For those who write once and end. Whoever goes on retries: a primary may be taking over.
-    """
-    if sqlstate_of(error) != _READ_ONLY_SQLSTATE:
-        return None
-    expected = f"may write (on the primary) and is a member of {role}"
-    return _not_allowed(dsn, expected, reason_of(error))
 
 
 def _not_allowed(dsn: str, login_that: str, reason: str) -> ConnectError:

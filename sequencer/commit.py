@@ -11,20 +11,18 @@ from itertools import chain as flatten
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import asyncpg
-
 from orderchain.errors import Fenced, IntakeMoved, OrderchainError, UnknownOutcome
 from orderchain.page_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from orderchain.refusals import sqlstate_of
 from orderchain.sql import load_sql
-from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.prepared import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from orderchain.batch import Batch, IntakeMark, Term
-    from sequencer.pipeline import Pipeline
+    from orderchain.clients.pipeline import Pipeline
+    from orderchain.clients.postgres import Connection
 
 _Result = TypeVar("_Result")
 
@@ -39,6 +37,9 @@ _COPY: Final = f"COPY chain_page ({', '.join(COLUMNS)}) FROM STDIN (FORMAT binar
 
 _FENCE_FAILED: Final = "22012"
 """division_by_zero: how `commit_batch` ends a transaction that did not pass the fence."""
+
+_TAKEN: Final = "23505"
+"""unique_violation: a parent that is taken."""
 
 _MARK_MOVED: Final = "2201E"
 """invalid_argument_for_logarithm: how `save_mark` ends one whose intake is elsewhere."""
@@ -81,7 +82,7 @@ class Commit:
 
     async def send(
         self,
-        connection: asyncpg.Connection,
+        connection: Connection,
         pipeline: Pipeline,
         meanwhile: Callable[[], None] | None,
     ) -> None:
@@ -124,7 +125,7 @@ class Commit:
         await self._answer
 
     async def _in_a_statement(
-        self, connection: asyncpg.Connection, meanwhile: Callable[[], None] | None
+        self, connection: Connection, meanwhile: Callable[[], None] | None
     ) -> None:
         self._is_sent = True
         columns = map(list, zip(*map(_row_of, self._batch.events), strict=True))
@@ -136,8 +137,11 @@ class Commit:
         if passed is None:
             raise Fenced(self._batch.chain_id, self._batch.epoch)
 
-    def failure(self, error: Exception, database: str) -> Exception:
-        """Return what to raise for `error` of `database`: which of the three outcomes it is."""
+    def failure(self, error: Exception) -> Exception | None:
+        """Return what to raise for `error`: which of the three outcomes it is.
+
+        None where it is none of the commit's own: it was not done, for a reason of the database's.
+        """
         batch = self._batch
         if isinstance(error, OrderchainError):
             return error
@@ -147,13 +151,9 @@ class Commit:
         if self._is_sent and state[:2] in {"", "08", "57"}:
             return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
         # A parent that is taken asks the same question as the fence: who leads?
-        if state == _FENCE_FAILED or isinstance(error, asyncpg.UniqueViolationError):
+        if state in {_FENCE_FAILED, _TAKEN}:
             return Fenced(batch.chain_id, batch.epoch)
-        if moved := intake_refusal(error, self._intake):
-            return moved
-        if isinstance(error, CONNECTION_ERRORS):
-            return failure_of("commit", error, database)
-        return error
+        return intake_refusal(error, self._intake)
 
 
 def intake_refusal(error: Exception, intake: Iterable[IntakeMark]) -> IntakeMoved | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orderchain.backoff import Backoff
 from orderchain.errors import (
     ConnectError,
     Fenced,
@@ -59,8 +61,11 @@ class Committer:
         leadership: Leadership,
         keys: KeyKeeper,
         clock: Clock,
+        random: Random | None = None,
     ) -> None:
         self._config = config
+        # One for all back-offs: a batch that goes well must not pay for the making of one.
+        self._random = random or Random()  # noqa: S311 - jitter, not a secret
         self._store = store
         self._leadership = leadership
         self._keys = keys
@@ -281,7 +286,7 @@ class Committer:
     ) -> None:
         """Commit `assembly`, under whichever epoch of ours it succeeds."""
         deadline_ns = self._deadline_ns()
-        pause = 0.0  # a connection that was lost while idle costs no time
+        backoff = self._backoff(is_first_at_once=True)
         while True:
             if assembly.is_sent:
                 assembly.is_sent = False  # whatever has happened since, its outcome comes first
@@ -312,8 +317,7 @@ class Committer:
                 failure = error
             else:
                 return
-            await self._pause(pause, deadline_ns, failure)
-            pause = _longer(pause)
+            await self._pause(backoff, deadline_ns, failure)
 
     async def _move_intake(self, assembly: Assembly) -> None:
         # An entry without orders asks whether we lead, over a connection that works.
@@ -338,7 +342,7 @@ class Committer:
 
     async def _find_out(self, batch: Batch, unknown: UnknownOutcome, deadline_ns: int) -> bool:
         """Raise the epoch, then say whether `batch` was committed. Raises `unknown` at the end."""
-        pause = 0.0
+        backoff = self._backoff(is_first_at_once=True)
         while True:
             fenced: Fenced | None = None
             try:
@@ -349,8 +353,7 @@ class Committer:
             try:
                 is_committed = await self._store.has_committed(batch)
             except (RetryError, ConnectError):
-                await self._pause(pause, deadline_ns, unknown)
-                pause = _longer(pause)
+                await self._pause(backoff, deadline_ns, unknown)
                 continue
             if fenced is not None and not is_committed:
                 raise fenced
@@ -375,18 +378,26 @@ class Committer:
         Raises `cause`, or what `work` raised last, at the deadline.
         """
         deadline_ns = self._deadline_ns() if deadline_ns is None else deadline_ns
-        pause = _RETRY_SECONDS
+        backoff = self._backoff()
         while True:
             try:
                 return await work()
             except (RetryError, ConnectError) as error:
                 _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
                 failure = cause or error
-            await self._pause(pause, deadline_ns, failure)
-            pause = _longer(pause)
+            await self._pause(backoff, deadline_ns, failure)
 
-    async def _pause(self, seconds: float, deadline_ns: int, failure: Exception) -> None:
+    def _backoff(self, *, is_first_at_once: bool = False) -> Backoff:
+        return Backoff(
+            _RETRY_SECONDS,
+            _RETRY_SECONDS_MAX,
+            is_first_at_once=is_first_at_once,
+            random=self._random,
+        )
+
+    async def _pause(self, backoff: Backoff, deadline_ns: int, failure: Exception) -> None:
         """Wait before the next try. Raises `failure` where there is no time left for one."""
+        seconds = backoff.next_seconds()
         if self._clock.monotonic_ns() + seconds * 1e9 >= deadline_ns:
             raise failure
         await asyncio.sleep(seconds)
@@ -407,11 +418,6 @@ class Committer:
         if self._core is None:
             raise RetryError("not the leader yet")
         return self._core
-
-
-def _longer(pause: float) -> float:
-    """Return the pause after `pause`."""
-    return min(max(2 * pause, _RETRY_SECONDS), _RETRY_SECONDS_MAX)
 
 
 def _as_answer(error: BaseException, batch: Batch | None) -> Exception:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import (
     BATCH_ROWS_MAX,
@@ -20,8 +20,6 @@ from orderchain.limits import (
 )
 from sequencer.id_strategy import IdStrategy
 
-_ADDRESS_CHARS_MAX: Final = 4096
-
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
@@ -29,8 +27,9 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """What a sequencer of one chain must know. The defaults suit orders of 100 to 1,000 bytes."""
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
-    database: Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
-    """libpq URL of the primary; one direct connection is held, so no transaction pooler."""
+    database: str | DatabaseConfig
+    """The primary, as a DatabaseConfig or a libpq URL. Direct connections are held: no transaction
+    pooler. With several hosts, `target_session_attrs=read-write` finds the one that is it."""
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
@@ -116,4 +115,5 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
-        return f"SequencerConfig(chain_id={self.chain_id}, database={mask_dsn(self.database)!r})"
+        shown = DatabaseConfig.of(self.database).shown
+        return f"SequencerConfig(chain_id={self.chain_id}, database={shown!r})"

@@ -8,13 +8,12 @@ from orderchain.errors import RetryError
 from orderchain.event import Event
 from orderchain.key_page import ClientNumber, KeyPage
 from orderchain.sql import load_sql
-from sequencer.connecting import SideConnection
+from sequencer.sessions import side_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import asyncpg
-
+    from orderchain.clients.postgres import Record
     from sequencer.config import SequencerConfig
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -26,7 +25,7 @@ class PostgresKeyStore:
     def __init__(self, config: SequencerConfig) -> None:
         self._chain_id = config.chain_id
         # A page that is lost in a crash is made anew from its rows: do not wait for the disk.
-        self._side = SideConnection(config, "keys", synchronous_commit="off")
+        self._session = side_session(config, "keys", synchronous_commit="off")
 
     async def rows(self, ids: Sequence[int]) -> list[Event]:
         """Return rows by id; see `orderchain.ports.KeyStore.rows`."""
@@ -54,28 +53,24 @@ class PostgresKeyStore:
 
     async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         """Store a page with its clients; see `orderchain.ports.KeyStore.save`."""
-
-        async def work(connection: asyncpg.Connection) -> None:
-            async with connection.transaction():
-                await connection.execute(
-                    _SQL["save_key_page"],
-                    self._chain_id,
-                    page.after_id,
-                    page.until_id,
-                    page.spans,
-                    page.hashes,
-                )
-                await connection.execute(
-                    _SQL["save_clients"],
-                    self._chain_id,
-                    [known.client for known in clients],
-                    [known.number for known in clients],
-                    [known.id for known in clients],
-                    [known.known_from for known in clients],
-                    [known.known_from_id for known in clients],
-                )
-
-        await self._side.run("save keys", work)
+        async with self._session.transaction() as connection:
+            await connection.execute(
+                _SQL["save_key_page"],
+                self._chain_id,
+                page.after_id,
+                page.until_id,
+                page.spans,
+                page.hashes,
+            )
+            await connection.execute(
+                _SQL["save_clients"],
+                self._chain_id,
+                [known.client for known in clients],
+                [known.number for known in clients],
+                [known.id for known in clients],
+                [known.known_from for known in clients],
+                [known.known_from_id for known in clients],
+            )
 
     async def forget(self, until_id: int) -> None:
         """Drop old pages; see `orderchain.ports.KeyStore.forget`."""
@@ -83,11 +78,7 @@ class PostgresKeyStore:
 
     async def close(self) -> None:
         """Close the connection; see `orderchain.ports.KeyStore.close`."""
-        await self._side.close()
+        await self._session.close()
 
-    async def _fetch(self, name: str, *values: object) -> list[asyncpg.Record]:
-        async def work(connection: asyncpg.Connection) -> list[asyncpg.Record]:
-            rows: list[asyncpg.Record] = await connection.fetch(_SQL[name], self._chain_id, *values)
-            return rows
-
-        return await self._side.run(name, work)
+    async def _fetch(self, name: str, *values: object) -> list[Record]:
+        return await self._session.fetch(_SQL[name], self._chain_id, *values)

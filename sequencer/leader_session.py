@@ -6,26 +6,23 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from orderchain.clients.durability import (
+    SyncWaitCancelled,
+    check_durability,
+    listen_for_cancelled_waits,
+)
+from orderchain.clients.pipeline import Pipeline
+from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
+from orderchain.clients.session import open_connection
 from orderchain.errors import RetryError, SchemaError
-from orderchain.refusals import schema_refusal
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 from sequencer.clock_check import ClockWatch
-from sequencer.connecting import (
-    CONNECTION_ERRORS,
-    SyncWaitCancelled,
-    check_durability,
-    close_connection,
-    connect,
-    failure_of,
-    is_sync_wait_cancelled,
-)
-from sequencer.pipeline import Pipeline
 from sequencer.prepared import prepare
+from sequencer.sessions import pin, session_config
 
 if TYPE_CHECKING:
-    import asyncpg
-
+    from orderchain.clients.postgres import Connection, Record
     from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
@@ -45,9 +42,10 @@ class LeaderSession:
 
     def __init__(self, config: SequencerConfig, clock: Clock) -> None:
         self._config = config
+        self._session_config = session_config(config, "sequencer")
         self._clock = clock
         self._clock_watch = ClockWatch()
-        self._connection: asyncpg.Connection | None = None
+        self._connection: Connection | None = None
         self._pipeline: Pipeline | None = None
         self._is_wait_cancelled = False
         # Whether a caller went away in mid statement, whose answer may still be on its way.
@@ -70,22 +68,22 @@ class LeaderSession:
 
     async def open(self) -> None:
         """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
-        connection = await connect(self._config, "sequencer")
+        connection = await open_connection(self._session_config)
         try:
             async with asyncio.timeout(self._config.commit_seconds):
+                await pin(connection)
                 self.database_id = await self._check(connection)
                 await prepare(connection)
-                connection.add_log_listener(self._on_message)
+                listen_for_cancelled_waits(connection, self._on_cancelled_wait)
         except BaseException as error:
             connection.terminate()
-            if isinstance(error, CONNECTION_ERRORS):
-                database = self._config.database
-                raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
+            if isinstance(error, DRIVER_ERRORS):
+                raise self.refusal("the take-over", error) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
         self._is_wait_cancelled = self._is_interrupted = False
 
-    async def idle(self) -> asyncpg.Connection:
+    async def idle(self) -> Connection:
         """Return the connection once nothing is under way on it. Raises RetryError."""
         if self._pipeline is not None:
             await self._pipeline.idle()
@@ -98,26 +96,31 @@ class LeaderSession:
             self._is_interrupted = False
         return self._connection
 
-    async def fetch_row(self, name: str, *values: object) -> asyncpg.Record | None:
+    async def fetch_row(self, name: str, *values: object) -> Record | None:
         """Return the first row of a statement; else as `fetch`."""
         rows = await self.fetch(name, *values)
         return rows[0] if rows else None
 
-    async def fetch(self, name: str, *values: object) -> list[asyncpg.Record]:
+    async def fetch(self, name: str, *values: object) -> list[Record]:
         """Return the rows of one statement. Raises RetryError, and gives the connection up."""
         async with self.lock:
             try:
                 async with asyncio.timeout(self._config.commit_seconds):
                     connection = await self.idle()
-                    rows: list[asyncpg.Record] = await connection.fetch(_SQL[name], *values)
+                    rows: list[Record] = await connection.fetch(_SQL[name], *values)
                     self.check_replicated()
                     return rows
-            except CONNECTION_ERRORS as error:
+            except DRIVER_ERRORS as error:
                 self.abandon()
-                raise failure_of(name, error, self._config.database) from error
+                raise self.refusal(name, error) from error
             except BaseException:
                 self._is_interrupted = True
                 raise
+
+    def refusal(self, what: str, error: Exception) -> Exception:
+        """Return what to raise where `what` raised `error`; see `statement_refusal`."""
+        config = self._session_config
+        return statement_refusal(error, config.database, config.role, what)
 
     def check_replicated(self) -> None:
         """Raise SyncWaitCancelled where a statement was answered with success, but not replicated.
@@ -128,10 +131,8 @@ class LeaderSession:
         if self._is_wait_cancelled:
             raise SyncWaitCancelled
 
-    def _on_message(self, connection: object, message: asyncpg.PostgresLogMessage) -> None:
-        if connection is self._connection and is_sync_wait_cancelled(
-            getattr(message, "server_source_function", None)
-        ):
+    def _on_cancelled_wait(self, connection: Connection) -> None:
+        if connection is self._connection:
             self._is_wait_cancelled = True
 
     def abandon(self) -> None:
@@ -146,12 +147,12 @@ class LeaderSession:
         if connection is not None:
             await close_connection(connection)
 
-    def _take(self) -> asyncpg.Connection | None:
+    def _take(self) -> Connection | None:
         """Return the connection, which is not used again."""
         connection, self._connection, self._pipeline = self._connection, None, None
         return connection
 
-    async def _check(self, connection: asyncpg.Connection) -> UUID:
+    async def _check(self, connection: Connection) -> UUID:
         """Return the database id. Raises SchemaError, DurabilityError, ClockError."""
         server = await connection.fetchrow(_SQL["server"])
         if server["server_encoding"] != _ENCODING:

@@ -138,9 +138,7 @@ class Leadership:
             # Our own take-over may have come in between: then the lease is at the next epoch.
             if self.term is term and not self._is_changing:
                 raise
-        except RetryError as error:
-            _log.warning("chain %d: %s", term.chain_id, error)
-        except ConnectError as error:
+        except (RetryError, ConnectError) as error:
             _log.warning("chain %d: lease: %s", term.chain_id, error)
 
     async def _begin(self, term: Term) -> Term:

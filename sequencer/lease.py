@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orderchain.clients.durability import check_durability
 from orderchain.clock import SystemClock
 from orderchain.errors import Fenced
 from orderchain.sql import load_sql
 from sequencer.clock_check import ClockWatch
-from sequencer.connecting import SideConnection, check_durability
+from sequencer.sessions import side_session
 
 if TYPE_CHECKING:
-    import asyncpg
-
     from orderchain.batch import LeaseSight, Term
+    from orderchain.clients.postgres import Record
     from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
@@ -65,7 +65,7 @@ class PostgresLease:
         self._clock_watch = ClockWatch()
         self._must_be_safe = not config.unsafe_durability
         # Losing the last beat in a crash costs nothing: do not wait for the disk.
-        self._side = SideConnection(config, "lease", synchronous_commit="off")
+        self._session = side_session(config, "lease", synchronous_commit="off")
 
     async def renew(self, term: Term) -> None:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
@@ -81,13 +81,11 @@ class PostgresLease:
 
     async def close(self) -> None:
         """Close the connection; see `orderchain.ports.Lease.close`."""
-        await self._side.close()
+        await self._session.close()
 
-    async def _move(self, statement: str, term: Term) -> asyncpg.Record:
-        moved = await self._side.run(
-            "lease",
-            lambda connection: connection.fetchrow(_SQL[statement], term.chain_id, term.epoch),
-        )
-        if moved is None:
+    async def _move(self, statement: str, term: Term) -> Record:
+        moved = await self._session.fetch(_SQL[statement], term.chain_id, term.epoch)
+        if not moved:
             raise Fenced(term.chain_id, term.epoch)
-        return moved
+        row: Record = moved[0]
+        return row

@@ -16,13 +16,13 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import asyncpg
+    from orderchain.clients.postgres import Connection
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
 _NAMES: Final = ("commit_batch", "save_mark", "save_reject")
 
 
-async def prepare(connection: asyncpg.Connection) -> None:
+async def prepare(connection: Connection) -> None:
     """Prepare, for the session of `connection`, what `call` may name; once a session."""
     await connection.execute(
         ";".join(f"PREPARE orderchain_{name} AS {_SQL[name]}" for name in _NAMES)

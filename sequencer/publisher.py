@@ -8,12 +8,14 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from orderchain.backoff import Backoff
 from orderchain.errors import RetryError
 from sequencer.framing import batch_frames, has_unfit_row, heartbeat_frame
 from sequencer.latency import Latency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from random import Random
 
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
@@ -48,8 +50,10 @@ class Publisher:
         clock: Clock,
         *,
         skip: Callable[[int, int], Awaitable[None]],
+        random: Random | None = None,
     ) -> None:
         """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` says."""
+        self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
         self._config = config
         self._record_skip = skip
         self._sink = sink
@@ -149,16 +153,14 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        pause = _RETRY_SECONDS
         while True:
             try:
                 await self._publish_next()
-                pause = _RETRY_SECONDS
+                self._backoff.reset()
             except RetryError as error:
                 self.send_failures += 1
                 _log.warning("chain %d: %s; trying again", self._term.chain_id, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _RETRY_SECONDS_MAX)
+                await asyncio.sleep(self._backoff.next_seconds())
 
     async def drain(self) -> None:
         """Return once all that was offered is published. The caller brings the deadline."""

@@ -10,11 +10,8 @@ SELECT current_setting('fsync') AS fsync,
        set_config('synchronous_commit', current_setting('synchronous_commit'), false)
            AS synchronous_commit
 
--- session: which process serves this session; pins what only newer servers know (17: the time of a
--- whole transaction)
-SELECT pg_backend_pid() AS backend_pid,
-       (SELECT count(set_config(name, '0', false)) FROM pg_settings
-         WHERE name = 'transaction_timeout') AS pinned
+-- pin_newer: pins what only newer servers know (17: the time of a whole transaction)
+SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'
 
 -- server: what of the server must be so for a leader, and its clock
 SELECT current_setting('server_encoding') AS server_encoding,

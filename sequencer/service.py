@@ -36,6 +36,7 @@ from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+    from random import Random
     from types import TracebackType
 
     from orderchain.batch import IntakeMark, Term
@@ -85,6 +86,7 @@ class Sequencer:
         lease: Lease,
         sink: FrameSink,
         clock: Clock,
+        random: Random | None = None,
     ) -> None:
         self._config = config
         self._needs_broker = config.when_kafka_is_away != "continue"
@@ -101,7 +103,8 @@ class Sequencer:
         self._clock = clock
         self._leadership = Leadership(config, store, lease, sink, clock)
         self._keys = KeyKeeper(keys, config.key_window_rows)
-        self._committer = Committer(config, store, self._leadership, self._keys, clock)
+        self._random = random
+        self._committer = Committer(config, store, self._leadership, self._keys, clock, random)
         self._publisher: Publisher | None = None
         # What must live for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -324,7 +327,12 @@ class Sequencer:
         await self._start_sink(term)
         self._leadership.warn_of_topic()
         self._publisher = Publisher(
-            self._config, self._sink, term, self._clock, skip=self._skip_published
+            self._config,
+            self._sink,
+            term,
+            self._clock,
+            skip=self._skip_published,
+            random=self._random,
         )
         await self._publish_tail(self._publisher, term.published_id, term.last_id)
         return self._publisher

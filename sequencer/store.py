@@ -7,22 +7,20 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+from orderchain.clients.postgres import DRIVER_ERRORS
 from orderchain.clock import SystemClock
 from orderchain.errors import ChainMissing, Fenced, RetryError
 from orderchain.event import Event
 from orderchain.page_image import event_pages
-from orderchain.refusals import schema_refusal
 from orderchain.sql import load_sql
 from sequencer.commit import Commit, intake_refusal, mark_values, reject_values
-from sequencer.connecting import CONNECTION_ERRORS, failure_of
 from sequencer.leader_session import GIVEN_UP, LeaderSession
 from sequencer.taking_over import Secrets, raise_epoch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    import asyncpg
-
+    from orderchain.clients.postgres import Connection, Record
     from orderchain.clock import Clock
     from sequencer.config import SequencerConfig
 
@@ -117,8 +115,8 @@ class PostgresChainStore:
             except BaseException as error:
                 # Also where the caller is gone: a transaction may be open.
                 self._session.abandon()
-                if isinstance(error, CONNECTION_ERRORS):
-                    failure = failure_of("intake", error, self._config.database)
+                if isinstance(error, DRIVER_ERRORS):
+                    failure = self._session.refusal("the intake's mark", error)
                     raise (intake_refusal(error, intake) or failure) from error
                 raise
 
@@ -193,7 +191,7 @@ class PostgresChainStore:
                 await ending
         except Exception as error:
             self._session.abandon()
-            outcome = work.failure(error, self._config.database)
+            outcome = work.failure(error) or self._session.refusal("the commit", error)
             if outcome is error:
                 raise
             raise outcome from error
@@ -216,15 +214,14 @@ class PostgresChainStore:
                 self._session.check_replicated()
         except BaseException as error:
             self._session.abandon()
-            if isinstance(error, CONNECTION_ERRORS):
-                database = self._config.database
-                raise (schema_refusal(error) or failure_of("take-over", error, database)) from error
+            if isinstance(error, DRIVER_ERRORS):
+                raise self._session.refusal("the take-over", error) from error
             raise
         self._term = term
         self._extended_until = -1
         return term
 
-    async def _extend(self, connection: asyncpg.Connection, batch: Batch) -> None:
+    async def _extend(self, connection: Connection, batch: Batch) -> None:
         """Make room for `batch` and two partitions more, once for each partition reached."""
         span = self._leading().partition_ids
         if batch.last_id < self._extended_until:
@@ -232,7 +229,7 @@ class PostgresChainStore:
         await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
         self._extended_until = (batch.last_id // span + 1) * span
 
-    async def _read_batch(self, chain_id: int, row: asyncpg.Record) -> Batch:
+    async def _read_batch(self, chain_id: int, row: Record) -> Batch:
         stored = await self._session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
         events = [event for page in stored for event in map(Event, *page)]
         return Batch(
@@ -255,9 +252,7 @@ class PostgresChainStore:
         return self._term
 
 
-async def _move_intake(
-    connection: asyncpg.Connection, term: Term, intake: Sequence[IntakeMark]
-) -> None:
+async def _move_intake(connection: Connection, term: Term, intake: Sequence[IntakeMark]) -> None:
     """Store the marks behind the fence. Raises Fenced."""
     held = (term.chain_id, term.epoch, term.nonce)
     if await connection.fetchval(_SQL["lock_head"], *held) is None:

@@ -16,7 +16,7 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from uuid import UUID
 
-    import asyncpg
+    from orderchain.clients.postgres import Connection, Record
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Secrets(NamedTuple):
 
 
 async def raise_epoch(
-    connection: asyncpg.Connection,
+    connection: Connection,
     database_id: UUID,
     owner: str,
     drawn: Secrets,
@@ -67,7 +67,7 @@ async def raise_epoch(
 
 
 async def _raise_epoch(
-    connection: asyncpg.Connection,
+    connection: Connection,
     database_id: UUID,
     owner: str,
     drawn: Secrets,
@@ -105,8 +105,8 @@ async def _raise_epoch(
 
 
 async def _begin_term(
-    connection: asyncpg.Connection,
-    head: asyncpg.Record,
+    connection: Connection,
+    head: Record,
     owner: str,
     drawn: Secrets,
     chain_id: int,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from orderchain.backoff import Backoff
 from orderchain.counted import counted
 from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from sequencer.topic_orders import (
@@ -24,6 +25,7 @@ from sequencer.topic_reader import TopicReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from random import Random
 
     from orderchain.batch import IntakeMark
     from orderchain.ports import RecordSource, SourceRecord
@@ -78,8 +80,10 @@ class TopicIntake:
         *,
         source: RecordSource | None = None,
         on_progress: Callable[[TopicIntakeStats], None] | None = None,
+        random: Random | None = None,
     ) -> None:
         self._config = config
+        self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
         self._sequencer = sequencer
         self._source = TopicReader(config) if source is None else source
         self._on_progress = on_progress
@@ -140,7 +144,6 @@ class TopicIntake:
     async def _read(self) -> None:
         """Read, beginning again where that is all that is needed."""
         has_begun = False
-        pause = _RETRY_SECONDS
         while True:
             settled = self._records
             try:
@@ -153,9 +156,9 @@ class TopicIntake:
                     raise
                 self._interruptions += 1
                 _log.warning("intake of %s: %s; trying again", self._config.topic, error)
-            pause = _RETRY_SECONDS if self._records > settled else pause
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _RETRY_SECONDS_MAX)
+            if self._records > settled:
+                self._backoff.reset()
+            await asyncio.sleep(self._backoff.next_seconds())
 
     async def _begin(self) -> None:
         """Stand behind what was taken before, in every partition."""

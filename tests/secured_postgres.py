@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 import pytest
 
@@ -19,10 +20,13 @@ from local_stack.installation import Installation
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.clients.database_config import DatabaseConfig
+from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.certificates import HOST, Authority, Files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+SCHEMA: Final = Path(__file__).parents[1] / "schema.sql"
 
 TRADER: Final = "trader"
 """Logs in by password, over TLS only."""
@@ -73,6 +77,26 @@ class SecuredPostgres:
     @property
     def port(self) -> int:
         return self.server.config.port
+
+    def make_database(self, name: str) -> None:
+        """Make a database with the engine's schema, where both logins may do what services do."""
+        self.server.create_database(name)
+        self.server.execute(f"BEGIN; {SCHEMA.read_text()} COMMIT", database=name)
+        roles = ", ".join((SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR))
+        self.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=name)
+
+    def url(self, database: str, user: str = TRADER, **options: str) -> str:
+        """Return the address of a database as text."""
+        return f"postgresql://{user}@{HOST}:{self.port}/{database}?{urlencode(options)}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What libpq's environment says for the right config of the login by password."""
+        return {
+            "PGSSLMODE": "verify-full",
+            "PGSSLROOTCERT": str(self.authority.path),
+            "PGPASSWORD": _PASSWORDS[TRADER],
+        }
 
     def right(self, user: str = TRADER, **changed: Any) -> DatabaseConfig:
         """Return the right config with verify-full, but for what is changed."""

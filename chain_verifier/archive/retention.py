@@ -12,13 +12,15 @@ from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.verify_archive import verify_archive
 from chain_verifier.findings import counted_rows
 from chain_verifier.marks import require_marks_hold
-from chain_verifier.server import connected
+from chain_verifier.server import connection_to
 from orderchain.errors import InputError, SettingError
 from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from orderchain.clients.database_config import DatabaseConfig
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
 
@@ -55,7 +57,7 @@ class RetentionRequest(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
 
 
-def retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
+def retain(database: str | DatabaseConfig, archive: Path, request: RetentionRequest) -> Retained:
     """Detach the partitions whose rows all lie at or below `until_id`.
 
     The batch before the first row that stays becomes the boundary, in one transaction with the note
@@ -67,12 +69,14 @@ def retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
     contradicted, and when the archive does not verify, is of another database, or does not hold
     what would go.
     """
-    return asyncio.run(_retain(dsn, archive, request))
+    return asyncio.run(_retain(database, archive, request))
 
 
-async def _retain(dsn: str, archive: Path, request: RetentionRequest) -> Retained:
+async def _retain(
+    database: str | DatabaseConfig, archive: Path, request: RetentionRequest
+) -> Retained:
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
-    async with connected(dsn, OWNER) as connection:
+    async with connection_to(database, OWNER) as connection:
         place = await read_place(connection, chain_id)
         await require_marks_hold(connection, chain_id)
         await _require_unwanted(connection, place, request)

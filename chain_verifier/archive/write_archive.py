@@ -18,7 +18,7 @@ from chain_verifier.archive.part_files import PartWriter, part_fault
 from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
 from chain_verifier.marks import require_marks_hold
-from chain_verifier.server import connected
+from chain_verifier.server import connection_to
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chain_verifier.archive.manifest import Manifest, Part
+    from orderchain.clients.database_config import DatabaseConfig
 
 _BATCHES_PAGE: Final = 1_000
 """Rows of `chain_batch` a trip."""
@@ -45,7 +46,9 @@ class Archived(Struct, frozen=True, kw_only=True):
     parts: int
 
 
-def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None = None) -> Archived:
+def write_archive(
+    database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None = None
+) -> Archived:
     """Add the rows behind the archive's last one, up to the verified mark or `until_id`.
 
     Ends with a whole batch. Each part is written, read back and verified, and only then named in
@@ -55,11 +58,13 @@ def write_archive(dsn: str, archive: Path, chain_id: int, until_id: int | None =
     SourceBroken when rows, links or seals of the
     database are not as they should be.
     """
-    return asyncio.run(_write(dsn, archive, chain_id, until_id))
+    return asyncio.run(_write(database, archive, chain_id, until_id))
 
 
-async def _write(dsn: str, archive: Path, chain_id: int, until_id: int | None) -> Archived:
-    async with connected(dsn, AUDITOR) as connection:
+async def _write(
+    database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None
+) -> Archived:
+    async with connection_to(database, AUDITOR) as connection:
         place = await read_place(connection, chain_id)
         await require_marks_hold(connection, chain_id)
         until_id = _until(place, until_id)

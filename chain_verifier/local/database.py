@@ -6,23 +6,21 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import asyncpg
-
-from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DatabaseSource
 from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.local.table import PAGE_ROWS, Row
-from chain_verifier.server import DRIVER_ERRORS
+from chain_verifier.server import session_config
 from chain_verifier.truth import DatabaseHead, Truth
-from orderchain.dsn import mask_dsn
-from orderchain.errors import ChainMissing, ConnectError, SchemaError, SourceBroken
+from orderchain.clients.session import Session
+from orderchain.errors import ChainMissing, OrderchainError, SchemaError, SourceBroken
 from orderchain.reasons import reason_of
-from orderchain.refusals import connect_refusal, privilege_refusal, schema_refusal
 from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from chain_verifier.config import DatabaseSource
 
 _SQL: Final = load_sql("chain_verifier.local", "database.sql")
 
@@ -42,48 +40,23 @@ class DatabaseTable(Truth):
     def __init__(self, source: DatabaseSource, chain_id: int) -> None:
         self.name = source.name
         self._chain_id = chain_id
-        self._dsn = source.database
+        self._session = Session(session_config(source.database, AUDITOR))
         self._runner = asyncio.Runner()
         try:
-            self._connection = self._runner.run(self._connect())
-            with self._at_connect():
-                self._read_head()
+            self._read_head()
         except BaseException:
             self.close()
             raise
-
-    async def _connect(self) -> Any:  # noqa: ANN401 - asyncpg has no types
-        try:
-            return await asyncpg.connect(
-                self._dsn,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=READ_TIMEOUT_S,
-                server_settings={"application_name": "chain_verifier"},
-            )
-        except (OSError, ValueError, *DRIVER_ERRORS) as error:
-            raise connect_refusal(error, self._dsn) from error
-
-    @contextmanager
-    def _at_connect(self) -> Iterator[None]:
-        """Raise SchemaError or ConnectError for what the database says at the first contact."""
-        try:
-            yield
-        except (OSError, *DRIVER_ERRORS) as error:
-            expected = f"to get in ({reason_of(error)})"
-            refused = ConnectError("database", mask_dsn(self._dsn), expected)
-            barred = privilege_refusal(error, self._dsn, AUDITOR)
-            raise schema_refusal(error) or barred or refused from error
 
     @contextmanager
     def _as_broken(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, *DRIVER_ERRORS) as error:
+        except OrderchainError as error:
             raise SourceBroken(self.name, reason_of(error)) from error
 
     def _fetch(self, statement: str, *values: object) -> list[Any]:
-        found: list[Any] = self._runner.run(self._connection.fetch(_SQL[statement], *values))
-        return found
+        return self._runner.run(self._session.fetch(_SQL[statement], *values))
 
     def _read_head(self) -> None:
         versions = [row["version"] for row in self._fetch("version")]
@@ -173,7 +146,5 @@ class DatabaseTable(Truth):
 
     def close(self) -> None:
         """Close the connection; nothing is under way any more."""
-        connection = getattr(self, "_connection", None)
-        if connection is not None:
-            connection.terminate()
+        self._runner.run(self._session.close())
         self._runner.close()

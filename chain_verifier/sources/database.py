@@ -8,10 +8,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
 from chain_verifier.frame_reading import FrameKeys
-from chain_verifier.jdbc import JdbcAddress, jdbc_address
+from chain_verifier.jdbc import chain_address
 from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
 from chain_verifier.spark_errors import as_broken, at_connect
 from chain_verifier.truth import DatabaseHead, Truth
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import ChainMissing, SchemaError
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql
@@ -40,8 +41,9 @@ class DatabaseTable(Truth):
         self.name = source.name
         self._spark = spark
         self._chain_id = chain_id
-        self._address: JdbcAddress = jdbc_address(source.database)
-        with at_connect(source.database):
+        database = DatabaseConfig.of(source.database)
+        self._address = chain_address(database)
+        with at_connect(database):
             self.head = self._read_head()
 
     def head_now(self) -> int:
@@ -102,7 +104,7 @@ class DatabaseTable(Truth):
             self._address.url,
             f"({_SQL['sealed']}) AS sealed",
             predicates=predicates,
-            properties=self._address.properties | {"fetchsize": str(FETCH_ROWS)},
+            properties={**self._address.properties, "fetchsize": str(FETCH_ROWS)},
         )
         return rows, until_ids
 

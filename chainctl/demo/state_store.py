@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orderchain.refusals import connect_refusal
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import SessionConfig, connected
+from orderchain.roles import RECEIVER_WRITER
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from matcher_receiver import Receiver
+    from orderchain.clients.postgres import Connection
     from orderchain.run import Run
 
 SQL: Final = load_sql("chainctl.demo", "queries.sql")
@@ -39,7 +42,7 @@ class StoredState(Struct, frozen=True, kw_only=True):
 class StateStore:
     """The state of one receiver of one chain. Opened by `open_state_store`."""
 
-    def __init__(self, connection: Any, chain_id: int, receiver: str) -> None:  # noqa: ANN401
+    def __init__(self, connection: Connection, chain_id: int, receiver: str) -> None:
         self._connection = connection
         self._chain_id = chain_id
         self._receiver = receiver
@@ -68,23 +71,16 @@ class StateStore:
 
 
 @asynccontextmanager
-async def open_state_store(dsn: str, chain_id: int, receiver: str) -> AsyncIterator[StateStore]:
-    """Hold the state store of one receiver. Raises ConnectError."""
-    import asyncpg
-
-    try:
-        connection = await asyncpg.connect(
-            dsn, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS
-        )
-    except (
-        OSError,
-        ValueError,
-        asyncpg.PostgresError,
-        asyncpg.InterfaceError,
-        asyncpg.InternalClientError,
-    ) as error:
-        raise connect_refusal(error, dsn) from error
-    try:
+async def open_state_store(
+    database: str | DatabaseConfig, chain_id: int, receiver: str
+) -> AsyncIterator[StateStore]:
+    """Hold the state store of one receiver. Raises as `orderchain.clients.session.connected`."""
+    config = SessionConfig(
+        database=DatabaseConfig.of(database),
+        application_name="orderchain demo",
+        role=RECEIVER_WRITER,
+        connect_seconds=CONNECT_SECONDS,
+        statement_seconds=STATEMENT_SECONDS,
+    )
+    async with connected(config) as connection:
         yield StateStore(connection, chain_id, receiver)
-    finally:
-        connection.terminate()

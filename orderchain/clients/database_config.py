@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import getpass
 import ipaddress
+import logging
 import os
 import re
 import ssl
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
@@ -25,6 +27,8 @@ from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+_log = logging.getLogger(__name__)
 
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 """From the weakest to the strongest. Only the last one keeps others from posing as the server."""
@@ -304,6 +308,17 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 ("sslkey", self.sslkey),
                 ("sslpassword", self.sslpassword),
             )
+
+
+def warn_of_exposure(config: DatabaseConfig) -> None:
+    """Log a warning where another one may pose as the server: once a process for the same hosts."""
+    if warning := config.exposure():
+        _warn_once(warning)
+
+
+@lru_cache(maxsize=64)
+def _warn_once(warning: str) -> None:
+    _log.warning("%s", warning)
 
 
 def is_local(host: str) -> bool:

@@ -6,18 +6,16 @@ Nothing else opens a connection of asyncpg or imports it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 import struct
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 
 import asyncpg
 
-from orderchain.clients.database_config import server_name
+from orderchain.clients.database_config import server_name, warn_of_exposure
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 from orderchain.refusals import schema_refusal, sqlstate_of
 
@@ -26,7 +24,9 @@ if TYPE_CHECKING:
 
     from orderchain.clients.database_config import DatabaseConfig
 
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    Record: TypeAlias = asyncpg.Record
+    Connection: TypeAlias = asyncpg.Connection[Record]
+    LogMessage: TypeAlias = asyncpg.PostgresLogMessage
 
 DRIVER_ERRORS: Final = (
     OSError,  # TimeoutError, ssl.SSLError and all of the network's are such
@@ -37,6 +37,9 @@ DRIVER_ERRORS: Final = (
 )
 """All that a connection raises for what servers and networks do."""
 
+SERVER_ERRORS: Final = (TimeoutError, ConnectionError, *DRIVER_ERRORS[1:])
+"""The same where files are worked on beside it, whose errors are of the operating system, too."""
+
 CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up behind it."""
 
@@ -46,8 +49,11 @@ _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
 """Of SQLSTATEs: connection, rollback, resources (disk full), object in use, intervention, system
 error. The statement itself is guilty of none of them, so the same one may succeed later."""
 
-_NOT_ALLOWED: Final = frozenset({"42501", "25006"})
-"""Insufficient privilege; a read-only transaction, as the read-only roles have by default."""
+_NOT_ALLOWED: Final = "42501"
+_READ_ONLY: Final = "25006"
+"""On a standby, or with a role that reads by default."""
+
+_PROTOCOL_VIOLATION: Final = "08P01"
 
 _WRONG_PASSWORD: Final = "28P01"  # noqa: S105 - a code
 _NO_DATABASE: Final = "3D000"
@@ -65,7 +71,9 @@ _CERTIFICATE_TIMES: Final = frozenset({9, 10})
 _CERTIFICATE_NAMES: Final = frozenset({62, 64})
 """The same for a host's name, and for its address, that the certificate does not have."""
 
-_log = logging.getLogger(__name__)
+
+class PoolerFound(ConnectError):
+    """A pooler stands between, and each transaction may be served by another session."""
 
 
 async def connect(
@@ -74,19 +82,26 @@ async def connect(
     application_name: str,
     within_seconds: float,
     settings: Mapping[str, str] | None = None,
+    statement_seconds: float | None = None,
+    is_direct: bool = False,
+    is_pooled: bool = False,
 ) -> Connection:
     """Return a new connection to the first server that will do, of those that `config` names.
 
     Each of them gets its share of `within_seconds`, so that one that is silent does not keep us
     from the next. `settings` are those of the session; what `config` says of them counts more.
+    `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
+    refuses a pooler; `is_pooled` makes no prepared statements, which one would mix up.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which says in one line what each server lacks; RetryError where that may
-    pass: it starts, stops or is full, or none has the role that is wanted now; SettingError for
-    files gone since.
+    pass: it starts, stops or is full, or none has the role that is wanted now; PoolerFound;
+    SettingError for files gone since.
     """
-    if warning := config.exposure():
-        _warn_once(warning)
+    warn_of_exposure(config)
     options = _options(config, application_name, settings or {})
+    options["command_timeout"] = statement_seconds
+    if is_pooled:
+        options["statement_cache_size"] = 0
     loop = asyncio.get_running_loop()
     end = loop.time() + within_seconds
     # A standby is preferred: only when none will do does any server.
@@ -96,7 +111,11 @@ async def connect(
     for index, (target, (host, port)) in enumerate(attempts):
         share = (end - loop.time()) / (len(attempts) - index)
         try:
-            return await _connect_one(config, options, host, port, target, share)
+            async with asyncio.timeout(_seconds(config, share)):
+                connection = await _connect_one(config, options, host, port, target)
+                if is_direct:
+                    await _require_direct(connection, config)
+                return connection
         except DRIVER_ERRORS as error:
             if isinstance(error, _HANG_UPS) and config.is_tls_certain:
                 error = await _alert(config, host, port) or error
@@ -131,32 +150,56 @@ def connect_refusal(
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return RetryError(f"database {server}: not {config.target_session_attrs} now")
     state = sqlstate_of(error)
+    if state == _PROTOCOL_VIOLATION and "startup parameter" in str(error):
+        return _pooler_found(config, _words(error))
     if state[:2] in _PASSING_CLASSES:
         return RetryError(f"database {server}: not ready: {_words(error)}")
     where = f"{server}: " if len(config.addresses) > 1 else ""
     return ConnectError("database", config.shown, where + _expected(error, config, server))
 
 
-def statement_refusal(error: Exception, config: DatabaseConfig, *, role_that: str) -> Exception:
-    """Return what to raise when a statement on an open connection raised `error`.
+def statement_refusal(
+    error: Exception, config: DatabaseConfig, role: str, what: str = "the statement"
+) -> Exception:
+    """Return what to raise when `what`, on an open connection, raised `error`.
 
-    `role_that` ends the sentence "a role that ...". SchemaError where our tables are not there,
-    ConnectError where the role may not do this, RetryError where the connection broke, the deadline
-    passed or the same statement may succeed later; OrderchainError where it never will; `error`
-    itself where it is none of the database's.
+    `role` is the one whose members may do it. SchemaError where our tables are not there,
+    ConnectError where the login may not do this, RetryError where the connection broke, the
+    deadline passed or the same statement may succeed later, on another server too; OrderchainError
+    where it never will; `error` itself where it is none of the database's.
     """
     if not isinstance(error, DRIVER_ERRORS):
         return error
     if refusal := schema_refusal(error):
         return refusal
     state = sqlstate_of(error)
-    if state in _NOT_ALLOWED:
-        return ConnectError("database", config.shown, f"a role that {role_that}")
+    if state == _NOT_ALLOWED:
+        return _not_allowed(config, f"is a member of {role}", error)
     if isinstance(error, TimeoutError):
-        return RetryError(f"the database gave no answer in time ({config.shown})")
-    if state and state[:2] not in _PASSING_CLASSES:
-        return OrderchainError(f"the database refused the statement: {_words(error)}")
-    return RetryError(f"the statement failed: {_words(error)}")
+        return RetryError(f"{what}: the database gave no answer in time ({config.shown})")
+    if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
+        return OrderchainError(f"the database refused {what}: {_words(error)}")
+    return RetryError(f"{what} failed: {_words(error)}")
+
+
+def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:
+    """Return a ConnectError when a standby or a read-only session was to write, else None.
+
+    For those who write once and end. Services retry: another server may be about to take over.
+    """
+    if sqlstate_of(error) != _READ_ONLY:
+        return None
+    return _not_allowed(config, f"may write (on the primary) and is a member of {role}", error)
+
+
+def _not_allowed(config: DatabaseConfig, login_that: str, error: Exception) -> ConnectError:
+    expected = f"a login that {login_that} (login {config.login}: {_words(error)})"
+    return ConnectError("database", config.shown, expected)
+
+
+def _pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
+    expected = f"a direct connection to PostgreSQL (this one goes through a pooler, {sign})"
+    return PoolerFound("database", config.shown, expected)
 
 
 def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
@@ -171,6 +214,9 @@ def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
         return f"a login that the server accepts ({_words(error)}{hint})"
     if state == _NO_DATABASE:
         return "a database that exists"
+    if state == _NOT_ALLOWED:
+        login = f"login {config.login}: {_words(error)}"
+        return f"a login that may connect to this database ({login})"
     if isinstance(error, ssl.SSLError):
         return _expected_of_tls(error, config)
     if isinstance(error, TimeoutError):
@@ -206,7 +252,8 @@ def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
 
 def _may_another_do(error: Exception) -> bool:
     """Say whether the next server is asked: not where this one has refused whom we are."""
-    return sqlstate_of(error)[:2] in {"", *_PASSING_CLASSES}
+    state = sqlstate_of(error)
+    return state != _PROTOCOL_VIOLATION and state[:2] in {"", *_PASSING_CLASSES}
 
 
 def _of_all(refusals: list[OrderchainError], config: DatabaseConfig) -> OrderchainError:
@@ -227,27 +274,41 @@ def _reason_of(refusal: OrderchainError) -> str:
 
 
 async def _connect_one(
-    config: DatabaseConfig,
-    options: Mapping[str, Any],
-    host: str,
-    port: int,
-    target: str,
-    within_seconds: float,
+    config: DatabaseConfig, options: Mapping[str, Any], host: str, port: int, target: str
 ) -> Connection:
     """Connect to one server. Whatever asyncpg would take from the environment is given."""
-    seconds = max(within_seconds, 0.0)
-    if config.connect_timeout and int(config.connect_timeout):
-        seconds = min(seconds, float(config.connect_timeout))
     password = config.read_password(host, port)
-    async with asyncio.timeout(seconds):
-        return await asyncpg.connect(
-            host=host,
-            port=port,
-            password=lambda: password,  # as text, an empty one would be looked for elsewhere
-            target_session_attrs=target,
-            timeout=None,
-            **options,
-        )
+    return await asyncpg.connect(
+        host=host,
+        port=port,
+        password=lambda: password,  # as text, an empty one would be looked for elsewhere
+        target_session_attrs=target,
+        timeout=None,
+        **options,
+    )
+
+
+async def _require_direct(connection: Connection, config: DatabaseConfig) -> None:
+    """Raise PoolerFound, and give the connection up, where another process serves it than said so.
+
+    A pooler gives its clients numbers of its own. Asked without a prepared statement, which it
+    would mix up with those of others, and so without a value beside it.
+    """
+    question = f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid():d}"
+    try:
+        if await connection.execute(question) == "SELECT 1":
+            return
+    except BaseException:
+        connection.terminate()
+        raise
+    connection.terminate()
+    raise _pooler_found(config, "which hides the process that serves it")
+
+
+def _seconds(config: DatabaseConfig, share: float) -> float:
+    """Return how long one server may take."""
+    seconds, own = max(share, 0.0), float(config.connect_timeout or 0)
+    return min(seconds, own) if own else seconds
 
 
 async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError | None:
@@ -305,11 +366,6 @@ def _own_certificate(config: DatabaseConfig) -> str | None:
 def _targets(config: DatabaseConfig) -> tuple[str, ...]:
     wanted = config.target_session_attrs or "any"
     return ("standby", "any") if wanted == "prefer-standby" else (wanted,)
-
-
-@lru_cache(maxsize=64)
-def _warn_once(warning: str) -> None:
-    _log.warning("%s", warning)
 
 
 def _words(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -12,15 +12,18 @@ from orderchain.backoff import Backoff
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import (
     CLOSE_SECONDS,
+    SERVER_ERRORS,
+    PoolerFound,
     close_connection,
     connect,
     is_too_many_connections,
+    read_only_refusal,
     statement_refusal,
 )
 from orderchain.errors import RetryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from random import Random
 
     from orderchain.clients.postgres import Connection
@@ -37,13 +40,19 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     database: DatabaseConfig
     application_name: str
     """What `pg_stat_activity` shows, unless the config of the database says otherwise."""
-    role_that: str
-    """The end of the sentence "a role that ...", for what the login may not do."""
+    role: str
+    """The role whose members may do what the session is for: errors name it."""
     settings: dict[str, str] = {}
     """Settings of each session, such as `{"jit": "off"}`."""
+    pooler: Literal["ignored", "refused", "read through"] = "ignored"
+    """What becomes of a pooler, which may serve each transaction by another session, without the
+    settings and the prepared statements of this one. `fetch` can read through it: each statement in
+    a transaction that begins with the settings, which takes two trips more."""
     connect_seconds: float = 10.0
     statement_seconds: float = 10.0
     """Deadline of one statement; of a transaction as a whole, or a block of work."""
+    call_seconds: float | None = None
+    """Deadline of the same with the connection that it may need. None: the sum of the parts."""
     close_seconds: float = CLOSE_SECONDS
     linger_seconds: float | None = None
     """How long after its last statement the connection is kept. None: until `close`."""
@@ -81,11 +90,18 @@ class Session:
         self._connection: Connection | None = None
         self._release: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        # Found at a connect, and kept: an address does not change what it leads to.
+        self._is_pooled = False
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one statement, which is committed when this returns."""
         async with self._held() as connection:
+            if self._is_pooled:
+                # Only within a transaction does a pooler leave a client at one server.
+                await connection.execute(_begin_reading(self._config.settings))
             rows: list[Any] = await connection.fetch(statement, *values)
+            if self._is_pooled:
+                await connection.execute("COMMIT")
             return rows
 
     async def execute(self, statement: str, *values: object) -> int:
@@ -127,11 +143,12 @@ class Session:
         async with self._turn:
             self._keep()
             try:
-                connection = self._connection
-                if connection is None or connection.is_closed():
-                    connection = await self._open()
-                async with asyncio.timeout(self._config.statement_seconds):
-                    yield connection
+                async with asyncio.timeout(self._config.call_seconds):
+                    connection = self._connection
+                    if connection is None or connection.is_closed():
+                        connection = await self._open()
+                    async with asyncio.timeout(self._config.statement_seconds):
+                        yield connection
             except BaseException as error:
                 self._abandon()
                 if isinstance(error, Exception) and (refused := self._refused(error)) is not error:
@@ -142,7 +159,7 @@ class Session:
     def _refused(self, error: Exception) -> Exception:
         known = self._refusal(error) if self._refusal is not None else None
         config = self._config
-        return known or statement_refusal(error, config.database, role_that=config.role_that)
+        return known or statement_refusal(error, config.database, config.role)
 
     async def _open(self) -> Connection:
         connection = self._connection = await self._connect()
@@ -153,17 +170,17 @@ class Session:
 
     async def _connect(self) -> Connection:
         """Log in, waiting with jitter while the server has no connection left."""
-        config, loop = self._config, asyncio.get_running_loop()
-        end = loop.time() + config.busy_seconds
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.busy_seconds
         self._busy.reset()
         while True:
             try:
-                return await connect(
-                    config.database,
-                    application_name=config.application_name,
-                    within_seconds=config.connect_seconds,
-                    settings=config.settings,
-                )
+                return await open_connection(self._config, is_pooled=self._is_pooled)
+            except PoolerFound:
+                if self._is_pooled or self._config.pooler != "read through":
+                    raise
+                self._is_pooled = True
+                continue
             except RetryError as error:
                 pause = self._busy.next_seconds()
                 if not is_too_many_connections(error) or loop.time() + pause > end:
@@ -195,6 +212,47 @@ class Session:
             connection.terminate()
 
 
+@asynccontextmanager
+async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
+    """Hold one connection for what is done once, each statement with its deadline.
+
+    Raises what `connect` does and, for what the server says in the block, as `statement_refusal`;
+    ConnectError where it is not to be written to. What else goes wrong in the block is raised as it
+    is.
+    """
+    connection = await open_connection(config, statement_seconds=config.statement_seconds)
+    try:
+        yield connection
+    except SERVER_ERRORS as error:
+        database, role = config.database, config.role
+        barred = read_only_refusal(error, database, role)
+        raise barred or statement_refusal(error, database, role) from error
+    finally:
+        # Nothing is under way any more; a server that is gone must not keep us.
+        connection.terminate()
+
+
+async def open_connection(
+    config: SessionConfig, *, is_pooled: bool = False, statement_seconds: float | None = None
+) -> Connection:
+    """Return a new connection, for a session of another kind. Raises what `connect` does."""
+    return await connect(
+        config.database,
+        application_name=config.application_name,
+        within_seconds=config.connect_seconds,
+        settings={} if is_pooled else config.settings,
+        statement_seconds=statement_seconds,
+        is_direct=config.pooler != "ignored" and not is_pooled,
+        is_pooled=is_pooled,
+    )
+
+
+def _begin_reading(settings: Mapping[str, str]) -> str:
+    """Return what begins a transaction with settings of its own; they are ours, not a caller's."""
+    pinned = (f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
+    return "; ".join(("BEGIN READ ONLY", *pinned))
+
+
 class Connections:
     """Connections that are taken by many at once, each for one message or batch.
 
@@ -213,13 +271,7 @@ class Connections:
             connection = self._free.pop()
             if not connection.is_closed():
                 return connection
-        config = self._config
-        return await connect(
-            config.database,
-            application_name=config.application_name,
-            within_seconds=config.connect_seconds,
-            settings=config.settings,
-        )
+        return await open_connection(self._config)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next one. What still has a transaction open is ended."""

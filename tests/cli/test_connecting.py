@@ -71,11 +71,11 @@ def test_command_without_kafka_says_how_to_name_it(
     assert "kafka was '', expected" in refused(*arguments, settings=settings)
 
 
-@pytest.mark.parametrize("dsn", ["host=localhost", f"mysql://u:{SECRET}@h/d",
+@pytest.mark.parametrize("dsn", ["localhost", f"mysql://u:{SECRET}@h/d",
                                  f"postgresql://u:{SECRET}@h:port/d"])  # fmt: skip
 def test_database_that_is_no_url_is_refused(refused: Refused, dsn: str) -> None:
     line = refused("chain", "list", "--database", dsn, hidden=SECRET)
-    assert "expected a URL postgresql://user@host:port/name" in line
+    assert "expected a URL like postgresql://user@host:5432/database" in line
 
 
 def test_database_with_a_wrong_password_is_refused_without_showing_it(

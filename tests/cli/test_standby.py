@@ -1,4 +1,6 @@
-"""`fill` and `receive` with several gap databases: a real streaming standby first."""
+"""Several servers, a real streaming standby among them: several addresses for fills, and several
+hosts in one address.
+"""
 
 from __future__ import annotations
 
@@ -111,3 +113,70 @@ def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
     )
     assert without.code == 0, without
     assert "asked last" in without.err, "a server that does not answer is told"
+
+
+def several_hosts(dsn: str, target: str, *ports: int) -> str:
+    """Return `dsn` with a host for each of `ports` before its own, of which `target` is wanted."""
+    others = "".join(f"127.0.0.1:{port}," for port in ports)
+    return dsn.replace("@", f"@{others}") + f"?target_session_attrs={target}"
+
+
+def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    standby: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    ports = free_port(), standby.config.port  # nobody listens at the first
+    database, gap_database = "CHAINCTL_DATABASE", "CHAINCTL_GAP_DATABASE"
+    settings = {
+        **module_settings,
+        database: several_hosts(module_settings[database], "read-write", *ports),
+        # That role is read-only by default: no server is read-write for it.
+        gap_database: several_hosts(module_settings[gap_database], "primary", *ports),
+    }
+    more, journal = tmp_path / "more.csv", tmp_path / "j.jsonl"
+    more.write_text("n\n" + "1\n" * EXTRA)
+    for arguments in (
+        ["sequence", "--input", more],
+        ["receive", "--output", journal, "--name", "matching"],
+        ["verify", "--local", "--source", "database"],
+        ["status"],
+    ):
+        done = call(*arguments, "--chain", filled, settings=settings)
+        assert done.code == 0, done
+    assert len(journal.read_text().splitlines()) == ROWS + EXTRA
+    own = urlsplit(module_settings[database]).port
+    without = {**settings, database: settings[database].replace(f",127.0.0.1:{own}/", "/")}
+    done = call("status", "--chain", filled, settings=without)
+    assert done.code == 3, done
+    assert "not read-write now" in done.err
+
+
+def test_address_of_several_hosts_may_ask_for_a_standby(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    standby: PostgresServer,
+    database_name: str,
+    tmp_path: Path,
+) -> None:
+    pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
+    more = tmp_path / "more.csv"
+    more.write_text("n\n" + "1\n" * EXTRA)
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    ports = free_port(), standby.config.port
+    for target, rows in (("standby", ROWS), ("primary", ROWS + EXTRA)):
+        settings = {
+            **module_settings,
+            "CHAINCTL_AUDIT_DATABASE": several_hosts(
+                module_settings["CHAINCTL_DATABASE"], target, *ports
+            ),
+        }
+        done = call(
+            "verify", "--local", "--source", "database", "--chain", filled, "--json",
+            settings=settings,
+        )  # fmt: skip
+        assert done.code == 0, done
+        assert json.loads(done.out)["sources"][0]["rows"] == rows

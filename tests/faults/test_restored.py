@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000
 CHAIN_ID = 1
-DEFAULT_SKIP = SequencerConfig(chain_id=1, database="d", kafka="k:1").takeover_skip_ids
+DEFAULT_SKIP = SequencerConfig(chain_id=1, database="postgresql://d", kafka="k:1").takeover_skip_ids
 PATIENT = {"lease_seconds": 30.0, "commit_seconds": 20.0, "takeover_skip_ids": DEFAULT_SKIP}
 """For a machine under load: the leader waits for a part of its lease for the topic's end."""
 

@@ -22,7 +22,7 @@ _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items(
 
 
 class MemoryReadConnection:
-    """Stands in for `gapfill.connection.ReadConnection`: one statement at a time."""
+    """Stands in for the reader's `orderchain.clients.session.Session`: one statement at a time."""
 
     def __init__(self, see: Callable[[], MemoryChain], *, is_standby: bool, wire: Wire) -> None:
         self._see = see

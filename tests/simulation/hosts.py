@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from orderchain.errors import (
@@ -159,7 +160,9 @@ class SequencerHost(Host):
             kafka="simulated:1", topic=TOPIC, batch_rows=5, stop_seconds=INTAKE_STOP_SECONDS
         )
         source = WiredRecordSource(self.world.orders.topic, self.world.broker_wire())
-        feeding = asyncio.ensure_future(TopicIntake(config, sequencer, source=source).run())
+        feeding = asyncio.ensure_future(
+            TopicIntake(config, sequencer, source=source, random=self._random()).run()
+        )
         try:
             await asyncio.wait([feeding, until_stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -168,6 +171,10 @@ class SequencerHost(Host):
         if not feeding.cancelled():
             feeding.result()
 
+    def _random(self) -> Random:
+        """The jitter of one process: the same in each run of a seed, and none of another's."""
+        return Random(f"{self.world.plan.seed} {self.process.name}")
+
     def _open(self) -> Sequencer:
         world, plan = self.world, self.world.plan
         database = world.database
@@ -175,7 +182,7 @@ class SequencerHost(Host):
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
         config = SequencerConfig(
             chain_id=CHAIN_ID,
-            database="simulated",
+            database="postgresql://simulated",
             kafka="simulated:1",
             name=self.process.name,
             standby=True,
@@ -204,4 +211,5 @@ class SequencerHost(Host):
             lease=WiredLease(database, CHAIN_ID, lease_wire),
             sink=WiredFrameSink(world.log, world.broker_wire()),
             clock=self.clock,
+            random=self._random(),
         )

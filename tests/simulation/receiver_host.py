@@ -171,7 +171,7 @@ class ReceiverHost(Host):
     def _reader(self, *, is_standby: bool) -> GapReader:
         world = self.world
         config = GapReaderConfig(
-            database="simulated", chain_id=CHAIN_ID, page_rows=world.plan.page_rows
+            database="postgresql://simulated", chain_id=CHAIN_ID, page_rows=world.plan.page_rows
         )
         reader = GapReader(config)
         reader._connection = MemoryReadConnection(  # type: ignore[assignment]

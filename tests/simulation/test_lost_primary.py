@@ -36,7 +36,9 @@ SEEDS = 150
 NOTICED_SECONDS = 15.0
 """A take-over, new rows, and the longest time that a receiver looks at nothing."""
 
-DEFAULTS = SequencerConfig(chain_id=CHAIN_ID, database="simulated", kafka="simulated:1")
+DEFAULTS = SequencerConfig(
+    chain_id=CHAIN_ID, database="postgresql://simulated", kafka="simulated:1"
+)
 
 pytestmark = pytest.mark.simulation
 

@@ -13,7 +13,10 @@ from confluent_kafka import Producer
 
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.follow import Follower
+from chain_verifier.local.verify import verify_locally
 from chain_verifier.verify import verify
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
 from orderchain.clients.jdbc import jdbc_address
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_options import (
@@ -178,3 +181,42 @@ def test_spark_reads_a_database_by_tls_as_asyncpg_does(
             ) as refused:  # Java's own
                 ask(spark, wrong, is_tls)
             assert "for-trade" not in str(refused.value)
+
+
+def test_database_is_verified_by_tls_in_both_modes_however_that_is_said(
+    spark: SparkSession, server_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _secured(server_folder) as secured:
+        secured.make_database("orders")
+        asyncio.run(store(secured.server.dsn(SUPERUSER, "orders"), ROWS))
+        given = {"sslmode": "verify-full", "sslrootcert": str(secured.authority.path)}
+        url = secured.url("orders", password="for-trade", **given)
+        reached = [
+            secured.right(dbname="orders"),
+            secured.certified(secured.authority.client(CERTIFIED), dbname="orders"),
+            url,
+            # Nobody listens at the first, and the second one must be asked for its certificate.
+            url.replace(f"{HOST}:", f"{HOST}:{free_port()},{HOST}:", 1)
+            + "&target_session_attrs=read-write",
+        ]
+        for database in reached:
+            _require_clean(spark, database)
+        for name, value in secured.environment.items():
+            monkeypatch.setenv(name, value)
+        _require_clean(spark, secured.url("orders"))
+        # The environment counts for Spark as for asyncpg.
+        monkeypatch.setenv("PGSSLROOTCERT", str(Authority(server_folder, "other").path))
+        request = _request(secured.url("orders"))
+        for refused in (lambda: verify(request, spark), lambda: verify_locally(request)):
+            with pytest.raises(ConnectError, match=r"certificat|SSL"):
+                refused()
+
+
+def _request(database: str | DatabaseConfig) -> VerifyRequest:
+    return VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(database=database),))
+
+
+def _require_clean(spark: SparkSession, database: str | DatabaseConfig) -> None:
+    for report in (verify(_request(database), spark), verify_locally(_request(database))):
+        assert report.is_clean, report.findings
+        assert report.sources[0].rows == len(ROWS)

@@ -175,6 +175,15 @@ async def test_missing_database_is_named(secured: SecuredPostgres) -> None:
     assert "a database that exists" in await refused(secured.right(dbname="none"))
 
 
+async def test_login_that_may_not_connect_to_the_database_is_named(
+    secured: SecuredPostgres,
+) -> None:
+    secured.server.execute("CREATE DATABASE closed")
+    secured.server.execute("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+    said = await refused(secured.right(dbname="closed"))
+    assert f"a login that may connect to this database (login {TRADER}: permission denied" in said
+
+
 async def test_closed_port_and_unknown_host_are_named(secured: SecuredPostgres) -> None:
     port = free_port()
     assert f"listens at localhost:{port}" in await refused(secured.right(port=port))
@@ -315,7 +324,7 @@ async def test_host_elsewhere_below_verify_full_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = DatabaseConfig(host="no-such-host.invalid", user="trader")
-    with caplog.at_level(logging.WARNING, logger="orderchain.clients.postgres"):
+    with caplog.at_level(logging.WARNING, logger="orderchain.clients.database_config"):
         await refused(config)
         await refused(config)
     (record,) = caplog.records

@@ -222,7 +222,9 @@ async def test_receiver_cannot_write(
     secured_kafka.make_topic(topic)
     _, reader = configs(secured_kafka, "login")
     sink = KafkaFrameSink(
-        SequencerConfig(chain_id=1, database="unused", kafka=reader, publish_seconds=SECONDS)
+        SequencerConfig(
+            chain_id=1, database="postgresql://unused", kafka=reader, publish_seconds=SECONDS
+        )
     )
     await sink.start(topic, 0)  # to look is allowed
     with pytest.raises(RetryError) as refused:
@@ -246,7 +248,10 @@ async def test_receiver_without_a_right_to_its_topic_says_so(secured_kafka: Secu
 
 async def test_consumer_without_a_right_to_its_group_says_so(secured_kafka: SecuredKafka) -> None:
     config = ConsumerConfig(
-        name="other", topics=(TOPIC,), kafka=secured_kafka.login(RECEIVER), database="unused"
+        name="other",
+        topics=(TOPIC,),
+        kafka=secured_kafka.login(RECEIVER),
+        database="postgresql://unused",
     )
     with pytest.raises(ConnectError, match=r"may commit as group other \(ACL\)"):
         await move_start(config, StartAt(position=StartFrom.END))
@@ -260,8 +265,10 @@ async def test_plaintext_client_is_asked_for_tls_or_a_login(
     secured_kafka: SecuredKafka, part: str
 ) -> None:
     kafka = secured_kafka.at("LOGIN")
-    sequencer = SequencerConfig(chain_id=1, database="unused", kafka=kafka)
-    consumer = ConsumerConfig(name="c", topics=(TOPIC,), kafka=kafka, database="unused")
+    sequencer = SequencerConfig(chain_id=1, database="postgresql://unused", kafka=kafka)
+    consumer = ConsumerConfig(
+        name="c", topics=(TOPIC,), kafka=kafka, database="postgresql://unused"
+    )
     parts: dict[str, Callable[[], Awaitable[object]]] = {
         "sequencer": lambda: KafkaFrameSink(sequencer).start(TOPIC, 0),
         "receiver": KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=TOPIC)).start,

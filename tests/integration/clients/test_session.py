@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, connect
-from orderchain.clients.session import Connections, Session, SessionConfig
+from orderchain.clients.postgres import DRIVER_ERRORS, PoolerFound, close_connection, connect
+from orderchain.clients.session import Connections, Session, SessionConfig, connected
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -40,7 +42,7 @@ def config_of(empty_database: str, watcher: Connection) -> Callable[..., Session
             **{
                 "database": DatabaseConfig.of(empty_database),
                 "application_name": "session",
-                "role_that": "may do this",
+                "role": "auditor",
                 "connect_seconds": SECONDS,
                 "statement_seconds": SECONDS,
                 **given,
@@ -148,7 +150,8 @@ async def test_cancelled_caller_leaves_a_session_that_works(
         ("SELECT * FROM missing", SchemaError, "chainctl schema apply"),
         ("INSERT INTO orders VALUES (-1)", OrderchainError, "refused the statement"),
         ("SELECT 1 / 0", OrderchainError, "division by zero"),
-        ("SET TRANSACTION READ ONLY; INSERT INTO orders VALUES (1)", ConnectError, "may do this"),
+        ("SET TRANSACTION READ ONLY; INSERT INTO orders VALUES (1)", RetryError, "read-only"),
+        ("SET ROLE pg_monitor; TABLE orders", ConnectError, "is a member of auditor"),
     ],
 )
 async def test_what_the_server_says_becomes_an_error_of_ours(
@@ -253,6 +256,71 @@ async def test_session_gives_up_when_there_is_no_connection_for_long(scarce: Any
         await pid_of(holder)
         with pytest.raises(RetryError, match="not ready"):
             await pid_of(session)
+
+
+async def test_call_ends_within_its_own_deadline_however_long_the_parts_may_take() -> None:
+    async with silent_server() as port:
+        database = DatabaseConfig(host="127.0.0.1", port=port)
+        config = SessionConfig(
+            database=database,
+            application_name="session",
+            role="auditor",
+            connect_seconds=600.0,
+            call_seconds=0.2,
+        )
+        async with opened(config) as session:
+            with pytest.raises(RetryError, match="no answer in time"):
+                await session.fetch(PID)
+
+
+async def _refuse_parameters(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    (length,) = struct.unpack("!i", await reader.readexactly(4))
+    await reader.readexactly(length - 4)
+    fields = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
+    writer.write(b"E" + struct.pack("!i", len(fields) + 4) + fields)
+    await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize("pooler", ["ignored", "refused", "read through"])
+async def test_pooler_that_refuses_whatever_it_is_asked_is_named(pooler: Any) -> None:
+    server = await asyncio.start_server(_refuse_parameters, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        database = DatabaseConfig(host="127.0.0.1", port=port, sslmode="disable")
+        config = SessionConfig(
+            database=database, application_name="session", role="auditor", pooler=pooler
+        )
+        async with opened(config) as session, asyncio.timeout(SECONDS):
+            with pytest.raises(PoolerFound, match="goes through a pooler, unsupported startup"):
+                await session.fetch(PID)
+
+
+# -- one connection for what is done once --------------------------------------------------------
+
+
+async def test_connection_that_is_held_names_a_server_that_is_not_to_be_written_to(
+    config_of: Any, watcher: Connection
+) -> None:
+    database = config_of().database
+    settings = {"default_transaction_read_only": "on"}
+    with pytest.raises(ConnectError, match=r"may write \(on the primary\)") as found:
+        async with connected(config_of(settings=settings)) as connection:
+            await connection.execute("INSERT INTO orders VALUES (1)")
+    assert f"(login {database.login}: cannot execute INSERT in a read-only" in str(found.value)
+    await until_open(watcher, 0)
+
+
+async def test_connection_that_is_held_has_a_deadline_for_each_statement(config_of: Any) -> None:
+    with pytest.raises(RetryError, match="no answer in time"):
+        async with connected(config_of(statement_seconds=0.2)) as connection:
+            await connection.execute("SELECT pg_sleep(600)")
+
+
+async def test_error_of_a_file_beside_a_connection_is_none_of_the_databases(config_of: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        async with connected(config_of()):
+            raise FileNotFoundError("ours")
 
 
 # -- connections that are taken ------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from gapfill.connection import SESSION_SETTINGS
+from gapfill.reader import SESSION_SETTINGS
 from orderchain.mark import TERMS_MAX
 from orderchain.sql import load_sql
 

@@ -15,9 +15,9 @@ import pytest
 from orderchain.clock import SystemClock
 from orderchain.errors import ClockError, ConnectError, SchemaError
 from sequencer import open_sequencer
-from sequencer.connecting import SideConnection
 from sequencer.leader_session import LeaderSession
 from sequencer.lease import PostgresLease
+from sequencer.sessions import side_session
 from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ async def test_connections_beside_the_leader_pin_the_same(make_chain: MakeChain)
     chain = await make_chain()
     expected = await make_unfit(chain)
     expected["synchronous_commit"] = "off"
-    side = SideConnection(chain.config, "lease", synchronous_commit="off")
-    assert await side.run("look", lambda one: settings_of(one, set(expected))) == expected
+    side = side_session(chain.config, "lease", synchronous_commit="off")
+    assert await side.run(lambda one: settings_of(one, set(expected))) == expected
     await side.close()
 
 

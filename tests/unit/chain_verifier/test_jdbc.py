@@ -1,73 +1,60 @@
+"""The address by which Spark reaches a database says what asyncpg is given, and has deadlines."""
+
 from __future__ import annotations
+
+import logging
 
 import pytest
 
-from chain_verifier.jdbc import jdbc_address
+from chain_verifier.jdbc import chain_address
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import SettingError
 
 
-def test_jdbc_with_a_plain_url_splits_it() -> None:
-    address = jdbc_address("postgresql://auditor:s%40c%2Fret%25@db.example:6432/orders")
+def test_address_has_deadlines_and_no_secret_in_its_texts() -> None:
+    address = chain_address("postgresql://auditor:s%40c%2Fret%25@db.example:6432/orders")
     assert address.url == "jdbc:postgresql://db.example:6432/orders"
-    assert address.properties["user"] == "auditor"
     assert address.properties["password"] == "s@c/ret%"
+    assert "s@c" not in repr(address)
+    assert address.properties["driver"] == "org.postgresql.Driver"
+    for name in ("connectTimeout", "loginTimeout", "socketTimeout"):
+        assert int(address.properties[name]) > 0
 
 
-def test_jdbc_with_a_password_never_shows_it() -> None:
-    address = jdbc_address("postgresql://auditor:sesame@h/orders?password=sesame2")
-    assert "sesame" not in repr(address)
-    assert "sesame" not in address.url
+def test_settings_of_the_config_come_before_the_defaults() -> None:
+    config = DatabaseConfig(host="h", user="u", connect_timeout=3, application_name="ours")
+    properties = chain_address(config).properties
+    assert properties["connectTimeout"] == "3"
+    assert properties["ApplicationName"] == "ours"
+    assert properties["sslmode"] == "require"
 
 
-@pytest.mark.parametrize(
-    ("dsn", "url"),
-    [
-        ("postgresql://u@h/d", "jdbc:postgresql://h/d"),
-        ("postgres://u@h/d", "jdbc:postgresql://h/d"),
-        ("postgresql://u@h", "jdbc:postgresql://h/u"),
-        ("postgresql://u@/d", "jdbc:postgresql://localhost/d"),
-        ("postgresql:///d?host=h&port=1&user=u", "jdbc:postgresql://h:1/d"),
-        ("postgresql://u@[::1]:5433/d", "jdbc:postgresql://[::1]:5433/d"),
-        ("postgresql://u@a:1,b:2/d", "jdbc:postgresql://a:1,b:2/d"),
-        ("postgresql://u@h/a%20%2F%3Fb", "jdbc:postgresql://h/a%20%2F%3Fb"),
-        ("postgresql://u@h?dbname=d", "jdbc:postgresql://h/d"),
-    ],
-)
-def test_jdbc_with_libpq_forms_gives_the_same_server(dsn: str, url: str) -> None:
-    assert jdbc_address(dsn).url == url
+def test_environment_of_libpq_is_asked_of_spark_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSSLMODE", "verify-full")
+    monkeypatch.setenv("PGSSLROOTCERT", "system")
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "standby")
+    properties = chain_address("host=a,b port=1,2 user=u").properties
+    assert properties["sslmode"] == "verify-full"
+    assert properties["targetServerType"] == "secondary"
+    monkeypatch.delenv("PGSSLROOTCERT")
+    with pytest.raises(SettingError, match="sslrootcert"):
+        chain_address("host=a user=u")
 
 
-def test_jdbc_with_options_gives_them_under_jdbcs_names() -> None:
-    address = jdbc_address(
-        "postgresql://u@h/d?sslmode=verify-full&connect_timeout=3"
-        "&target_session_attrs=read-only&options=-c%20statement_timeout%3D0"
-    )
-    assert address.properties["sslmode"] == "verify-full"
-    assert address.properties["connectTimeout"] == "3"
-    assert address.properties["targetServerType"] == "secondary"
-    assert address.properties["options"] == "-c statement_timeout=0"
+def test_host_where_another_one_may_pose_as_the_server_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="orderchain.clients.database_config"):
+        chain_address("postgresql://u@no-such-auditor.example/d")
+        chain_address("postgresql://u@no-such-auditor.example/d")
+        chain_address("postgresql://u@localhost/d")
+    (record,) = caplog.records
+    assert "use sslmode=verify-full" in record.getMessage()
 
 
-def test_jdbc_without_options_still_has_deadlines() -> None:
-    properties = jdbc_address("postgresql://u@h/d").properties
-    assert int(properties["connectTimeout"]) > 0
-    assert int(properties["socketTimeout"]) > 0
-
-
-@pytest.mark.parametrize(
-    "dsn",
-    [
-        "",
-        "host=h dbname=d password=sesame",
-        "mysql://u:sesame@h/d",
-        "postgresql://u:sesame@[h/d",
-        "postgresql://u:sesame@/d?host=/var/run/postgresql",
-        "postgresql://u:sesame@%2Fvar%2Frun/d",
-        "postgresql://u:sesame@h/d?krbsrvname=x",
-        "postgresql://u:sesame@h/d?target_session_attrs=odd",
-    ],
-)
-def test_jdbc_with_what_it_cannot_reach_is_refused_without_the_password(dsn: str) -> None:
+@pytest.mark.parametrize("database", ["", "mysql://u:sesame@h/d",
+                                      "postgresql://u:sesame@%2Fvar%2Frun/d"])  # fmt: skip
+def test_what_cannot_be_reached_is_refused_without_the_password(database: str) -> None:
     with pytest.raises(SettingError) as refused:
-        jdbc_address(dsn)
+        chain_address(database)
     assert "sesame" not in str(refused.value)

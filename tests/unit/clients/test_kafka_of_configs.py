@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KINDS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (SequencerConfig, {"chain_id": 1, "database": "d"}),
+    (SequencerConfig, {"chain_id": 1, "database": "postgresql://d"}),
     (TopicIntakeConfig, {"topic": "t"}),
     (KafkaSourceConfig, {"topic": "t"}),
-    (RelayConfig, {"database": "d"}),
-    (ConsumerConfig, {"name": "c", "topics": ("t",), "database": "d"}),
-    (CallbackConfig, {"database": "d", "check_topic": "c", "confirm_topics": ("t",)}),
+    (RelayConfig, {"database": "postgresql://d"}),
+    (ConsumerConfig, {"name": "c", "topics": ("t",), "database": "postgresql://d"}),
+    (CallbackConfig, {"database": "postgresql://d", "check_topic": "c", "confirm_topics": ("t",)}),
     (TopicSource, {}),
 ]
 SECRET = "open sesame"

@@ -61,7 +61,9 @@ class Server7:
         runs: list[Run] = []
 
         async def work() -> Exception | None:
-            reader = GapReader(GapReaderConfig(database="none", chain_id=7, page_rows=3))
+            reader = GapReader(
+                GapReaderConfig(database="postgresql://none", chain_id=7, page_rows=3)
+            )
             reader._connection = self.connection  # type: ignore[assignment]
             try:
                 async with aclosing(reader.runs(self.after, self.until_id)) as found:  # type: ignore[type-var]

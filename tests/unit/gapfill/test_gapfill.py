@@ -14,7 +14,7 @@ from orderchain.errors import RowsMissing
 from tests.unit.matcher_receiver.chains import Chain, make_chain
 
 if TYPE_CHECKING:
-    from gapfill.connection import ReadConnection
+    from orderchain.clients.session import Session
 
 
 class BatchRows:
@@ -32,7 +32,7 @@ class BatchRows:
 
 
 def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
-    return BatchMarks(cast("ReadConnection", rows), chain.chain_id, chain.mark(0))
+    return BatchMarks(cast("Session", rows), chain.chain_id, chain.mark(0))
 
 
 def test_public_names_are_these() -> None:

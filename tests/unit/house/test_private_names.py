@@ -54,7 +54,7 @@ class Private:
 PRIVATE: Final = {
     # The other end of the connection while commits are pipelined.
     "_protocol": Private(
-        {"sequencer/pipeline.py", "orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka_client.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_protocol")
             and hasattr(asyncpg.protocol.Protocol, "connection_lost")
@@ -62,7 +62,7 @@ PRIVATE: Final = {
         ),
     ),
     "_transport": Private(
-        {"sequencer/pipeline.py", "orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka_client.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_transport")
             and "_transport" in names_in(asyncio.StreamReaderProtocol.__init__)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from random import Random
-
 import msgspec
 import pytest
 
 from matcher_receiver import CheckpointConfig, KafkaSourceConfig, ReceiverConfig
-from matcher_receiver.backoff import FIRST_SECONDS, Backoff
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import SettingError
 
 
@@ -34,11 +32,12 @@ def test_settings_out_of_bounds_are_refused(kind: type, fields: dict[str, object
         msgspec.convert(fields, kind)
 
 
-def test_backoff_grows_to_its_bound_and_begins_anew_after_a_success() -> None:
-    backoff = Backoff(2.0, Random(1))
-    pauses = [backoff.next_seconds() for _ in range(200)]
-    assert FIRST_SECONDS / 2 <= pauses[0] <= FIRST_SECONDS
-    assert all(1.0 <= pause <= 2.0 for pause in pauses[10:])
-    assert len(set(pauses[10:])) > 100  # jittered
-    backoff.reset()
-    assert backoff.next_seconds() <= FIRST_SECONDS
+def test_settings_of_a_database_are_kept_and_bad_ones_refused_with_their_field() -> None:
+    standby = DatabaseConfig(host="standby", user="reader")
+    config = ReceiverConfig(
+        chain_id=7, database="host=db user=r", gap_databases=(standby, "postgresql://r@db/x")
+    )
+    assert config.gap_databases[0] is standby
+    for given in ({"database": "db"}, {"gap_databases": ("postgresql://r@db/x", "db")}):
+        with pytest.raises(SettingError, match="database was"):
+            ReceiverConfig(chain_id=7, **given)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver, ReceiverConfig
-from matcher_receiver.connection import WriteConnection
 from matcher_receiver.gap_recorder import GapRecorder
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import ConnectError, PrimaryBehind, RetryError, SettingError
 from orderchain.gap import Gap
 from orderchain.mark import Mark
@@ -134,7 +135,7 @@ class Answers:
         self.left = deque(answers)
         answer = self
 
-        async def fetch(self: WriteConnection, statement: str, *values: object) -> Sequence[Any]:
+        async def fetch(self: Session, statement: str, *values: object) -> Sequence[Any]:
             del self, statement
             answer.asked.append(values)
             await asyncio.sleep(0.01)
@@ -143,7 +144,7 @@ class Answers:
                 raise found
             return found  # type: ignore[return-value]
 
-        monkeypatch.setattr(WriteConnection, "fetch", fetch)
+        monkeypatch.setattr(Session, "fetch", fetch)
 
 
 def place(row_id: int) -> Mark:
@@ -215,7 +216,10 @@ def test_gap_ledger_with_the_database_away_is_written_once_it_is_back(
 
     @virtual
     async def story() -> None:
-        recorder = GapRecorder(CONFIG)
+        session = Session(
+            SessionConfig(database=DatabaseConfig(), application_name="ledger", role="none")
+        )
+        recorder = GapRecorder(CONFIG, session)
         recorder.record(
             Gap(chain_id=7, after_id=1, until_id=2, cause="frame", source="primary", rows=1,
                 found_at_ns=1, duration_ns=1)

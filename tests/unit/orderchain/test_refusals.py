@@ -16,9 +16,7 @@ from orderchain.errors import (
 )
 from orderchain.refusals import (
     connect_refusal,
-    is_too_many_connections,
     privilege_refusal,
-    read_only_refusal,
     schema_refusal,
     sqlstate_of,
     statement_refusal,
@@ -97,8 +95,6 @@ def test_schema_refusal_with_any_other_error_is_none(error: Exception) -> None:
 def test_sqlstate_is_the_servers_code_or_empty() -> None:
     assert sqlstate_of(asyncpg.UniqueViolationError("no")) == "23505"
     assert sqlstate_of(OSError()) == ""
-    assert is_too_many_connections(asyncpg.TooManyConnectionsError("full"))
-    assert not is_too_many_connections(OSError())
 
 
 @pytest.mark.parametrize(
@@ -146,11 +142,3 @@ def test_privilege_refusal_of_an_address_without_a_user_names_the_login_all_the_
 @pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("no"), OSError(), TimeoutError()])
 def test_privilege_refusal_of_any_other_error_is_none(error: Exception) -> None:
     assert privilege_refusal(error, DSN, "gap_reader") is None
-
-
-def test_read_only_refusal_names_the_login_and_what_is_needed() -> None:
-    error = asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT")
-    told = str(read_only_refusal(error, DSN, "auditor"))
-    assert "expected a login that may write (on the primary) and is a member of auditor" in told
-    assert "(login user: cannot execute INSERT)" in told
-    assert read_only_refusal(asyncpg.InsufficientPrivilegeError("no"), DSN, "auditor") is None

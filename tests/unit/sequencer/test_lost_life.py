@@ -39,7 +39,7 @@ from .builders import WALL_NS, make_orders, make_term
 if TYPE_CHECKING:
     from orderchain.batch import Term
 
-SKIP = Config(chain_id=1, database="d", kafka="k:1").takeover_skip_ids
+SKIP = Config(chain_id=1, database="postgresql://d", kafka="k:1").takeover_skip_ids
 HEAD = 5_000
 HEAD_US = WALL_NS // 1_000
 LOST_ORDERS = 2_000
@@ -169,7 +169,12 @@ class World:
         self.sink = MemoryFrameSink(self.log)
 
     def sequencer(self, **settings: Any) -> Sequencer:
-        fields = {"chain_id": 1, "database": "memory", "kafka": "memory:1", "recover_seconds": 5}
+        fields = {
+            "chain_id": 1,
+            "database": "postgresql://memory",
+            "kafka": "memory:1",
+            "recover_seconds": 5,
+        }
         return Sequencer(
             SequencerConfig(**(fields | settings)),  # type: ignore[arg-type]
             store=MemoryChainStore(self.database, 1),

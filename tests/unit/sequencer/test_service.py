@@ -54,7 +54,7 @@ class World:
         config = SequencerConfig(
             **{
                 "chain_id": 1,
-                "database": "memory",
+                "database": "postgresql://memory",
                 "kafka": "memory:1",
                 "heartbeat_seconds": 0.01,
                 "recover_seconds": 5,
@@ -215,7 +215,9 @@ async def test_start_while_a_leader_lives_is_refused_naming_it(world: World) -> 
     settings = {"lease_seconds": 0.1, "commit_seconds": 0.05}
     async with world.sequencer(name="first", **settings) as first:
         second = Sequencer(
-            SequencerConfig(chain_id=1, database="memory", kafka="memory:1", **settings),
+            SequencerConfig(
+                chain_id=1, database="postgresql://memory", kafka="memory:1", **settings
+            ),
             store=MemoryChainStore(world.database, 1),
             keys=MemoryKeyStore(world.database, 1),
             lease=MemoryLease(world.database, 1),

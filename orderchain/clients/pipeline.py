@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from sequencer.connecting import SyncWaitCancelled, is_sync_wait_cancelled
+from orderchain.clients.durability import SyncWaitCancelled, is_sync_wait_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from orderchain.clients.postgres import Connection
 
 _HEADER: Final = struct.Struct("!ci")
 _HEADER_BYTES: Final = _HEADER.size
@@ -39,7 +41,7 @@ class Pipeline(asyncio.Protocol):
     The driver, asyncpg 0.32, has no public call for any of this; contract tests hold it to it.
     """
 
-    def __init__(self, connection: asyncpg.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._driver: asyncio.Protocol = connection._protocol
         self._transport: asyncio.Transport = connection._transport
         self._answers: deque[asyncio.Future[None]] = deque()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.connecting import SyncWaitCancelled
-from sequencer.pipeline import Pipeline
+from orderchain.clients.durability import SyncWaitCancelled
+from orderchain.clients.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

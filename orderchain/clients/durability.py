@@ -1,0 +1,69 @@
+"""What a commit is worth: settings that are safe, and waits for a standby that were given up.
+
+A server without `fsync`, `full_page_writes` or `synchronous_commit` may lose what it has committed.
+One that waits for a standby may be told to wait no more, and then answers with success.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from orderchain.errors import DurabilityError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from orderchain.clients.postgres import Connection, LogMessage
+
+_SAFE: Final = {
+    "fsync": {"on"},
+    "full_page_writes": {"on"},
+    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
+}
+
+_SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
+"""Where the server says, by a mere warning (01000) in a language of its own, that it gave up a wait
+for a synchronous standby. Other warnings, as one of a trigger, or that the database must be
+vacuumed, say nothing of a commit."""
+
+
+class SyncWaitCancelled(ConnectionError):
+    """The server gave up the wait for a synchronous standby, and answered with success.
+
+    What was committed stands in this server alone, and may be lost with it. To be handled as an
+    answer that was lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the wait for a synchronous standby was cancelled")
+
+
+def check_durability(settings: Mapping[str, str]) -> None:
+    """Raise DurabilityError where a crash of the server may lose what was acknowledged.
+
+    Looks at those settings of a server that it knows and finds.
+    """
+    for setting, safe in _SAFE.items():
+        found = settings.get(setting)
+        if found is not None and found not in safe:
+            raise DurabilityError(setting, found, "on (or --unsafe-durability)")
+
+
+def is_sync_wait_cancelled(routine: str | None) -> bool:
+    """Say whether a warning with this `routine` (field R) is of a wait that was given up."""
+    return routine == _SYNC_WAIT_ROUTINE
+
+
+def listen_for_cancelled_waits(
+    connection: Connection, on_cancelled: Callable[[Connection], None]
+) -> None:
+    """Call `on_cancelled` at each wait of this connection for a standby that was given up.
+
+    It is called before the driver hands over the result that comes after the warning.
+    """
+
+    def heard(sender: Connection, message: LogMessage) -> None:
+        if is_sync_wait_cancelled(getattr(message, "server_source_function", None)):
+            on_cancelled(sender)
+
+    connection.add_log_listener(heard)
