@@ -1,8 +1,8 @@
-"""The byte image of rows, column by column: what COPY sends and what the seal covers are the same bytes.
+"""The byte image of rows, column by column: what COPY sends and the seal covers are the same bytes.
 
 The image of a column is what PostgreSQL's binary COPY sends for the elements of an array: each with
-its length before it, 4 bytes, integers of 8 bytes; all big-endian. With a length before every element
-the image is injective: two different columns never share one. One encoding serves both uses.
+its length before it, 4 bytes, integers of 8 bytes; all big-endian. With a length before each
+element the image is injective: two different columns never share one. One encoding serves both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 PAGE_ROWS_MAX: Final = 5_000
 """Rows of one page. A reader that wants one row has the arrays of its page detoasted: 5,000 rows of
-60 bytes cost it half a millisecond. Beyond it a page costs the writer no less per row (measured)."""
+60 bytes cost it half a millisecond. Beyond it, a page costs the writer no less per row."""
 
 PAGE_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of keys and payloads of one page, unless a single row has more: what a reader of one row must
-hold and the server must copy for it."""
+"""Bytes of keys and payloads of one page, unless a single row has more: what the server must copy
+for a reader of one row."""
 
 COLUMNS: Final = (
     "chain_id", "first_id", "last_id", "ids", "pids", "keys", "event_times_ns", "payloads",
@@ -49,7 +49,7 @@ _INT: Final = Packing(">iq")
 _INT_BYTES: Final = 8
 _INT_IMAGE_BYTES: Final = 12
 _SPREAD_MIN: Final = 64
-"""Integers from which laying bytes out costs less than packing each (measured: a sixth at 5,000)."""
+"""Integers from which laying bytes out costs less than packing each (a sixth of it at 5,000)."""
 
 _SIZES: Final = tuple(map(_SIZE.pack, range(2_048)))
 """Images of the lengths that nearly all keys and payloads have: a look-up costs half of packing."""
