@@ -24,7 +24,7 @@ from sequencer.topic_orders import (
 from sequencer.topic_reader import TopicReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from orderchain.batch import IntakeMark
@@ -168,6 +168,9 @@ class TopicIntake:
         if not self._marks:
             # One more than there are: nobody can take a partition away but with the topic.
             self._marks = await self._stored(range(len(bounds) + 1))
+            if self._is_ahead_of(bounds):
+                # The bounds are older than the marks: another leader may have taken records since.
+                bounds = await self._source.open()
         gone = self._marks.keys() - bounds.keys()
         if gone:
             mark = self._marks[min(gone)]
@@ -190,6 +193,13 @@ class TopicIntake:
         }
         await self._source.seek(offsets)
         await self._store_first(new)
+
+    def _is_ahead_of(self, bounds: Mapping[int, tuple[int, int]]) -> bool:
+        """Whether a mark tells of records that are not within `bounds`."""
+        return any(
+            partition not in bounds or mark.position > bounds[partition][1]
+            for partition, mark in self._marks.items()
+        )
 
     async def _stored(self, partitions: Sequence[int]) -> dict[int, IntakeMark]:
         """Return how far the topic was taken into the chain, by every leader before."""

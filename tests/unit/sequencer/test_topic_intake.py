@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orderchain.batch import IntakeMark
 from orderchain.errors import (
     BrokerAway,
     ConnectError,
@@ -346,6 +347,37 @@ async def test_topic_that_lost_what_comes_next_stops_the_intake_and_skips_nothin
             await asyncio.wait_for(running, DEADLINE_SECONDS)
     assert feed.keys() == [f"k{number}" for number in range(5)]
     assert feed.positions()[0] == 5
+
+
+class SlowSource(MemoryRecordSource):
+    """Says what the bounds were before another leader took all that the topic holds."""
+
+    def __init__(self, topic: MemoryTopic, take: Callable[[], None]) -> None:
+        super().__init__(topic)
+        self._take = take
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        bounds = await super().open()
+        self._take()
+        return bounds
+
+
+async def test_bounds_that_are_older_than_the_marks_are_no_loss(feed: Feed) -> None:
+    """As of a process that was paused between the two."""
+
+    def take() -> None:
+        for partition in (1, 2):
+            if not feed.topic.end[partition]:
+                offset = feed.topic.add(partition, f"k{partition}".encode(), b"x")
+                source = f"topic:orders:{partition}"
+                feed.world.chain.intake[source] = IntakeMark(
+                    source=source, position=offset + 1, digest=b""
+                )
+
+    feed.source = SlowSource(feed.topic, take)
+    async with feed.running():
+        feed.topic.add(0, b"mine", b"x")
+        await until(lambda: feed.keys() == ["mine"])
 
 
 async def test_intake_of_a_leader_that_was_replaced_ends_with_it_and_takes_nothing(
