@@ -17,6 +17,7 @@ import asyncpg
 
 from orderchain.errors import SettingError
 from orderchain.simulation.process import current_process
+from outbox.connections import rolled_back
 from outbox.testing.standing_still import alive
 
 if TYPE_CHECKING:
@@ -203,6 +204,9 @@ class MemoryConnection:
         self.process = current_process()
         self.at_commit: Callable[[str], Awaitable[None]] | None = None
         """Told BEFORE_COMMIT and AFTER_COMMIT of a whole transaction: the process may end there."""
+        self.tells_rollback = False
+        """Whether the commit of a broken transaction raises, as a consumer's own connection has it.
+        A plain one of asyncpg's does not."""
         self.loses_answer = False
         """Whether the next commit takes place and its answer is lost."""
         self._database = database
@@ -316,6 +320,9 @@ class MemoryConnection:
     async def commit(self) -> None:
         """Commit the transaction."""
         await self._trip()
+        if self.tells_rollback and self._transaction is not None and self._transaction.is_broken:
+            await self.roll_back(None)
+            raise rolled_back()
         if self.at_commit is not None:
             await self.at_commit(BEFORE_COMMIT)
         transaction, self._transaction = self._transaction, None

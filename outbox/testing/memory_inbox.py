@@ -77,7 +77,9 @@ class MemoryConnections(Connections):
     async def take(self) -> Connection:
         """See `Connections.take`."""
         await self._database.trip()
-        return cast("Connection", self._database.connect())
+        connection = self._database.connect()
+        connection.tells_rollback = True
+        return cast("Connection", connection)
 
     async def check_durability(self, connection: Connection) -> None:
         """Nothing here is lost."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
+    from outbox.check_back import CheckRules
     from outbox.consumer import Consumer
     from outbox.dead_letter import DeadLetter
     from outbox.destination import Destination
@@ -164,12 +165,14 @@ class MemoryOutbox:
 
         return MemoryMessageClient(sender, self._database, self._relay, self._faults)
 
-    def on_check(self, sender: str, ask: Ask) -> None:
+    def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
         """Have `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
         It returns an `outbox.check_back.Answer` for each id, as `outbox.decision.check_decisions`
         does; those that it leaves out were not answered. An OrderchainError is no answer either.
+        `rules` are those of all senders; by default the real ones.
         """
+        self._relay.rules = rules or self._relay.rules
         self._relay.on_check(sender, ask)
 
     # -- the consumer ------------------------------------------------------------------------------

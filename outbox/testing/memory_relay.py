@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import msgspec
 
 from orderchain.errors import OrderchainError
 from orderchain.simulation.virtual_loop import virtual_clock
+from outbox.adding import add
 from outbox.check_back import Answer, CheckRules, after_check
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.headers import common_headers, record_headers
@@ -111,17 +112,10 @@ class MemoryRelay:
 
     async def add_one(self, connection: MemoryConnection, *fields: Any) -> list[tuple[UUID]]:  # noqa: ANN401
         """Do what the function `outbox_add` does."""
-        from outbox.adding import add
-
-        destination, payload, key, headers, message_id = (*fields, *[None] * (5 - len(fields)))
+        key, headers, message_id = [*fields[2:], None, None, None][:3]
         own = msgspec.json.decode(headers) if isinstance(headers, str) else headers
         stored = await add(
-            connection,
-            destination,
-            payload,
-            key=key,
-            headers=own,
-            message_id=message_id,
+            cast("Any", connection), *fields[:2], key=key, headers=own, message_id=message_id
         )
         return [(stored,)]
 
