@@ -57,12 +57,13 @@ class CrashPlan:
             self._next_await += 1
             # A handler with fewer awaits reaches its commit: then all of them have been tried.
             return Point(awaits=self._next_await - 1, commit=BEFORE_COMMIT)
-        if awkward.at_each_await and self._owes_after_commit:
-            self._owes_after_commit = False
-            return Point(commit=AFTER_COMMIT)
         new = [each.message_id for each in deliveries if each.message_id not in self._cut_off]
         if new and len(self._cut_off) < awkward.cut_off:
             return Point(commit=BEFORE_COMMIT)
+        # Behind those: what has committed is not handled in vain any more.
+        if awkward.at_each_await and self._owes_after_commit:
+            self._owes_after_commit = False
+            return Point(commit=AFTER_COMMIT)
         if self._faults.happens("killed"):
             drawn = random.randint(0, DRAWN_AWAITS)
             return Point(awaits=drawn, commit=random.choice((BEFORE_COMMIT, AFTER_COMMIT)))

@@ -73,11 +73,15 @@ class MemoryBroker:
         log = self.log((topic, number))
         record = MemoryRecord(topic, number, len(log), time_ms, key, value, tuple(headers))
         log.append(record)
+        self.wake()
+        return record
+
+    def wake(self) -> None:
+        """Have all look who wait for an arrival."""
         arrived, self._arrived = self._arrived, []
         for waiter in arrived:
             if not waiter.done():
                 waiter.set_result(None)
-        return record
 
     def log(self, place: Partition) -> list[MemoryRecord]:
         """Return the records of a partition."""

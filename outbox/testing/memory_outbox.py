@@ -48,7 +48,10 @@ _T = TypeVar("_T")
 WORK_SECONDS: Final = 86_400.0
 """A virtual day: above the 4 h 45 min of the default retries, and the sender's tries after them."""
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 10.0
+"""How often the consumer looks for what is due, where its config is ours: looks take real time."""
+
+LOOK_SECONDS: Final = 5.0
 """How often it is looked whether all is worked off. Virtual."""
 
 RESTART_SECONDS_MAX: Final = 2.0
@@ -185,7 +188,8 @@ class MemoryOutbox:
             raise SettingError("destinations", len(known), expected)
         given = {
             "name": known[0].deliveries[0] or "consumer", "topics": (known[0].topic,),
-            "kafka": "memory:9092", "database": "postgresql://memory/memory", **settings,
+            "kafka": "memory:9092", "database": "postgresql://memory/memory",
+            "retry_poll_seconds": POLL_SECONDS, "commit_seconds": POLL_SECONDS, **settings,
         }  # fmt: skip
         return ConsumerConfig(**given)
 
@@ -255,7 +259,10 @@ class MemoryOutbox:
         if self._loop.is_closed():
             return
         self._loop.set_exception_handler(lambda *_: None)  # nothing of it is anybody's any more
-        self._loop.run_until_complete(_end_all(self._dead))
+        if (
+            self._relaying is not None
+        ):  # else nothing was ever run, and in an async test nothing can
+            self._loop.run_until_complete(_end_all(self._dead))
         self._loop.close()
 
     # -- inside ------------------------------------------------------------------------------------

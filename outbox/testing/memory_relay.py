@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     """A sender's check endpoint."""
 
 ROUND_SECONDS_MAX: Final = 0.5
-"""Between two rounds of the relay. Virtual."""
+"""How late the relay is. Virtual."""
+
+IDLE_SECONDS: Final = 3_600.0
+"""Until it looks again where nothing is stored. What is stored wakes it."""
 
 
 @dataclass
@@ -82,11 +85,7 @@ class MemoryRelay:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left that it would do by itself."""
-        return not any(
-            row.status in SENDABLE or (row.status is Status.PREPARED and row.sender in self._asks)
-            for row in self.rows.values()
-            if not row.is_done
-        )
+        return not any(self._has_to_do(row) for row in self.rows.values())
 
     def on_check(self, sender: str, ask: Ask) -> None:
         """Have `ask` asked about the messages that `sender` has prepared and not decided."""
@@ -139,7 +138,12 @@ class MemoryRelay:
                 status = Status.INIT if check_at is None else Status.PREPARED
                 due = self._now() if check_at is None else check_at.timestamp()
                 rows[key] = Row(message, consumer, status, check_at is None, due, sender)
-        connection.required.add(lambda: self.rows.update(rows))
+
+        def appear() -> None:
+            self.rows.update(rows)
+            self._broker.wake()
+
+        connection.required.add(appear)
 
     # -- what a sender decides ---------------------------------------------------------------------
 
@@ -152,6 +156,7 @@ class MemoryRelay:
                 row.is_decided = True
                 row.next_send_at = self._now()
                 decided.add(row.message.message_id)
+        self._broker.wake()
         return len(decided)
 
     # -- rounds ------------------------------------------------------------------------------------
@@ -159,10 +164,21 @@ class MemoryRelay:
     async def run(self) -> None:
         """Take confirms in, check, send; for ever."""
         while True:
+            if (idle := self._idle_seconds()) > 0:
+                await self._broker.arrival(idle)
             await asyncio.sleep(self._faults.random.uniform(0.0, ROUND_SECONDS_MAX))
             self._take_confirms()
             await self._check()
             self._sweep()
+
+    def _idle_seconds(self) -> float:
+        """Return how long nothing falls due."""
+        ahead = (
+            row.next_send_at
+            for row in self.rows.values()
+            if self._has_to_do(row)
+        )
+        return min(ahead, default=self._now() + IDLE_SECONDS) - self._now()
 
     def _sweep(self) -> None:
         """Send what is due, in any order: several relays, and what the fast path has missed."""
@@ -273,6 +289,10 @@ class MemoryRelay:
             row.next_send_at = self._now() + outcome.again_seconds
 
     # -- shared ------------------------------------------------------------------------------------
+
+    def _has_to_do(self, row: Row) -> bool:
+        is_asked_about = row.status is Status.PREPARED and row.sender in self._asks
+        return not row.is_done and (row.status in SENDABLE or is_asked_about)
 
     def _rows_of(self, message_ids: Sequence[UUID]) -> list[Row]:
         wanted = set(message_ids)

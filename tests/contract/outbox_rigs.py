@@ -243,10 +243,10 @@ class RealRig:
         return RelayConfig(database=self._dsn, kafka=self._kafka, name=f"{self._name}-relay")
 
     def _config(self, settings: dict[str, Any]) -> ConsumerConfig:
+        topic = self.destination.topic
         return ConsumerConfig(**{
-            "name": self.destination.topic, "topics": (self.destination.topic,),
-            "kafka": self._kafka, "database": self._dsn, "retry_poll_seconds": 0.05, "busy_seconds": 0.05,
-            "commit_seconds": 0.1, **settings,
+            "name": topic, "topics": (topic,), "kafka": self._kafka, "database": self._dsn,
+            "retry_poll_seconds": 0.05, "busy_seconds": 0.05, "commit_seconds": 0.1, **settings,
         })  # fmt: skip
 
     def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None:
