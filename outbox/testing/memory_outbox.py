@@ -370,7 +370,10 @@ class _Host:
             await asyncio.sleep(self._outbox.restart_seconds())
             self._count += 1
             self._process = process = Process(f"{self._config.name} {self._count}")
-            self._task = process.run(self._main(process))
+            self._consumer = self._outbox.start_consumer(
+                self._config, self._rows, self._plan, partial(self._end, process)
+            )
+            self._task = process.run(self._main(self._consumer))
 
     async def stop(self) -> None:
         """End the process that lives, in order."""
@@ -382,10 +385,8 @@ class _Host:
         if not task.done():  # it was killed in its last step, or does not stop
             self._kill()
 
-    async def _main(self, process: Process) -> None:
-        kill = partial(self._end, process)
-        self._consumer = self._outbox.start_consumer(self._config, self._rows, self._plan, kill)
-        async with self._consumer as consumer:
+    async def _main(self, consumer: MemoryConsumer) -> None:
+        async with consumer:
             await self._serve(consumer)
 
     def _end(self, process: Process) -> None:

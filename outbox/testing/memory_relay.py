@@ -173,11 +173,7 @@ class MemoryRelay:
 
     def _idle_seconds(self) -> float:
         """Return how long nothing falls due."""
-        ahead = (
-            row.next_send_at
-            for row in self.rows.values()
-            if self._has_to_do(row)
-        )
+        ahead = (row.next_send_at for row in self.rows.values() if self._has_to_do(row))
         return min(ahead, default=self._now() + IDLE_SECONDS) - self._now()
 
     def _sweep(self) -> None:

@@ -229,7 +229,6 @@ def test_seed_of_the_environment_counts(
     outbox_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORDERCHAIN_OUTBOX_SEED", "4711")
-    outbox_project.makepyfile(
-        test_handlers="def test_seed(orderchain_outbox):\n    assert orderchain_outbox.seed == 4711\n"
-    )
+    test = "def test_seed(orderchain_outbox):\n    assert orderchain_outbox.seed == 4711\n"
+    outbox_project.makepyfile(test_handlers=test)
     run(outbox_project).assert_outcomes(passed=1)
