@@ -189,7 +189,7 @@ class MemoryOutbox:
         given = {
             "name": known[0].deliveries[0] or "consumer", "topics": (known[0].topic,),
             "kafka": "memory:9092", "database": "postgresql://memory/memory",
-            "retry_poll_seconds": POLL_SECONDS, "commit_seconds": POLL_SECONDS, **settings,
+            "retry_poll_seconds": POLL_SECONDS, **settings,
         }  # fmt: skip
         return ConsumerConfig(**given)
 

@@ -190,6 +190,16 @@ def test_several_at_once_have_one_effect_per_message_with_any_seed(outbox: Memor
     assert outbox.tables["effect"] == ONCE
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_message_is_skipped_where_nobody_sends_it_again_with_any_seed(seed: int) -> None:
+    """Without confirms only the committed offset says what a new process begins with."""
+    outbox = make_outbox(seed, confirm="none", consumers=())
+    add_all(outbox)
+    outbox.work_off(apply, outbox.config(commit_seconds=0.01, at_once=3))
+    assert outbox.tables["effect"] == ONCE
+    outbox.close()
+
+
 # -- crashes -------------------------------------------------------------------------------------
 
 
