@@ -41,7 +41,7 @@ class AckWriter:
         self._shared: list[Ack] = []
         self._finals: list[Ack] = []
         self._failures: list[tuple[UUID, UUID, str]] = []
-        self._releases: list[tuple[UUID, UUID]] = []
+        self._releases: list[tuple[UUID, UUID, str | None]] = []
         self._waiting = asyncio.Event()
         self._written = asyncio.Lock()
 
@@ -61,9 +61,9 @@ class AckWriter:
         self._failures += failures
         self._waiting.set()
 
-    def released(self, claims: Iterable[tuple[UUID, UUID]]) -> None:
+    def released(self, claims: Iterable[tuple[UUID, UUID]], reason: str | None = None) -> None:
         """Keep claims to be given back: message, token."""
-        self._releases += claims
+        self._releases += [(message_id, token, reason) for message_id, token in claims]
         self._waiting.set()
 
     def overtaken(self, message_ids: Iterable[UUID]) -> None:

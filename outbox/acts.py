@@ -31,6 +31,9 @@ _EXPECTED: Final[dict[str, tuple[int, ...]]] = {
     "resend": (int(Status.INIT), int(Status.CONFIRMED)),
 }
 
+SILENT_SECONDS: Final = 300.0
+"""As a relay's own setting by default."""
+
 _TEXT_CHARACTERS_MAX: Final = 1_000
 """Of a reason or an actor: a sentence for whoever reads it later, not a document."""
 
@@ -132,6 +135,28 @@ async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | 
     rows = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
     found = [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
     return sorted(found, key=lambda each: each[:2])
+
+
+async def troubles(
+    connection: Connection, silent_seconds: float = SILENT_SECONDS
+) -> dict[str, str]:
+    """Return what is wrong with destinations, by name; those that are all right are missing.
+
+    Topics that relays could not use in the last minutes, and consumers of which nothing is heard
+    for `silent_seconds` while messages wait for them for as long.
+    """
+    found: dict[str, list[str]] = {}
+    for name, topic, reason, consumer, seconds in await connection.fetch(
+        _SQL["troubles"], silent_seconds
+    ):
+        wrong = found.setdefault(name, [])
+        if topic is not None:
+            wrong.append(f"topic {topic} {reason}")
+        elif seconds is None:
+            wrong.append(f"nothing was ever heard of consumer {consumer}")
+        else:
+            wrong.append(f"nothing was heard of consumer {consumer} for {seconds:.0f} s")
+    return {name: "; ".join(wrong) for name, wrong in found.items()}
 
 
 async def look(

@@ -1,4 +1,7 @@
-"""Alerts: a delivery that becomes abnormal waits for a person, so a person must hear of it."""
+"""Alerts: what waits for a person, so that a person hears of it.
+
+A delivery that has become abnormal, and a consumer of which nothing is heard.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
-    from outbox.store import Abnormal
+    from outbox.store import Abnormal, Silent
 
 _log = logging.getLogger(__name__)
 
@@ -66,12 +69,27 @@ class Alerts:
         if len(abnormal) > LINES_MAX:
             more = counted(len(abnormal) - LINES_MAX, "delivery", "deliveries")
             _log.error("abnormal beyond these: %s", more)
-        if self._config.alert_webhook or self._config.alert_command:
-            told = {
+        self._call_hooks(
+            {
                 "event": "abnormal",
                 "count": len(abnormal),
                 "deliveries": abnormal[:HOOK_DELIVERIES_MAX],
             }
+        )
+
+    def tell_silent(self, silent: Sequence[Silent], seconds: float) -> None:
+        """Report consumers of which nothing is heard; never waits and never raises."""
+        for each in silent:
+            _log.error(
+                "%s, and messages have waited for it for more than %.0f s; "
+                "does it run, and does it read the topic?",
+                printable(each.shown), seconds,
+            )  # fmt: skip
+        consumers = silent[:HOOK_DELIVERIES_MAX]
+        self._call_hooks({"event": "silent", "count": len(silent), "consumers": consumers})
+
+    def _call_hooks(self, told: dict[str, object]) -> None:
+        if self._config.alert_webhook or self._config.alert_command:
             self._waiting.append(msgspec.json.encode(told))
             self._told.clear()
             self._some.set()

@@ -85,6 +85,7 @@ CREATE TABLE callback_delivery (
     ask_count    integer     NOT NULL DEFAULT 0, -- questions that were answered
     claim_token  uuid, -- whose claim it is; results are written back only by it
     confirmed_at timestamptz,
+    proof        bytea, -- of the confirm, for its sender, who alone can judge it
     last_error   text,
     PRIMARY KEY (message_id, consumer),
     CHECK (sender IS NOT NULL OR state = 1)

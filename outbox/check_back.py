@@ -41,7 +41,8 @@ class CheckRules(Config, frozen=True, kw_only=True):
     """How long after a check that was not answered. Such checks are not counted: a sender that is
     down for an hour finds its messages as it left them."""
     answers_max: Annotated[int, Meta(ge=1, le=1_000)] = 16
-    """Answers `unknown` after which the message becomes abnormal."""
+    """Answers `unknown` after which the message becomes abnormal. The last one, too, is followed by
+    the whole of its time, in which the sender may still decide; it is not asked again then."""
 
     def __post_init__(self) -> None:
         """Raise SettingError where two settings contradict."""
@@ -62,6 +63,11 @@ class Outcome(Struct, frozen=True):
     """When it stays: how long until then."""
 
 
+def may_ask(rules: CheckRules, check_count: int) -> bool:
+    """Say whether a sender may be asked, after `check_count` answers that were all `unknown`."""
+    return check_count < rules.answers_max
+
+
 def after_check(rules: CheckRules, check_count: int, answer: Answer | None) -> Outcome:
     """Return what follows from `answer`, after `check_count` answers before it.
 
@@ -73,7 +79,5 @@ def after_check(rules: CheckRules, check_count: int, answer: Answer | None) -> O
         return Outcome(Change.ROLLED_BACK, check_count + 1)
     if answer is None:
         return Outcome(None, check_count, rules.unanswered_seconds)
-    if check_count + 1 >= rules.answers_max:
-        return Outcome(Change.CHECKS_USED_UP, check_count + 1)
     again = min(rules.again_seconds * 2.0 ** min(check_count, 60), rules.again_seconds_max)
     return Outcome(None, check_count + 1, again)

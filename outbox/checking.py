@@ -16,7 +16,7 @@ from orderchain.config import Config
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
-from outbox.check_back import Answer, CheckRules, after_check
+from outbox.check_back import Answer, CheckRules, after_check, may_ask
 from outbox.errors import LASTING
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
 from outbox.session import Session
@@ -81,14 +81,19 @@ class CheckBack:
             await asyncio.sleep(self._config.round_seconds)
 
     async def check_once(self) -> int:
-        """Ask about what is due now, and return about how many messages. Raises RetryError."""
+        """Ask about what is due now, and return how many messages were. Raises RetryError."""
         now, token = self._now(), uuid4()
         # Whoever dies in between leaves its claims until then; asking twice does no harm.
         until = now + timedelta(seconds=self._config.ask_seconds * 3)
         due = await claim_checks(self._session, now, token, until, self._config.rows_max)
         by_sender: dict[str | None, list[Checked]] = {}
+        used_up: list[Checked] = []
         for check in due:
-            by_sender.setdefault(check.sender, []).append(check)
+            if may_ask(self._config.rules, check.check_count):
+                by_sender.setdefault(check.sender, []).append(check)
+            else:
+                used_up.append(check)
+        await self._give_up(token, used_up)
         # Side by side: a sender that is down must not delay the checks of another.
         answers = await asyncio.gather(
             *(self._answers(sender, checks) for sender, checks in by_sender.items())
@@ -124,14 +129,11 @@ class CheckBack:
     ) -> None:
         now = self._now()
         decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
-        used_up: list[tuple[UUID, int]] = []
         again: list[Again] = []
         for check in checks:
             answer = answered.get(check.message_id)
             outcome = after_check(self._config.rules, check.check_count, answer)
-            if outcome.change is Change.CHECKS_USED_UP:
-                used_up.append((check.message_id, outcome.check_count))
-            elif outcome.change is not None:
+            if outcome.change is not None:
                 decided[outcome.change].append(check.message_id)
             else:
                 at = now + timedelta(seconds=outcome.again_seconds)
@@ -142,9 +144,11 @@ class CheckBack:
                 await decide_messages(self._session, change, message_ids, token)
         if again:
             await ask_again(self._session, token, again)
+
+    async def _give_up(self, token: UUID, used_up: Sequence[Checked]) -> None:
         if used_up:
-            abnormal = await give_up_checks(self._session, token, used_up)
-            if abnormal:
+            counts = [(check.message_id, check.check_count) for check in used_up]
+            if abnormal := await give_up_checks(self._session, token, counts):
                 self._tell(abnormal)
 
     def _now(self) -> datetime:

@@ -1,12 +1,13 @@
 """The record by which a consumer confirms: many confirms and its progress in one, as MessagePack.
 
     [version, consumer,
-     [[message_id, kind, until_unix_ns, partition, offset], ...],
+     [[message_id, kind, until_unix_ns, partition, offset, proof], ...],
      [[topic, partition, smallest unfinished offset], ...]]
 
 The id is 16 bytes. Kind 0: applied. Kind 1: parked for a retry, not to be sent again before
-`until_unix_ns`. Partition and offset are where the consumer received it. The record stands on the
-destination's confirm topic, with the consumer's name as its key.
+`until_unix_ns`. Partition and offset are where the consumer received it, the proof is that it did
+(16 bytes: see `outbox.proof`). Progress counts only beside a proven confirm. The record stands on
+the destination's confirm topic, with the consumer's name as its key.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from outbox.limits import (
     PROGRESS_MAX,
     TOPIC_CHARS_MAX,
 )
+from outbox.proof import PROOF_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +49,8 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
     """When the retry falls due; 0 for `APPLIED`."""
     partition: _Partition
     offset: _Int64
+    proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+    """That the consumer has received the message; made by `outbox.proof.proof_of`."""
 
 
 class Progress(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):

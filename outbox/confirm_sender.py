@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from orderchain.clients.kafka import (
@@ -23,6 +24,7 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError
 from orderchain.reasons import reason_of
 from outbox.confirm_record import Confirm, Progress, encode_confirms
+from outbox.topics import TopicTrouble, TopicTroubles, partitions_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,14 +35,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RECORD_CONFIRMS_MAX: Final = 5_000
-"""Confirms in one record: about 200 kB, far below what a broker takes."""
+"""Confirms in one record: about 250 kB, far below what a broker takes."""
 
 RECORD_PARTITIONS_MAX: Final = 1_000
 """Partitions whose progress one record tells; of the rest a later record tells."""
 
 TOPIC_PAUSE_SECONDS: Final = 5.0
-"""A topic that could not be sent to, such as one that is not there, is left alone for so long: the
-confirms to others must not wait for it each time."""
+"""A topic that could not be sent to is left alone for so long."""
+
+TOGETHER_SECONDS: Final = 1.0
+"""How long the confirms of other topics wait for one that takes long to be sent to."""
 
 WAITING_MAX: Final = 200_000
 """Confirms that wait for a broker that is away, about 20 MB. Those beyond it are forgotten, and
@@ -54,6 +58,9 @@ class ConfirmSender:
         self._config = config
         self._kafka = KafkaConfig.of(config.kafka)
         self._producer: AIOKafkaProducer | None = None
+        self._connecting = asyncio.Lock()
+        self._troubles = TopicTroubles()
+        self._sending: dict[str, asyncio.Task[None]] = {}  # by topic
         self._waiting: dict[str, list[Confirm]] = {}
         self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
         self.topics: set[str] = set()  # those that a confirm was meant for
@@ -84,26 +91,50 @@ class ConfirmSender:
             self.topics |= self._waiting.keys()
             self.is_topic_new.set()
         told = [Progress(*place, offset) for place, offset in sorted(progress.items())]
-        # What is cut off by a cancellation stays in the list, and is sent again by the next flush.
         now = asyncio.get_running_loop().time()
-        for topic, confirms in list(self._waiting.items()):
+        for topic in self._waiting:
+            if topic in self._sending or self._troubles.is_paused(topic):
+                continue
             if self._paused_until.get(topic, 0.0) > now:
                 continue
             self._paused_until.pop(topic, None)
-            most = len(confirms)  # others may come meanwhile: of those the progress says nothing
-            while most > 0:
-                part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
-                is_last = len(part) == most
-                if not await self._send(topic, part, told if is_last else []):
-                    break
-                del confirms[: len(part)]
-                self.count -= len(part)
-                most -= len(part)
-            if not confirms:
-                self._waiting.pop(topic, None)
+            # Side by side, and each for as long as it takes: none waits for another.
+            work = self._send_all(topic, told)
+            task = asyncio.create_task(work, name="orderchain confirms")
+            self._sending[topic] = task
+            task.add_done_callback(partial(self._ended, topic))
+        if self._sending:
+            await asyncio.wait(self._sending.values(), timeout=TOGETHER_SECONDS)
 
     async def close(self) -> None:
-        """Close; never raises, never waits beyond `close_seconds`."""
+        """Close; never raises. What is under way, and then the client, get `close_seconds` each."""
+        if sending := list(self._sending.values()):
+            await asyncio.wait(sending, timeout=self._config.close_seconds)
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+        await self._renew()
+
+    def _ended(self, topic: str, _: asyncio.Task[None]) -> None:
+        self._sending.pop(topic, None)
+
+    async def _send_all(self, topic: str, told: list[Progress]) -> None:
+        """Send what waits for one topic. What is cut off stays in the list, and is sent again."""
+        confirms = self._waiting[topic]
+        most = len(confirms)  # others may come meanwhile: of those the progress says nothing
+        while most > 0:
+            part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
+            is_last = len(part) == most
+            if not await self._send(topic, part, told if is_last else []):
+                break
+            del confirms[: len(part)]
+            self.count -= len(part)
+            most -= len(part)
+        if not confirms:
+            self._waiting.pop(topic, None)
+
+    async def _renew(self) -> None:
+        """Throw the producer away: what one does after an error is not to be relied on."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await leave_client(producer, self._config.close_seconds)
@@ -114,20 +145,28 @@ class ConfirmSender:
         try:
             producer = self._producer or await self._connect()
             async with asyncio.timeout(self._config.request_seconds):
+                await partitions_of(producer, topic, self._troubles)
                 # One key, so one partition: confirms and the progress behind them keep their order.
                 await producer.send_and_wait(topic, value, key=name.encode())
+        except TopicTrouble:  # which was reported when it was found
+            return False
         except (*DRIVER_ERRORS, OrderchainError) as error:
             refusal = not_allowed(error, self._kafka, f"write to topic {topic}")
             reason = reason_of(refusal or error)
             _log.warning("confirms to %s could not be sent, and wait: %s", topic, reason)
             self._paused_until[topic] = asyncio.get_running_loop().time() + TOPIC_PAUSE_SECONDS
-            await self.close()  # what a producer does after an error is not to be relied on
+            await self._renew()
             return False
+        self._troubles.is_over(topic)
         self.sent += len(confirms)
         return True
 
     async def _connect(self) -> AIOKafkaProducer:
-        self._producer = producer = make_producer(
+        async with self._connecting:
+            return self._producer or await self._new_producer()
+
+    async def _new_producer(self) -> AIOKafkaProducer:
+        producer = make_producer(
             self._kafka,
             f"confirms-{self._config.name}",
             request_timeout_ms=int(self._config.request_seconds * 1000),
@@ -136,6 +175,7 @@ class ConfirmSender:
             async with connecting(self._kafka, self._config.connect_seconds):
                 await start_client(producer)
         except BaseException:
-            await self.close()
+            await leave_client(producer, self._config.close_seconds)
             raise
+        self._producer = producer
         return producer

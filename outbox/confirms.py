@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from asyncpg.pgproto import pgproto
@@ -28,7 +29,9 @@ from orderchain.printable import printable
 from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.errors import LASTING, BadRecord
+from outbox.proof import is_proven
 from outbox.store import progress_of
+from outbox.topics import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,12 +39,14 @@ if TYPE_CHECKING:
 
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.acks import AckWriter
+    from outbox.confirm_record import Confirm
     from outbox.destination import Destination
     from outbox.dispatch import Dispatch
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
     from outbox.resend import Place
     from outbox.store import RelayStore
+    from outbox.topics import TopicTroubles
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +69,12 @@ _PROGRESS_SECONDS: Final = 0.5
 _PAUSE_SECONDS: Final = 1.0
 """Between two tries while the broker or the database is away."""
 
+MISSING_SECONDS: Final = 5.0
+"""How often topics that are missing are looked for."""
+
+LOOK_SECONDS: Final = 60.0
+"""How often it is looked whether all of them are there still."""
+
 _COMMIT_EVERY_SECONDS: Final = 1.0
 """How often offsets are committed: a restart repeats as much, which is harmless."""
 
@@ -78,6 +89,7 @@ class ConfirmIntake:
         dispatch: Dispatch,
         acks: AckWriter,
         stats: RelayStats,
+        troubles: TopicTroubles,
     ) -> None:
         self._config = config
         self._kafka = KafkaConfig.of(config.kafka)
@@ -85,7 +97,9 @@ class ConfirmIntake:
         self._dispatch = dispatch
         self._acks = acks
         self._stats = stats
+        self._troubles = troubles
         self._changed = asyncio.Event()
+        self._confirm_key: bytes | None = None
         self._told: dict[Place, int] = {}  # progress that is not written yet
         self._told_at = 0.0
 
@@ -95,6 +109,7 @@ class ConfirmIntake:
 
     async def run(self) -> None:
         """Take confirms in, until cancelled."""
+        self._confirm_key = await self._store.confirm_key()
         while True:
             topics = _confirm_topics(self._dispatch.destinations.values())
             self._changed.clear()
@@ -111,11 +126,10 @@ class ConfirmIntake:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _follow(self, topics: list[str]) -> None:
-        """Take in the confirms of `topics` until others are wanted."""
+        """Take in the confirms of those of `topics` that are there, until others are wanted."""
         consumer = make_consumer(
             self._kafka,
             "confirm-intake",
-            *topics,
             group_id=self._config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
@@ -123,13 +137,34 @@ class ConfirmIntake:
         try:
             async with connecting(self._kafka, self._config.connect_seconds):
                 await start_client(consumer)
-            await self._take_all(consumer, topics)
+                there = await self._there(consumer, topics)
+            if there:
+                consumer.subscribe(there)
+                await self._take_all(consumer, topics, there)
+            elif not self._changed.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MISSING_SECONDS):
+                        await self._changed.wait()
         finally:
             await close_client(consumer, self._config.stop_seconds)
 
-    async def _take_all(self, consumer: AIOKafkaConsumer, topics: list[str]) -> None:
+    async def _there(self, consumer: AIOKafkaConsumer, topics: list[str]) -> list[str]:
+        """Return those that are there. One that is not would keep the others from being read."""
+        # All topics are asked for: asking for one that is missing could create it.
+        async with asyncio.timeout(self._config.connect_seconds):
+            known = await consumer.topics()
+        for topic in topics:
+            if topic in known:
+                self._troubles.is_over(topic)
+            else:
+                self._troubles.found(topic, MISSING)
+        return [topic for topic in topics if topic in known]
+
+    async def _take_all(
+        self, consumer: AIOKafkaConsumer, topics: list[str], there: list[str]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        committed_at = loop.time()
+        committed_at = looked_at = loop.time()
         is_ahead = False
         # What was not written was not committed either, so it is read again; and by now another
         # relay may have written what came after it.
@@ -139,6 +174,10 @@ class ConfirmIntake:
                 self._changed.clear()
                 if _confirm_topics(self._dispatch.destinations.values()) != topics:
                     return
+            if loop.time() - looked_at >= (MISSING_SECONDS if there != topics else LOOK_SECONDS):
+                if await self._there(consumer, topics) != there:
+                    return
+                looked_at = loop.time()
             fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
@@ -172,13 +211,17 @@ class ConfirmIntake:
                 )
                 continue
             consumer = told.consumer
-            for confirm in told.confirms:
+            proven = [each for each in told.confirms if self._is_proven(consumer, each)]
+            if len(proven) < len(told.confirms):
+                self._drop_forged(record.topic, consumer, len(told.confirms) - len(proven))
+            for confirm in proven:
                 message_id = pgproto.UUID(confirm.message_id)
                 if confirm.kind == APPLIED:
                     applied.append((message_id, consumer))
                 else:
                     retries.append((message_id, consumer, confirm.until_unix_ns))
-            progress |= progress_of(consumer, told.progress)
+            if proven and len(proven) == len(told.confirms):
+                progress |= progress_of(consumer, told.progress)
         # Progress after them: a sweep that knew it before the confirms would take what is about to
         # be applied for lost, and send it again. That it knows it a moment later delays a resend.
         if retries:
@@ -189,9 +232,31 @@ class ConfirmIntake:
         self._told |= progress
         return len(applied) + len(retries)
 
+    def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
+        """Say whether the sender of a confirm has received its message."""
+        key = self._confirm_key
+        return key is not None and is_proven(
+            key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof
+        )
+
+    def _drop_forged(self, topic: str, consumer: str, count: int) -> None:
+        """Count confirms that prove nothing: forged, or of messages of another database."""
+        self._stats.bad_confirms["proof"] += count
+        _log.warning(
+            "confirms of %s on %s were dropped, since their proofs are wrong: %d",
+            printable(consumer), printable(topic), count,
+        )  # fmt: skip
+
     async def _save_progress(self) -> None:
         if known := self._known(self._told):
             await self._store.save_progress(known)
+            told = {place[:2] for place in known}
+            await self._store.hear_of(
+                (destination.name, consumer)
+                for destination in self._dispatch.destinations.values()
+                for consumer in destination.consumers
+                if (consumer, destination.topic) in told
+            )
         self._told = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, RETRYING, Confirm
+from outbox.proof import proof_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,8 +95,7 @@ class ConsumerKit:
     def applied(self, deliveries: Iterable[Delivery]) -> None:
         """Take note of messages that are applied, now or before: finish, and confirm."""
         for delivery in deliveries:
-            if delivery.confirm_topic is not None:
-                self._confirm(delivery, APPLIED, 0)
+            self._confirm(delivery, APPLIED, 0)
             self.finished(delivery)
 
     def parked(self, delivery: Delivery, until_ns: int) -> None:
@@ -110,12 +110,15 @@ class ConsumerKit:
             held.finish(delivery.offset)
 
     def _confirm(self, delivery: Delivery, kind: int, until_ns: int) -> None:
-        if delivery.confirm_topic is not None:
-            confirm = Confirm(
-                delivery.message_id.bytes, kind, until_ns, delivery.partition, delivery.offset
-            )
-            self.confirms.add(delivery.confirm_topic, confirm)
-            self.settled.set()
+        token = delivery.confirm_token
+        if delivery.confirm_topic is None or token is None:
+            return
+        proof = proof_of(token, self.config.name, kind, until_ns)
+        confirm = Confirm(
+            delivery.message_id.bytes, kind, until_ns, delivery.partition, delivery.offset, proof
+        )
+        self.confirms.add(delivery.confirm_topic, confirm)
+        self.settled.set()
 
     def dealt_with(self, deliveries: Sequence[Delivery]) -> None:
         """Finish messages of which there is nothing to tell, and open their lanes."""

@@ -34,6 +34,8 @@ class Delivery(Struct, eq=False):
     received_at: datetime
     confirm_topic: str | None = None
     """Where to confirm; None where no confirm is asked for."""
+    confirm_token: bytes | None = None
+    """By which to prove a confirm; without it none is sent."""
     oldest_unfinished: UUID | None = None
     """Below it, its sender had nothing to send any more. None: it does not say."""
     failures: int = 0
@@ -104,5 +106,6 @@ def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
         offset=record.offset,
         received_at=received_at,
         confirm_topic=told.confirm_topic,
+        confirm_token=told.confirm_token,
         oldest_unfinished=told.oldest_unfinished,
     )

@@ -20,7 +20,7 @@ from outbox.business import watched_transaction
 from outbox.errors import DestinationMissing, PartEnded
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message, draw_message_ids, smallest_id
-from outbox.message_sender import MessageSender
+from outbox.message_sender import MessageSender, is_broken
 from outbox.parts import Parts, uninterrupted
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class FireAfterCommit:
                         counted(len(result.messages), "message"),
                         reason_of(result.error),
                     )
-            if any(result.error is not None for result in results):
+            if is_broken(results):
                 await self._sender.renew()
             if not self._waiting:
                 self._some.clear()

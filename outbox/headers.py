@@ -7,6 +7,10 @@ Beside the caller's own headers, all ASCII text:
     orderchain-oldest-unfinished   an id: its sender sends no message below it any more. All records
                                    of ours have it; without it nobody knows what may still come
     orderchain-confirm-topic       where to confirm; absent where no confirm is asked for
+    orderchain-confirm-token       by which to prove it (`outbox.proof`), in hexadecimal digits
+
+They come last: a reader that takes the last of several has ours. A caller's own may not begin
+with `orderchain-`: the table and `outbox.message` refuse them.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from msgspec import Struct
 from outbox.errors import BadRecord
 from outbox.limits import NAME_CHARS_MAX, TOPIC_CHARS_MAX
 from outbox.message import RESERVED_PREFIX
+from outbox.proof import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +35,10 @@ MESSAGE_ID: Final = "orderchain-message-id"
 DESTINATION: Final = "orderchain-destination"
 OLDEST_UNFINISHED: Final = "orderchain-oldest-unfinished"
 CONFIRM_TOPIC: Final = "orderchain-confirm-topic"
+CONFIRM_TOKEN: Final = "orderchain-confirm-token"  # noqa: S105 - the name of a header
 
 RECORD_HEADERS_MAX: Final = 1_000
-"""What a consumer looks through. A sender of ours adds four to at most 64."""
+"""What a consumer looks through. A sender of ours adds five to at most 64."""
 
 COMMON_MAX: Final = 1_024
 """Values remembered: destinations and topics are few, and a sender's oldest message stays long."""
@@ -53,26 +59,37 @@ class RecordHeaders(Struct, frozen=True, gc=False):
     """None where no confirm is asked for."""
     own: dict[str, bytes]
     """The caller's own headers."""
+    confirm_token: bytes | None = None
+    """By which to prove a confirm; None where there is none, or none that can be read."""
 
 
-def common_headers(destination: Destination, oldest_unfinished: UUID | None) -> Headers:
-    """Return what all records of one send have in common."""
+def common_headers(
+    destination: Destination, oldest_unfinished: UUID | None, *, can_confirm: bool = True
+) -> Headers:
+    """Return what all records of one send have in common.
+
+    `can_confirm`: each gets a token, without which there is nothing to confirm by.
+    """
     headers = [(DESTINATION, destination.name.encode())]
-    if destination.confirm == "required":
+    if can_confirm and destination.confirm == "required":
         headers.append((CONFIRM_TOPIC, destination.confirm_topic.encode()))
     if oldest_unfinished is not None:
         headers.append((OLDEST_UNFINISHED, str(oldest_unfinished).encode()))
     return headers
 
 
-def record_headers(message_id: UUID, own: Mapping[str, str] | None, common: Headers) -> Headers:
-    """Return the headers of one record."""
+def record_headers(
+    message_id: UUID, own: Mapping[str, str] | None, common: Headers, token: bytes | None = None
+) -> Headers:
+    """Return the headers of one record: the caller's own, and then ours."""
     # Not str(message_id): this runs for every message, and is three times as fast.
     digits = message_id.bytes.hex()
     text = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-    headers = [(MESSAGE_ID, text.encode()), *common]
-    if own:
-        headers += [(name, value.encode()) for name, value in own.items()]
+    headers = [(name, value.encode()) for name, value in own.items()] if own else []
+    headers.append((MESSAGE_ID, text.encode()))
+    headers += common
+    if token is not None:
+        headers.append((CONFIRM_TOKEN, token.hex().encode()))
     return headers
 
 
@@ -99,7 +116,18 @@ def read_headers(
             None if topic is None else _common_text(CONFIRM_TOPIC, topic, TOPIC_CHARS_MAX)
         ),
         own=own,
+        confirm_token=_token(ours.get(CONFIRM_TOKEN)),
     )
+
+
+def _token(value: bytes | None) -> bytes | None:
+    """Return a token. One that can't be read is none: the message itself is as good as any."""
+    if value is None or len(value) != 2 * TOKEN_BYTES or not value.isalnum():
+        return None
+    try:
+        return bytes.fromhex(value.decode("ascii"))
+    except ValueError:
+        return None
 
 
 def _uuid(name: str, value: bytes | None, make_id: Callable[[str], UUID] = UUID) -> UUID:

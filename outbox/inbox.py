@@ -266,6 +266,7 @@ def _row_of(delivery: Delivery) -> tuple[object, ...]:
         delivery.received_at,
         delivery.key_bytes,
         delivery.confirm_topic,
+        delivery.confirm_token,
         msgspec.msgpack.encode(delivery.headers),
         delivery.payload,
     )
@@ -283,6 +284,7 @@ def _delivery_of(row: Record) -> Delivery:
         offset=row["record_offset"],
         received_at=row["received_at"],
         confirm_topic=row["confirm_topic"],
+        confirm_token=row["confirm_token"],
         failures=row["failures"],
     )
 

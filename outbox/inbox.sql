@@ -93,6 +93,7 @@ CREATE TABLE inbox_parked (
     received_at     timestamptz NOT NULL,
     key             bytea, -- bytes, as the record has it: text may hold what PostgreSQL refuses
     confirm_topic   text,
+    confirm_token   bytea, -- by which to prove the confirm
     headers         bytea       NOT NULL, -- the caller's own, as a MessagePack map of text to bytes
     payload         bytea       NOT NULL,
     failures        integer     NOT NULL CHECK (failures >= 0),
@@ -115,6 +116,7 @@ CREATE TABLE inbox_dead (
     received_at     timestamptz NOT NULL,
     key             bytea, -- bytes, as the record has it: text may hold what PostgreSQL refuses
     confirm_topic   text,
+    confirm_token   bytea, -- by which to prove the confirm
     headers         bytea       NOT NULL, -- the caller's own, as a MessagePack map of text to bytes
     payload         bytea       NOT NULL,
     failures        integer     NOT NULL,
@@ -181,10 +183,11 @@ BEGIN
     END IF;
     PERFORM public.inbox_lock_keys(of_consumer, ARRAY[dead.key]);
     INSERT INTO public.inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
-        record_offset, received_at, key, confirm_topic, headers, payload, failures, due_at, last_error)
+        record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+        due_at, last_error)
     VALUES (dead.consumer_id, dead.message_id, dead.destination, dead.topic, dead.topic_partition,
-        dead.record_offset, dead.received_at, dead.key, dead.confirm_topic, dead.headers, dead.payload,
-        0,
+        dead.record_offset, dead.received_at, dead.key, dead.confirm_topic, dead.confirm_token,
+        dead.headers, dead.payload, 0,
         CASE WHEN EXISTS (SELECT FROM public.inbox_parked
                            WHERE consumer_id = of_consumer AND key = dead.key)
              THEN NULL ELSE due_from END,

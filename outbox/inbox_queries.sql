@@ -60,27 +60,30 @@ SELECT i.message_id
 
 -- park: put a message aside; behind the first one of its key if that is there
 INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
-    record_offset, received_at, key, confirm_topic, headers, payload, failures, due_at, last_error)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
+    record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+    due_at, last_error)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
        CASE WHEN EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = $8)
-            THEN NULL ELSE $13::timestamptz END,
-       $14
+            THEN NULL ELSE $14::timestamptz END,
+       $15
 ON CONFLICT DO NOTHING;
 
 -- park_behind: put many messages aside behind the first ones of their keys
 -- Should such a first one have gone meanwhile, the first of these takes its place.
 INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
-    record_offset, received_at, key, confirm_topic, headers, payload, failures, due_at, last_error)
+    record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+    due_at, last_error)
 SELECT $1, g.message_id, g.destination, g.topic, g.topic_partition, g.record_offset, g.received_at,
-       g.key, g.confirm_topic, g.headers, g.payload, 0,
+       g.key, g.confirm_topic, g.confirm_token, g.headers, g.payload, 0,
        CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.place) = 1
              AND NOT EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = g.key)
-            THEN $12::timestamptz END,
-       $13
+            THEN $13::timestamptz END,
+       $14
   FROM unnest($2::uuid[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::timestamptz[],
-              $8::bytea[], $9::text[], $10::bytea[], $11::bytea[])
+              $8::bytea[], $9::text[], $10::bytea[], $11::bytea[], $12::bytea[])
        WITH ORDINALITY AS g (message_id, destination, topic, topic_partition, record_offset,
-                             received_at, key, confirm_topic, headers, payload, place)
+                             received_at, key, confirm_topic, confirm_token, headers, payload,
+                             place)
  ORDER BY g.place
 ON CONFLICT DO NOTHING;
 
@@ -93,7 +96,7 @@ SELECT p.message_id,
 
 -- take_due: lock one parked message whose time has come; others take others
 SELECT message_id, destination, topic, topic_partition, record_offset, received_at, key,
-       confirm_topic, headers, payload, failures
+       confirm_topic, confirm_token, headers, payload, failures
   FROM inbox_parked
  WHERE consumer_id = $1 AND due_at <= $2
  ORDER BY due_at, place
@@ -123,8 +126,9 @@ UPDATE inbox_parked SET due_at = $3
 
 -- bury: make a message a dead letter
 INSERT INTO inbox_dead (consumer_id, message_id, destination, topic, topic_partition,
-    record_offset, received_at, key, confirm_topic, headers, payload, failures, reason, last_error)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+    reason, last_error)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
 ON CONFLICT DO NOTHING
 RETURNING message_id;
 

@@ -45,8 +45,8 @@ CONFIRM_RECORD_BYTES_MAX: Final = 1024 * 1024
 """What the intake of confirms will look at. Above it a record is refused unread, since small values
 decode into objects many times their size."""
 
-CONFIRMS_MAX: Final = 20_000
-"""Confirms of one record: 50 bytes each, so this many stay below the size above."""
+CONFIRMS_MAX: Final = 16_000
+"""Confirms of one record: at most 61 bytes each, so this many stay below the size above."""
 
 PROGRESS_MAX: Final = 10_000
 """Partitions that one confirm record tells the progress of."""

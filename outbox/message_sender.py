@@ -1,5 +1,8 @@
 """Sends messages to Kafka: many in one batch of a partition, one await a batch.
 
+Destinations are sent side by side, so that none waits for another. A topic that is missing costs
+one look, not the deadline of a send, and is then left alone for a while.
+
 It is not idempotent on purpose: repeats are harmless here, and an idempotent producer of this
 library refuses every later send on the partition after one failure (aiokafka issue 1017).
 """
@@ -17,7 +20,9 @@ from msgspec import Struct
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaProducer,
+    InvalidTopicError,
     MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
     connecting,
     end_client,
     is_broker_there,
@@ -29,9 +34,11 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError
 from outbox.headers import Headers, common_headers, record_headers
 from outbox.message import Message
+from outbox.proof import token_of
+from outbox.topics import CLOSED, TopicTrouble, TopicTroubles, partitions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from uuid import UUID
 
     from orderchain.clients.kafka import BatchBuilder
@@ -48,6 +55,9 @@ _ID: Final = attrgetter("message_id")
 
 SEND_ERRORS: Final = (*DRIVER_ERRORS, OrderchainError)
 
+_CLOSED_ERRORS: Final = (TopicAuthorizationFailedError, InvalidTopicError)
+"""What a broker answers for a topic that it stores nothing of; any other may have been stored."""
+
 
 class Sent(Struct, gc=False):
     """Messages of one batch, and what became of them."""
@@ -58,6 +68,19 @@ class Sent(Struct, gc=False):
     first_offset: int = -1
     """Offset of the first one; the others follow without a gap."""
     error: Exception | None = None
+    was_refused: bool = False
+    """With an error by which the broker has stored nothing of it."""
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether the broker may have seen it: it was given to the client for a partition."""
+        return self.partition >= 0 and not self.was_refused
+
+
+def is_broken(results: Iterable[Sent]) -> bool:
+    """Say whether a producer is to be thrown away: some send failed for more than its topic."""
+    errors = [each.error for each in results if each.error is not None]
+    return any(not isinstance(error, TopicTrouble) for error in errors)
 
 
 class MessageSender:
@@ -66,6 +89,9 @@ class MessageSender:
     def __init__(self, kafka: str | KafkaConfig, send_seconds: float) -> None:
         self._kafka = KafkaConfig.of(kafka)
         self._send_seconds = send_seconds
+        self.troubles = TopicTroubles()
+        self.confirm_key: bytes | None = None
+        """Of the tokens that go with messages; None: no confirm of them is asked for."""
         self._producer: AIOKafkaProducer | None = None
         self._opening = asyncio.Lock()
         self._turn = 0
@@ -83,15 +109,29 @@ class MessageSender:
         Below `oldest_unfinished` nothing is sent any more, but for some of these messages.
 
         Each destination must be in `destinations`. An error in one batch does not touch others,
-        but whoever gets one should `renew` the producer.
+        but where `is_broken` says so, `renew` the producer.
         """
         groups: dict[str, list[Message]] = {}
         for message in messages:
             groups.setdefault(message.destination, []).append(message)
-        done: list[Sent] = []
-        for name, group in groups.items():
-            done += await self._send_group(destinations[name], group, oldest_unfinished)
-        return done
+        done = await asyncio.gather(
+            *(
+                self._send_group(destinations[name], group, oldest_unfinished)
+                for name, group in groups.items()
+            )
+        )
+        return [sent for group in done for sent in group]
+
+    async def look_at(self, topic: str) -> TopicTrouble | None:
+        """Ask the broker for a topic; return what is wrong with it, None where nothing is known."""
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await partitions_of(self._producer or await self._open(), topic, self.troubles)
+        except TopicTrouble as error:
+            return error
+        except SEND_ERRORS:
+            return None
+        return None
 
     async def is_broker_there(self, seconds: float) -> bool:
         """Say whether a new connection gets an answer from a broker."""
@@ -118,15 +158,20 @@ class MessageSender:
     ) -> list[Sent]:
         try:
             async with asyncio.timeout(self._send_seconds):
+                self.troubles.check(destination.topic)
                 producer = self._producer or await self._open()
-                partitions = sorted(await producer.partitions_for(destination.topic))
+                partitions = await partitions_of(producer, destination.topic, self.troubles)
+        except TopicTrouble as error:
+            return [Sent(destination.topic, -1, messages, error=error)]
         except SEND_ERRORS as error:
             refused = self._refused(destination.topic, error)
             return [Sent(destination.topic, -1, messages, error=refused)]
-        headers = common_headers(destination, min(oldest, *map(_ID, messages)))
+        key = self.confirm_key if destination.confirm == "required" else None
+        oldest_sent = min(oldest, *map(_ID, messages))
+        headers = common_headers(destination, oldest_sent, can_confirm=key is not None)
         batches: list[tuple[Sent, BatchBuilder]] = []
         for partition, share in self._shares(messages, partitions):
-            batches += _build(producer, destination.topic, partition, share, headers)
+            batches += _build(producer, destination.topic, partition, share, headers, key)
         await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
         done = [sent for sent, _ in batches]
         return await self._split_too_large(destination, done, oldest)
@@ -139,8 +184,13 @@ class MessageSender:
             async with asyncio.timeout(self._send_seconds + 1.0):
                 ack = await producer.send_batch(built, sent.topic, partition=sent.partition)
                 sent.first_offset = (await ack).offset
+            if self.troubles:
+                self.troubles.is_over(sent.topic)
         except SEND_ERRORS as error:
             sent.error = self._refused(sent.topic, error)
+            if isinstance(error, _CLOSED_ERRORS):
+                sent.was_refused = True
+                self.troubles.found(sent.topic, CLOSED)
 
     def _refused(self, topic: str, error: Exception) -> Exception:
         """Return `error` in words where the broker's access control is what refused the topic."""
@@ -212,6 +262,7 @@ def _build(
     partition: int,
     messages: list[Message],
     common: Headers,
+    confirm_key: bytes | None,
 ) -> list[tuple[Sent, BatchBuilder]]:
     """Return the messages as batches, each as large as may be."""
     built: list[tuple[Sent, BatchBuilder]] = []
@@ -219,7 +270,8 @@ def _build(
     batch, sent = producer.create_batch(), Sent(topic, partition, [])
     for message in messages:
         key = None if message.key is None else message.key.encode()
-        headers = record_headers(message.message_id, message.headers, common)
+        token = None if confirm_key is None else token_of(confirm_key, message.message_id.bytes)
+        headers = record_headers(message.message_id, message.headers, common, token)
         if (
             batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
             is None

@@ -3,12 +3,27 @@
 -- decided, so an answer that comes after the decision changes nothing. Rows are looked up by
 -- `= ANY (ARRAY[...])`: see store.sql.
 
--- claim_checks: take checks that are due at $1 by token $2, and look again at $3; $4 rows at most
-WITH due AS (
-    SELECT message_id, consumer FROM outbox_pending
-     WHERE next_send_at <= $1 AND status = 4
-     ORDER BY next_send_at LIMIT $4
-       FOR UPDATE SKIP LOCKED
+-- claim_checks: take checks that are due at $1 by token $2, and look again at $3; $4 rows at most,
+-- what has been due for longest first: a destination with many must not keep others from their turn
+WITH longest AS (
+    SELECT pending.message_id, pending.consumer
+      FROM (SELECT destination AS name
+              FROM outbox_destination WHERE destination >= '') AS wanted
+     CROSS JOIN LATERAL (
+            SELECT message_id, consumer, next_send_at FROM outbox_pending
+             WHERE destination = ANY (ARRAY[wanted.name])
+               AND next_send_at <= $1 AND status = 4
+             ORDER BY next_send_at LIMIT $4) AS pending
+     ORDER BY pending.next_send_at LIMIT $4
+), due AS (
+    -- Locked only now: of those that are left to others none is touched.
+    SELECT pending.message_id, pending.consumer
+      FROM longest
+     CROSS JOIN LATERAL (
+            SELECT message_id, consumer FROM outbox_pending
+             WHERE message_id = ANY (ARRAY[longest.message_id]) AND consumer = longest.consumer
+               AND next_send_at <= $1 AND status = 4
+               FOR UPDATE SKIP LOCKED) AS pending
 ), claimed AS (
     UPDATE outbox_pending AS pending
        SET claim_token = $2, next_send_at = $3
@@ -46,7 +61,7 @@ RETURNING pending.message_id, pending.consumer, pending.destination, pending.sen
 -- committed: the sender decided for messages: due at once, from the statuses $2; $3: by that claim
 WITH decided AS (
     UPDATE outbox_pending
-       SET status = 0, is_decided = true, send_count = 0, next_send_at = now(),
+       SET status = 0, is_decided = true, send_count = 0, claim_count = 0, next_send_at = now(),
            claim_token = NULL, last_error = NULL
      WHERE message_id = ANY($1::uuid[]) AND status = ANY($2::smallint[]) AND NOT is_decided
        AND ($3::uuid IS NULL OR claim_token = $3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from orderchain.clients.topic_durability import TopicDurability
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The parts that take work in: at a stop they end first, and what they took is finished."""
 
+_SILENT_AGAIN_SECONDS: Final = 3_600.0
+"""After so long a consumer of which nothing is heard is reported once more."""
+
 
 class Relay:
     """Sends, sweeps, takes confirms in, and cleans up. Any number may share the tables.
@@ -66,11 +69,14 @@ class Relay:
         self._alerts = Alerts(config, self.counters)
         self._acks = AckWriter(config, self._store, self.counters)
         self._dispatch = Dispatch(config, self._sender, self._acks, self.counters)
-        self._dispatch.broker_back = self._woken.set
+        self._dispatch.on_room = self._woken.set
         self._sweep = Sweep(
             config, self._store, self._dispatch, self.counters, self._alerts, consumer_logs or {}
         )
-        self._intake = ConfirmIntake(config, self._store, self._dispatch, self._acks, self.counters)
+        troubles = self._sender.troubles
+        self._intake = ConfirmIntake(
+            config, self._store, self._dispatch, self._acks, self.counters, troubles
+        )
         self._retention = Retention(
             config, self._store.history, clock or SystemClock(), self.counters
         )
@@ -93,6 +99,7 @@ class Relay:
         Raises ConnectError, SchemaError, DurabilityError, RetryError.
         """
         try:
+            self._sender.confirm_key = await self._store.confirm_key()
             self._dispatch.destinations = await self._store.destinations()
             self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
         except BaseException:
@@ -106,6 +113,7 @@ class Relay:
             ("dispatch", self._dispatch.run),
             ("broker", self._dispatch.watch_broker),
             ("confirms", self._intake.run),
+            ("troubles", self._keep_troubles),
             ("sweep", self._keep_sweeping),
             ("retention", self._keep_tidy),
             ("topics", self._look_at_topics),
@@ -194,9 +202,13 @@ class Relay:
         return await self._sweep.sweep(everything=everything)
 
     async def keep(self) -> None:
-        """Make and drop partitions, and read the destinations again, now. Raises RetryError."""
+        """Make and drop partitions, and read the destinations again, now. Raises RetryError.
+
+        Consumers of which nothing is heard are reported.
+        """
         self._dispatch.destinations = await self._store.destinations()
         self._intake.refresh()
+        await self._report_silent()
         await self._retention.keep()
 
     async def settle(self) -> None:
@@ -227,6 +239,29 @@ class Relay:
 
     async def _look_at_topics(self) -> None:
         await self._durability.keep_looking(lambda: topics_of(self._dispatch.destinations.values()))
+
+    async def _report_silent(self) -> None:
+        seconds = self._config.silent_seconds
+        if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
+            self.counters.silent += len(silent)
+            self._alerts.tell_silent(silent, seconds)
+
+    async def _keep_troubles(self) -> None:
+        """Keep the topics in trouble where people look for them."""
+        troubles = self._sender.troubles
+        kept: set[str] = set()
+        while True:
+            await troubles.changed.wait()
+            troubles.changed.clear()
+            try:
+                reasons = troubles.reasons
+                await self._store.save_troubles(reasons, kept - set(reasons))
+                kept = set(reasons)
+            except BaseException:
+                troubles.changed.set()
+                raise
+            # One that is over, or may be tried again: what was left is looked at.
+            self._woken.set()
 
     async def _keep_tidy(self) -> None:
         while True:

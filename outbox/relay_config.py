@@ -42,8 +42,9 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """Messages of one send. Rounds form by themselves: what comes while one is under way."""
     send_seconds: Seconds = 10.0
     """Deadline of one send. Past it the producer is thrown away."""
-    waiting_rows_max: Annotated[int, Meta(ge=1, le=10**6)] = 20_000
-    """Messages that may wait in memory to be sent. Those beyond it are found by the sweep."""
+    waiting_rows_max: Annotated[int, Meta(ge=10, le=10**6)] = 20_000
+    """Messages that may wait in memory to be sent, four fifths of them at most for one destination.
+    Those beyond it are found by the sweep."""
     ack_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.1
     """How long an acknowledgement waits to be written with others, at least; at most twice that.
     Where the consumer confirms meanwhile, it need not be written at all: the delivery goes from
@@ -54,6 +55,10 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     upkeep_seconds: Seconds = 60.0
     """How often partitions are made and dropped, the outbox is measured, and the destinations are
     read again."""
+
+    silent_seconds: Seconds = 300.0
+    """A consumer of which nothing is heard for so long, though messages wait for it, is reported:
+    in the log, by the alerts, and in `chainctl outbox status`."""
 
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or

@@ -46,6 +46,8 @@ class RelayStats:
     """Records on confirm topics that were dropped, by reason."""
     broker_away: int = 0
     """Times that the broker was found to be away."""
+    silent: int = 0
+    """Reports of consumers of which nothing was heard though messages waited for them."""
     survivors: int = 0
     """Unfinished messages that were moved out of partitions that were dropped."""
     partitions_dropped: int = 0

@@ -6,11 +6,12 @@ Pure: the sweep reads the rows, asks here, and writes what it is told.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from msgspec import Struct
 
+from orderchain.counted import counted
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str, int]
 """A consumer, a topic, a partition."""
+
+CLAIMS_MAX: Final = 20
+"""Claims in a row without a word of what became of them. They are no tries: a process that is
+killed between claim and send has sent nothing. But what ends its process each time would do so for
+ever; with the default times this many take two and a half hours."""
 
 
 class Verdict(enum.Enum):
@@ -40,7 +46,10 @@ class Due(Struct, frozen=True, gc=False):
     destination: str
     status: int
     send_count: int
-    """Tries of this round so far."""
+    """Tries of this round so far: sends of which it is known what became of them."""
+    claim_count: int
+    """Claims since then, of which nobody wrote what became of them: its process ended, most likely
+    before it had sent anything."""
     topic: str | None
     partition: int | None
     offset: int | None
@@ -59,7 +68,16 @@ def judge(due: Due, rules: Destination, progress: Mapping[Place, int]) -> Verdic
     """
     if due.status == Status.CONFIRMED and _is_queued(due, rules, progress):
         return Verdict.WAIT
-    return Verdict.SEND if due.send_count < rules.tries_max else Verdict.GIVE_UP
+    is_left = due.send_count < rules.tries_max and due.claim_count < CLAIMS_MAX
+    return Verdict.SEND if is_left else Verdict.GIVE_UP
+
+
+def why_given_up(due: Due, rules: Destination) -> str:
+    """Return what is noted with a delivery that becomes abnormal."""
+    if due.send_count >= rules.tries_max:
+        return f"no end after {counted(due.send_count, 'try', 'tries')}"
+    claims = counted(due.claim_count, "time")
+    return f"claimed {claims} to be sent, by processes that ended before they had written more"
 
 
 def _is_queued(due: Due, rules: Destination, progress: Mapping[Place, int]) -> bool:
@@ -73,9 +91,9 @@ def _is_queued(due: Due, rules: Destination, progress: Mapping[Place, int]) -> b
     return due.offset >= progress.get((due.consumer, due.topic, due.partition), 0)
 
 
-def wait_seconds(rules: Destination, send_count: int) -> float:
-    """Return how long the next send may stay without an end, after `send_count` tries before it."""
-    return float(min(rules.resend_seconds * 2.0 ** min(send_count, 60), rules.resend_seconds_max))
+def wait_seconds(rules: Destination, before: int) -> float:
+    """Return how long the next send may stay without an end, after so many claims before it."""
+    return float(min(rules.resend_seconds * 2.0 ** min(before, 60), rules.resend_seconds_max))
 
 
 def queue_wait_seconds(due: Due, rules: Destination) -> float:

@@ -46,7 +46,7 @@ INSERT INTO outbox_version (version) VALUES (1);
 -- ----------------------------------------------------------------------------------- destinations
 
 CREATE TABLE outbox_destination (
-    destination        text             PRIMARY KEY CHECK (destination <> ''),
+    destination        text             COLLATE "C" PRIMARY KEY CHECK (destination <> ''),
     topic              text             NOT NULL CHECK (topic <> ''),
     confirm            text             NOT NULL CHECK (confirm IN ('required', 'none')),
     -- One delivery each; with confirm = none a single one, whose consumer is ''.
@@ -100,12 +100,14 @@ CREATE TABLE outbox_message (
 CREATE TABLE outbox_pending (
     message_id   uuid        NOT NULL,
     consumer     text        NOT NULL,
-    destination  text        NOT NULL,
+    destination  text        NOT NULL COLLATE "C",
     status       smallint    NOT NULL CHECK (status IN (0, 1, 3, 4)),
     -- False until the sender has said whether it is to be sent: in `prepared`, and in an `abnormal`
     -- that came from there.
     is_decided   boolean     NOT NULL DEFAULT true,
-    send_count   smallint    NOT NULL DEFAULT 0, -- tries of this round, counted at the claim
+    send_count   smallint    NOT NULL DEFAULT 0, -- tries of this round: sends that are known of
+    -- Claims of which nobody wrote what became of them, since the last one of which somebody did.
+    claim_count  smallint    NOT NULL DEFAULT 0,
     check_count  smallint    NOT NULL DEFAULT 0, -- checks that were really answered
     -- When the next thing falls due: a send, or for `prepared` a check. Infinity: nothing does.
     next_send_at timestamptz NOT NULL,
@@ -124,7 +126,8 @@ CREATE TABLE outbox_pending (
     autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_insert_threshold = -1, autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX outbox_pending_due ON outbox_pending (next_send_at);
+-- By destination: what is due to one is found without a look at what is due to others.
+CREATE INDEX outbox_pending_due ON outbox_pending (destination, next_send_at);
 
 -- Finished deliveries. Insert-only, and in partitions of the same bounds as outbox_message.
 CREATE TABLE outbox_done (
@@ -168,6 +171,36 @@ CREATE TABLE outbox_progress (
     PRIMARY KEY (consumer, topic, "partition")
 ) WITH (fillfactor = 20);
 
+-- Topics that relays could not use when they looked at them last. For people: a relay remembers its
+-- own. What was not seen for long is over, or nothing waits for it any more.
+CREATE TABLE outbox_trouble (
+    topic   text        PRIMARY KEY,
+    reason  text        NOT NULL,
+    since   timestamptz NOT NULL DEFAULT now(),
+    seen_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- When each consumer was last heard of, by the destinations of its confirms; no row, or no
+-- time: never.
+CREATE TABLE outbox_consumer (
+    destination text        NOT NULL,
+    consumer    text        NOT NULL,
+    heard_at    timestamptz,
+    reported_at timestamptz, -- when it was reported that nothing is heard of it
+    PRIMARY KEY (destination, consumer)
+) WITH (fillfactor = 20);
+
+-- The key of the tokens that go with each message, by which its consumers prove that they received
+-- it. Drawn here and never changed; relays and message services alone may read it.
+CREATE TABLE outbox_secret (
+    only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    confirm_key bytea   NOT NULL CHECK (length(confirm_key) = 32)
+);
+
+INSERT INTO outbox_secret (confirm_key) -- 366 random bits
+SELECT sha256(decode(replace(string_agg(gen_random_uuid()::text, ''), '-', ''), 'hex'))
+  FROM generate_series(1, 3);
+
 -- What people did by hand to a delivery, and why. Never changed, never removed.
 CREATE TABLE delivery_act (
     act_id      bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
@@ -210,6 +243,29 @@ AS $$
             || '00000000000000000000')::uuid
 $$;
 
+-- Consumers of which nothing was heard for `seconds`, though the broker has had messages for them for
+-- as long: most likely they do not run. With the time at which they were heard of last; NULL: never.
+CREATE FUNCTION outbox_silent(seconds double precision)
+    RETURNS TABLE (destination text, consumer text, heard_at timestamptz)
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, public, pg_temp
+AS $$
+    SELECT known.destination, asked.consumer, heard.heard_at
+      FROM public.outbox_destination AS known
+     CROSS JOIN LATERAL unnest(known.consumers) AS asked (consumer)
+      LEFT JOIN public.outbox_consumer AS heard
+        ON heard.destination = known.destination AND heard.consumer = asked.consumer
+     WHERE (heard.heard_at IS NULL OR heard.heard_at < now() - seconds * interval '1 second')
+       AND EXISTS (
+           SELECT FROM public.outbox_pending AS pending
+            WHERE pending.destination = known.destination
+              AND pending.consumer = asked.consumer AND pending.status = 1
+              -- Sent once, so long ago; or sent again since, and made so long ago.
+              AND (pending.sent_at < now() - seconds * interval '1 second'
+                   OR pending.send_count > 1 AND pending.message_id
+                      < public.outbox_id_at(now() - seconds * interval '1 second')))
+$$;
+
 -- A new message_id: the time, version 7, the variant, and random bits.
 CREATE FUNCTION outbox_new_id() RETURNS uuid
     LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -247,6 +303,11 @@ BEGIN
     IF sender IS NOT NULL AND NOT pg_has_role(session_user, 'outbox_relay', 'MEMBER') THEN
         RAISE EXCEPTION 'a sender is named by a message service alone' USING ERRCODE = '42501';
     END IF;
+    -- A time that no calendar of a reader holds would be in the way of those who list deliveries.
+    IF check_at NOT BETWEEN now() - interval '1 year' AND now() + interval '1 year' THEN
+        RAISE EXCEPTION 'check_at was %, expected a time within a year', check_at
+            USING ERRCODE = '22023', COLUMN = 'check_at';
+    END IF;
     RETURN QUERY
     SELECT given."position", given.destination, known.payload_bytes_max
       FROM unnest(destinations, payloads) WITH ORDINALITY AS given (destination, payload, "position")
@@ -262,7 +323,7 @@ BEGIN
       FROM unnest(message_ids, destinations, keys, outbox_add_many.headers, payloads)
         AS given (message_id, destination, key, header, payload);
     INSERT INTO public.outbox_pending
-           (message_id, consumer, destination, status, is_decided, send_count, next_send_at,
+           (message_id, consumer, destination, status, is_decided, claim_count, next_send_at,
             claim_token)
     SELECT given.message_id, consumer, given.destination,
            CASE WHEN check_at IS NULL THEN 0 ELSE 4 END, check_at IS NULL,
@@ -306,11 +367,6 @@ BEGIN
         RAISE EXCEPTION 'headers was a JSON %, expected an object of names to text',
             jsonb_typeof(headers) USING ERRCODE = '22023', COLUMN = 'headers';
     END IF;
-    IF octet_length(headers::text) > 16384
-       OR (SELECT count(*) FROM jsonb_object_keys(headers)) > 64 THEN
-        RAISE EXCEPTION 'headers were % bytes, expected at most 16384, and at most 64 headers',
-            octet_length(headers::text) USING ERRCODE = '22023', COLUMN = 'headers';
-    END IF;
     FOR header IN SELECT * FROM jsonb_each(headers) LOOP
         IF jsonb_typeof(header.value) <> 'string' OR header.key !~ '^[\x20-\x7e]{1,100}$'
            OR header.key ILIKE 'orderchain-%' THEN
@@ -319,6 +375,11 @@ BEGIN
                 USING ERRCODE = '22023', COLUMN = 'headers';
         END IF;
     END LOOP;
+    -- What the table asks, too: one rule, whichever way a row comes.
+    IF headers IS NOT NULL AND NOT public.outbox_headers_fit(headers) THEN
+        RAISE EXCEPTION 'headers were too many or too large, expected at most 64 of them, and at most '
+            '16384 bytes of names and values' USING ERRCODE = '22023', COLUMN = 'headers';
+    END IF;
     SELECT * INTO refusal FROM public.outbox_add_many(
         ARRAY[new_id], ARRAY[destination], ARRAY[key], ARRAY[headers], ARRAY[payload]
     );
@@ -549,7 +610,8 @@ BEGIN
     END IF;
     UPDATE public.outbox_pending AS pending
        -- Without an offset it is due by time alone, wherever its consumer stands.
-       SET send_count = 0, next_send_at = now(), claim_token = NULL, "offset" = NULL,
+       SET send_count = 0, claim_count = 0, next_send_at = now(), claim_token = NULL,
+           "offset" = NULL,
            status = CASE what WHEN 'resend' THEN pending.status
                               ELSE CASE WHEN pending.is_decided THEN 0 ELSE 4 END END,
            check_count = CASE what WHEN 'resend' THEN pending.check_count ELSE 0 END,
@@ -578,6 +640,7 @@ REVOKE ALL ON FUNCTION
     outbox_keep_failed(timestamptz[], text[], text[], uuid[], text[], text[], text[], bytea[])
     FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_headers_fit(jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_silent(double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) FROM PUBLIC;
 
@@ -591,11 +654,17 @@ GRANT EXECUTE ON FUNCTION outbox_add(text, bytea, text, jsonb, uuid) TO outbox_w
 
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
     outbox_progress, outbox_partition, outbox_space TO outbox_relay;
-GRANT UPDATE (status, is_decided, send_count, check_count, next_send_at, claim_token, topic,
-    "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
+GRANT SELECT ON outbox_secret TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_trouble TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE ON outbox_consumer TO outbox_relay;
+GRANT UPDATE (status, is_decided, send_count, claim_count, check_count, next_send_at, claim_token,
+    topic, "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
 GRANT INSERT ON outbox_done TO outbox_relay;
 GRANT INSERT, UPDATE ON outbox_progress TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz), outbox_new_id() TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox_silent(double precision), outbox_id_at(timestamptz)
+    TO outbox_operator;
+GRANT EXECUTE ON FUNCTION outbox_silent(double precision) TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay, outbox_operator;
@@ -606,7 +675,8 @@ GRANT EXECUTE ON FUNCTION
 
 -- People. Their acts are functions alone, and each leaves a row in delivery_act.
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
-    outbox_progress, outbox_partition, outbox_space, outbox_failed, delivery_act TO outbox_operator;
+    outbox_progress, outbox_partition, outbox_space, outbox_failed, outbox_trouble, outbox_consumer,
+    delivery_act TO outbox_operator;
 GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
 GRANT EXECUTE ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) TO outbox_operator;

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -15,9 +18,10 @@ from orderchain.errors import SettingError
 from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.destination import Destination
+from outbox.errors import MessageError
 from outbox.history import History
 from outbox.limits import OPEN_SECONDS_MAX
-from outbox.message import Message
+from outbox.message import Message, check_message
 from outbox.resend import Due, Place
 from outbox.session import Session
 from outbox.statuses import SENDABLE, Change, sources
@@ -45,6 +49,11 @@ the consumer first has to work on it, and its confirm to travel."""
 
 OLDEST_SECONDS: Final = 0.2
 """How often the oldest unfinished message is looked for while sweeps or sends follow each other."""
+
+HEARD_SECONDS: Final = 10.0
+"""How often it is written that a consumer was heard of: far below what counts as silence."""
+
+_COUNTS: Final = ("consumed", "early", "late")
 
 
 class Ack(Struct, frozen=True, gc=False):
@@ -81,6 +90,35 @@ class Applied(Struct, frozen=True):
     """There is no such delivery, nor was there one that is still remembered."""
 
 
+class Silent(Struct, frozen=True):
+    """A consumer of which nothing is heard, though messages wait for it."""
+
+    destination: str
+    consumer: str
+    seconds: float | None
+    """Since it was heard of last; None: it never was."""
+
+    @property
+    def shown(self) -> str:
+        """It in words."""
+        ever = (
+            "nothing was ever heard"
+            if self.seconds is None
+            else f"nothing was heard for {self.seconds:.0f} s"
+        )
+        return f"{ever} of consumer {self.consumer} of {self.destination}"
+
+
+class Share(Struct, frozen=True):
+    """How many deliveries one round of the sweep may take."""
+
+    rows: int
+    """To each destination, but for those of `of`."""
+    of: Mapping[str, int]
+    """By the name of a destination; 0: it is not looked at."""
+    rows_in_all: int
+
+
 class RelayStore:
     """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
 
@@ -91,6 +129,8 @@ class RelayStore:
         self.history = History(self._write)
         self._oldest: UUID | None = None
         self._asked_at = 0.0  # by the loop's clock
+        # By destination and consumer: when it was written last that it was heard of.
+        self._heard_at: dict[tuple[str, str], float] = {}
 
     async def destinations(self) -> dict[str, Destination]:
         """Return every destination, by its name."""
@@ -144,12 +184,15 @@ class RelayStore:
             ids, tokens, reasons = zip(*ordered, strict=True)
             await self._write.execute(SQL["failed"], ids, tokens, reasons, _SENDABLE)
 
-    async def release(self, claims: Iterable[tuple[UUID, UUID]]) -> None:
-        """Give claims back: nothing was sent, so it was no try."""
-        ordered = sorted(claims)
+    async def release(self, claims: Iterable[tuple[UUID, UUID, str | None]]) -> None:
+        """Give claims back, by message and token: nothing was sent, so it was no try.
+
+        A reason, where there is one, is noted with the delivery.
+        """
+        ordered = sorted(claims, key=lambda claim: claim[:2])
         if ordered:
-            ids, tokens = zip(*ordered, strict=True)
-            await self._write.execute(SQL["released"], ids, tokens, _SENDABLE)
+            ids, tokens, reasons = zip(*ordered, strict=True)
+            await self._write.execute(SQL["released"], ids, tokens, reasons, _SENDABLE)
 
     # ---------------------------------------------------------------------------------- confirms
 
@@ -158,10 +201,9 @@ class RelayStore:
         ordered = sorted(set(confirms))
         ids = [message_id for message_id, _ in ordered]
         consumers = [consumer for _, consumer in ordered]
-        expected = sources(Change.APPLIED)
-        ((consumed, early, late),) = await self._confirm.fetch(
-            SQL["applied"], ids, consumers, expected
-        )
+        rows = await self._confirm.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
+        consumed, early, late = (sum(row[name] for row in rows) for name in _COUNTS)
+        await self.hear_of((row["destination"], row["consumer"]) for row in rows)
         repeated = len(confirms) - len(ordered)
         missing = len(ordered) - consumed
         if missing:
@@ -199,6 +241,38 @@ class RelayStore:
         columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
         await self._write.fetch(SQL["keep_failed"], *map(list, columns))
 
+    async def hear_of(self, heard: Iterable[tuple[str, str]]) -> None:
+        """Keep that consumers, by destination and name, were heard of, now and then."""
+        now = time.monotonic()
+        due = sorted(
+            each for each in set(heard) if now - self._heard_at.get(each, -inf) >= HEARD_SECONDS
+        )
+        if due:
+            destinations, consumers = zip(*due, strict=True)
+            await self._confirm.execute(SQL["heard_from"], destinations, consumers)
+            self._heard_at.update(dict.fromkeys(due, now))
+
+    async def silent(self, seconds: float, again_seconds: float) -> list[Silent]:
+        """Return consumers of which nothing is heard, each to one relay in `again_seconds`."""
+        rows = await self._write.fetch(SQL["silent"], seconds, again_seconds)
+        return [Silent(*row) for row in rows]
+
+    # ------------------------------------------------------------------------ what is kept beside
+
+    async def confirm_key(self) -> bytes:
+        """Return the key of the tokens that go with messages."""
+        ((key,),) = await self._sweep.fetch(SQL["confirm_key"])
+        return bytes(key)
+
+    async def save_troubles(self, reasons: Mapping[str, str], over: Iterable[str]) -> None:
+        """Keep what is wrong with topics, by name, and which of them are all right again."""
+        if reasons:
+            topics = sorted(reasons)
+            await self._write.execute(
+                SQL["save_troubles"], topics, [reasons[topic] for topic in topics]
+            )
+        await self._write.execute(SQL["end_troubles"], sorted(over))
+
     async def barrier(self) -> None:
         """Return once what can be read here outlives a failover. Raises RetryError."""
         await self._confirm.barrier()
@@ -215,9 +289,13 @@ class Claiming:
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         self._connection = connection
 
-    async def due(self, floor: datetime, rows_max: int) -> list[Due]:
-        """Lock and return deliveries that are due, from `floor` on."""
-        rows = await self._connection.fetch(SQL["due"], floor, rows_max, _SENDABLE)
+    async def due(self, floor: datetime, share: Share) -> list[Due]:
+        """Lock and return what is due, from `floor` on, to each destination its share."""
+        names = sorted(share.of)
+        rows = await self._connection.fetch(
+            SQL["due"], floor, share.rows, _SENDABLE,
+            names, [share.of[name] for name in names], share.rows_in_all,
+        )  # fmt: skip
         return [Due(*row) for row in rows]
 
     async def now(self) -> datetime:
@@ -237,13 +315,20 @@ class Claiming:
     async def apply(self, applied: Sequence[tuple[UUID, str]]) -> int:
         """Move deliveries, by message and consumer, to `consumed`; return how many."""
         ids, consumers = zip(*applied, strict=True)
-        row = await self._connection.fetchrow(
-            SQL["applied"], ids, consumers, sources(Change.APPLIED)
-        )
-        return int(row["consumed"])
+        rows = await self._connection.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
+        return sum(row["consumed"] for row in rows)
 
-    async def claim(self, due: Sequence[tuple[Due, float]], token: UUID) -> list[Message]:
-        """Count a try of each, to be looked at again after its seconds; return the messages."""
+    async def messages(
+        self, due: Sequence[tuple[Due, float]]
+    ) -> tuple[list[Message], dict[UUID, str]]:
+        """Return the messages to be sent, and by id what is wrong with those that can't be."""
+        if not due:
+            return [], {}
+        ids = sorted({row.message_id for row, _ in due})
+        return messages_of(await self._connection.fetch(SQL["messages"], ids, ids[0], ids[-1]))
+
+    async def claim(self, due: Sequence[tuple[Due, float]], token: UUID) -> None:
+        """Take deliveries to send them, to be looked at again each after its seconds."""
         await self._connection.execute(
             SQL["claim"],
             [row.message_id for row, _ in due],
@@ -251,9 +336,6 @@ class Claiming:
             [seconds for _, seconds in due],
             token,
         )
-        ids = sorted({row.message_id for row, _ in due})
-        rows = await self._connection.fetch(SQL["messages"], ids, ids[0], ids[-1])
-        return [message_of(row) for row in rows]
 
     async def wait(self, due: Sequence[tuple[Due, float]]) -> None:
         """Look again at deliveries after their seconds; that is no try."""
@@ -292,16 +374,38 @@ def _destinations(rows: Iterable[asyncpg.Record]) -> dict[str, Destination]:
     return found
 
 
-def message_of(row: asyncpg.Record) -> Message:
-    """Return the message that a row of outbox_message holds."""
-    headers = row["headers"]
-    return Message(
-        row["message_id"],
-        row["destination"],
-        row["payload"],
-        row["key"],
-        None if headers is None else msgspec.json.decode(headers, type=dict[str, str]),
-    )
+def messages_of(rows: Iterable[asyncpg.Record]) -> tuple[list[Message], dict[UUID, str]]:
+    """Return the messages that rows of outbox_message hold, and what is wrong with the others.
+
+    The table refuses what could not be sent. Should it hold such a row all the same (a constraint
+    that was taken off, a restored copy), that row must not be in the way of the others.
+    """
+    messages: list[Message] = []
+    unreadable: dict[UUID, str] = {}
+    for row in rows:
+        try:
+            messages.append(_message_of(row))
+        except MessageError as error:
+            unreadable[row["message_id"]] = f"it can't be sent: {reason_of(error)}"
+    return messages, unreadable
+
+
+def _message_of(row: asyncpg.Record) -> Message:
+    headers = headers_of(row["headers"])
+    message = Message(row["message_id"], row["destination"], row["payload"], row["key"], headers)
+    if headers is not None:
+        check_message(message)
+    return message
+
+
+def headers_of(stored: str | None) -> dict[str, str] | None:
+    """Return stored headers. Raises MessageError where they are none."""
+    if stored is None:
+        return None
+    try:
+        return msgspec.json.decode(stored, type=dict[str, str])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MessageError("headers", reason_of(error), "an object of names to text") from None
 
 
 def _by_id(ack: Ack) -> UUID:

@@ -35,23 +35,32 @@ SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max,
 -- lock_destinations: let nobody else set one up until the transaction ends; all may read on
 LOCK TABLE outbox_destination IN SHARE ROW EXCLUSIVE MODE
 
--- due: the deliveries from $1 on whose time has come, locked; $2 rows at most, of statuses $3
+-- due: the deliveries from $1 on whose time has come, locked, of statuses $3; to each destination $2
+-- at most, to those of $4 as many as $5 says, and $6 in all. So no destination is in another's way.
 SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
-       pending.send_count, pending.topic, pending."partition", pending."offset",
-       extract(epoch FROM now() - pending.sent_at)::float8 AS sent_seconds,
+       pending.send_count, pending.claim_count, pending.topic, pending."partition",
+       pending."offset", extract(epoch FROM now() - pending.sent_at)::float8 AS sent_seconds,
        length(message.payload) AS size
-  FROM (SELECT * FROM outbox_pending
-         WHERE next_send_at >= $1 AND next_send_at <= now() AND status = ANY($3::smallint[])
-         ORDER BY next_send_at LIMIT $2
+  FROM (SELECT destination AS name,
+               coalesce(($5::integer[])[array_position($4::text[], destination)], $2) AS rows_max
+          FROM outbox_destination
+         WHERE destination >= '') AS wanted
+ CROSS JOIN LATERAL (
+        SELECT * FROM outbox_pending
+         WHERE destination = ANY (ARRAY[wanted.name])
+           AND next_send_at >= $1 AND next_send_at <= now() AND status = ANY($3::smallint[])
+         ORDER BY next_send_at LIMIT wanted.rows_max
            FOR UPDATE SKIP LOCKED) AS pending
   LEFT JOIN outbox_message AS message ON message.message_id = ANY (ARRAY[pending.message_id])
+ LIMIT $6
 
 -- now: the time of this transaction
 SELECT now()
 
--- claim: count a try of each delivery, and look again after its seconds
+-- claim: take each delivery to send it, and look again after its seconds. It is a try only once it is
+-- written what became of it: a process that dies in between has most likely sent nothing.
 UPDATE outbox_pending AS pending
-   SET send_count = pending.send_count + 1, claim_token = $4, "offset" = NULL,
+   SET claim_count = pending.claim_count + 1, claim_token = $4, "offset" = NULL,
        next_send_at = now() + claimed.seconds * interval '1 second'
   FROM unnest($1::uuid[], $2::text[], $3::float8[]) AS claimed (message_id, consumer, seconds)
  WHERE pending.message_id = ANY (ARRAY[claimed.message_id]) AND pending.consumer = claimed.consumer
@@ -64,7 +73,7 @@ UPDATE outbox_pending AS pending
 
 -- give_up: deliveries become abnormal, if they are still in one of the statuses $4
 UPDATE outbox_pending AS pending
-   SET status = 3, next_send_at = 'infinity', claim_token = NULL,
+   SET status = 3, next_send_at = 'infinity', claim_token = NULL, claim_count = 0,
        last_error = coalesce(pending.last_error, given_up.reason)
   FROM unnest($1::uuid[], $2::text[], $3::text[]) AS given_up (message_id, consumer, reason)
  WHERE pending.message_id = ANY (ARRAY[given_up.message_id]) AND pending.consumer = given_up.consumer
@@ -77,10 +86,11 @@ SELECT message_id, destination, payload, key, headers
   FROM outbox_message
  WHERE message_id = ANY($1::uuid[]) AND message_id BETWEEN $2 AND $3
 
--- acknowledged: the broker has them: status 1, by token, from one of the statuses $6
+-- acknowledged: the broker has them: status 1, a try, by token, from one of the statuses $6
 UPDATE outbox_pending AS pending
-   SET status = 1, claim_token = NULL, topic = acked.topic, "partition" = acked."partition",
-       "offset" = acked."offset", sent_at = now(), last_error = NULL
+   SET status = 1, send_count = pending.send_count + 1, claim_count = 0, claim_token = NULL,
+       topic = acked.topic, "partition" = acked."partition", "offset" = acked."offset",
+       sent_at = now(), last_error = NULL
   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[])
     AS acked (message_id, token, topic, "partition", "offset")
  WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
@@ -95,37 +105,41 @@ WITH gone AS (
     RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count
 )
 INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
-SELECT message_id, consumer, destination, 1, send_count FROM gone
+SELECT message_id, consumer, destination, 1, send_count + 1 FROM gone
 
--- failed: a send failed that counts as a try; the token goes, the time to look again stays
+-- failed: a send failed that the broker may have seen: a try; the time to look again stays
 UPDATE outbox_pending AS pending
-   SET claim_token = NULL, last_error = failed.reason
+   SET send_count = pending.send_count + 1, claim_count = 0, claim_token = NULL,
+       last_error = failed.reason
   FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS failed (message_id, token, reason)
  WHERE pending.message_id = ANY (ARRAY[failed.message_id]) AND pending.claim_token = failed.token
    AND pending.status = ANY($4::smallint[])
 
--- released: nothing was sent: the try is not counted, and they are due at once
+-- released: nothing was sent, so it was no try: they are due at once
 UPDATE outbox_pending AS pending
-   SET claim_token = NULL, send_count = pending.send_count - 1, next_send_at = now()
-  FROM unnest($1::uuid[], $2::uuid[]) AS released (message_id, token)
+   SET claim_token = NULL, claim_count = 0, next_send_at = now(),
+       last_error = coalesce(released.reason, pending.last_error)
+  FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS released (message_id, token, reason)
  WHERE pending.message_id = ANY (ARRAY[released.message_id]) AND pending.claim_token = released.token
-   AND pending.status = ANY($3::smallint[])
+   AND pending.status = ANY($4::smallint[])
 
--- applied: consumers have applied them: they are done, from one of the statuses $3
+-- applied: consumers have applied them: they are done, from one of the statuses $3; returns how many
+-- of which consumer for which destination
 WITH gone AS (
     DELETE FROM outbox_pending AS pending
      USING unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
      WHERE pending.message_id = ANY (ARRAY[applied.message_id]) AND pending.consumer = applied.consumer
        AND pending.status = ANY($3::smallint[]) AND pending.is_decided
-    RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count,
-              pending.status
+    RETURNING pending.message_id, pending.consumer, pending.destination, pending.status,
+              -- A claim of which it is not written what became of it was a send, as is plain now.
+              pending.send_count + (pending.claim_token IS NOT NULL)::integer AS send_count
 ), done AS (
     INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
     SELECT message_id, consumer, destination, 2, send_count FROM gone
 )
-SELECT count(*) AS consumed, count(*) FILTER (WHERE status = 0) AS early,
+SELECT destination, consumer, count(*) AS consumed, count(*) FILTER (WHERE status = 0) AS early,
        count(*) FILTER (WHERE status = 3) AS late
-  FROM gone
+  FROM gone GROUP BY destination, consumer
 
 -- known: how many of these deliveries are done already
 SELECT count(done.status) AS repeated -- not count(*): a whole index alone must not do
@@ -156,6 +170,31 @@ SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 
 -- keep_failed: what businesses would have sent that failed
 SELECT outbox_keep_failed($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- heard_from: consumers have confirmed, or reported progress, on deliveries to these destinations
+INSERT INTO outbox_consumer (destination, consumer, heard_at)
+SELECT destination, consumer, now()
+  FROM unnest($1::text[], $2::text[]) AS heard (destination, consumer)
+ON CONFLICT (destination, consumer) DO UPDATE SET heard_at = now()
+
+-- silent: consumers of which nothing is heard for $1 seconds while what they were sent waits for as
+-- long; each is returned to one relay in $2 seconds
+INSERT INTO outbox_consumer AS known (destination, consumer, reported_at)
+SELECT destination, consumer, now() FROM outbox_silent($1)
+ON CONFLICT (destination, consumer) DO UPDATE SET reported_at = now()
+ WHERE known.reported_at IS NULL OR known.reported_at < now() - $2::float8 * interval '1 second'
+RETURNING destination, consumer, extract(epoch FROM now() - heard_at)::float8 AS silent_seconds
+
+-- save_troubles: topics are in trouble
+INSERT INTO outbox_trouble (topic, reason)
+SELECT topic, reason FROM unnest($1::text[], $2::text[]) AS found (topic, reason)
+ON CONFLICT (topic) DO UPDATE SET reason = EXCLUDED.reason, seen_at = now()
+
+-- end_troubles: topics are in trouble no longer; so are those that nobody has seen for an hour
+DELETE FROM outbox_trouble WHERE topic = ANY($1::text[]) OR seen_at < now() - interval '1 hour'
+
+-- confirm_key: the key of the tokens that go with each message
+SELECT confirm_key FROM outbox_secret
 
 -- oldest_unfinished: the smallest id that may still be sent: below all that is not finished, and
 -- below what a transaction that is open for at most $1 seconds has still to commit

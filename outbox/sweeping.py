@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID, uuid4
 
-from orderchain.counted import counted
 from orderchain.errors import RetryError
 from outbox.dispatch import Parcel
-from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds
+from outbox.resend import (
+    Due,
+    Verdict,
+    judge,
+    queue_wait_seconds,
+    wait_seconds,
+    why_given_up,
+)
 from outbox.statuses import Status
 from outbox.store import Claiming
 
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.dispatch import Dispatch
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
-    from outbox.store import Abnormal, RelayStore
+    from outbox.store import Abnormal, RelayStore, Share
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +75,7 @@ class Sweep:
     async def sweep(self, *, everything: bool = False) -> int:
         """Claim all that is due, and return how many deliveries were looked at.
 
+        Left out are destinations that have no room, and those whose topics are left alone for now.
         Begins at a floor of next_send_at, `late_seconds` before the last complete sweep: under a
         long snapshot of somebody else the index is full of dead entries below it, and to pass them
         all again takes many times as long as the look itself. `everything` begins before them.
@@ -75,15 +83,15 @@ class Sweep:
         looked_at = 0
         began = time.monotonic()
         floor = _ALL if everything else self._floor(began)
-        while True:
-            await self._dispatch.wait_for_room()
-            if self._dispatch.is_broker_away:
-                return looked_at
-            rows, is_full = await self._round(floor)
+        while not self._dispatch.is_broker_away:
+            share, leaves_out = self._dispatch.share(self._config.sweep_rows_max)
+            rows, is_full = await self._round(floor, share)
             looked_at += rows
             if not is_full:
-                self._complete_at = began
-                return looked_at
+                if not leaves_out:
+                    self._complete_at = began
+                break
+        return looked_at
 
     def _floor(self, now: float) -> datetime:
         late = self._config.late_seconds
@@ -94,7 +102,7 @@ class Sweep:
         # Not from now: nothing was swept while the broker was away.
         return at + timedelta(seconds=self._complete_at - monotonic - late)
 
-    async def _round(self, floor: datetime) -> tuple[int, bool]:
+    async def _round(self, floor: datetime, share: Share) -> tuple[int, bool]:
         """Claim one round; return the rows looked at, and whether there may be more."""
         token = uuid4()
         abnormal: list[Abnormal] = []
@@ -102,25 +110,34 @@ class Sweep:
             claiming = Claiming(connection)
             if floor == _ALL:
                 self._base = (await claiming.now(), time.monotonic())
-            due = await claiming.due(floor, self._config.sweep_rows_max)
+            due = await claiming.due(floor, share)
             if not due:
                 return 0, False
             send, wait, give_up, is_cut = await self._sorted(claiming, due)
+            messages, unreadable = await claiming.messages(send)
+            if unreadable:
+                give_up += [
+                    (row, unreadable[row.message_id])
+                    for row, _ in send
+                    if row.message_id in unreadable
+                ]
+                send = [each for each in send if each[0].message_id not in unreadable]
             if wait:
                 await claiming.wait(wait)
             if give_up:
                 abnormal = await claiming.give_up(give_up)
-            messages = await claiming.claim(send, token) if send else []
+            if send:
+                await claiming.claim(send, token)
         # Committed: the claims are ours.
         self._stats.queued += len(wait)
         self._stats.swept += len(send)
-        self._stats.resent += sum(row.send_count > 0 for row, _ in send)
+        self._stats.resent += sum(_may_be_sent(row) for row, _ in send)
         if messages:
             self._dispatch.hand_over(Parcel(token, messages))
         if abnormal:
             self._stats.abnormal += len(abnormal)
             self._alerts.tell(abnormal)
-        return len(due), is_cut or len(due) >= self._config.sweep_rows_max
+        return len(due), is_cut or _is_full(due, share)
 
     async def _sorted(
         self, claiming: Claiming, due: list[Due]
@@ -143,7 +160,7 @@ class Sweep:
             if verdict is Verdict.WAIT:
                 wait.append((row, queue_wait_seconds(row, rules)))
             elif verdict is Verdict.GIVE_UP:
-                give_up.append((row, f"no end after {counted(row.send_count, 'try', 'tries')}"))
+                give_up.append((row, why_given_up(row, rules)))
             elif row.size is None:
                 give_up.append((row, "its message is gone"))
             elif row.size > room and send:
@@ -151,7 +168,7 @@ class Sweep:
                 return send, wait, give_up, True
             else:
                 room -= row.size
-                send.append((row, wait_seconds(rules, row.send_count)))
+                send.append((row, wait_seconds(rules, row.send_count + row.claim_count)))
         return send, wait, give_up, False
 
     async def _known(self, claiming: Claiming, due: list[Due]) -> dict[str, Destination]:
@@ -165,9 +182,7 @@ class Sweep:
         """Leave out what consumers have applied by their own logs: that counts as their confirm."""
         found: set[tuple[str, UUID]] = set()
         for consumer, log in self._consumer_logs.items():
-            sent = [
-                row.message_id for row in due if row.consumer == consumer and row.send_count > 0
-            ]
+            sent = [row.message_id for row in due if row.consumer == consumer and _may_be_sent(row)]
             if sent:
                 found |= {(consumer, each) for each in await _asked(consumer, log, sent)}
         if not found:
@@ -175,6 +190,22 @@ class Sweep:
         applied = await claiming.apply(sorted((each, consumer) for consumer, each in found))
         self._stats.found_applied += applied
         return [row for row in due if (row.consumer, row.message_id) not in found]
+
+
+def _may_be_sent(row: Due) -> bool:
+    return row.send_count > 0 or row.claim_count > 0
+
+
+def _is_full(due: list[Due], share: Share) -> bool:
+    """Whether more may be due: some destination has had its whole share."""
+    if len(due) >= share.rows_in_all:
+        return True
+    taken = Counter(row.destination for row in due)
+    # A share of one is a trial: the next one follows once it is known what became of it.
+    return any(
+        rows >= share.of.get(name, share.rows) and share.of.get(name) != 1
+        for name, rows in taken.items()
+    )
 
 
 async def _asked(consumer: str, log: ConsumerLog, message_ids: Sequence[UUID]) -> set[UUID]:

@@ -82,7 +82,7 @@ def token(as_json: bool) -> None:
     "--checks-max",
     type=Integer(1, 1_000),
     metavar="N",
-    help="Answers 'unknown' before it is abnormal.  [default: 16]",
+    help="Answers 'unknown' after which it is abnormal.  [default: 16]",
 )
 @click.option(
     "--callback",

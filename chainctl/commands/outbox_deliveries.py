@@ -30,14 +30,17 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
 @json_option
 @uses_settings("database", "connect_seconds")
 def status(settings: Settings, as_json: bool) -> ExitCode:
-    """Show how many deliveries stand where; exit code 1 when some are abnormal."""
+    """Show how many deliveries stand where, and what is wrong with their destinations.
+
+    Exit code 1 when some are abnormal, a topic is missing, or a consumer is not heard of.
+    """
     found = run_async(_counts(settings))
     if as_json:
         data_json(found)
     else:
-        columns = ("destination", "status", "deliveries", "oldest_seconds")
+        columns = ("destination", "status", "deliveries", "oldest_seconds", "trouble")
         table(columns, [[cell(row[column]) for column in columns] for row in found])
-    is_abnormal = any(row["status"] == "abnormal" for row in found)
+    is_abnormal = any(row["status"] == "abnormal" or row["trouble"] for row in found)
     return ExitCode.FINDINGS if is_abnormal else ExitCode.CLEAN
 
 
@@ -47,16 +50,30 @@ async def _counts(settings: Settings) -> list[dict[str, Any]]:
 
     async with outbox_of(settings) as connection:
         found = await acts.counts(connection)
+        troubles = await acts.troubles(connection)
     now = time.time()
-    return [
+    rows: list[dict[str, Any]] = [
         {
             "destination": name,
-            "status": stands.name.lower(),
+            "status": status.name.lower(),
             "deliveries": deliveries,
             "oldest_seconds": None if oldest is None else age_seconds(oldest, now),
+            "trouble": troubles.get(name),
         }
-        for name, stands, deliveries, oldest in found
+        for name, status, deliveries, oldest in found
     ]
+    # A destination may be in trouble before anything goes to it.
+    rows += [
+        {
+            "destination": name,
+            "status": None,
+            "deliveries": 0,
+            "oldest_seconds": None,
+            "trouble": troubles[name],
+        }
+        for name in sorted(set(troubles) - {row["destination"] for row in rows})
+    ]
+    return rows
 
 
 @click.command("list")

@@ -23,7 +23,7 @@ from outbox.errors import LASTING, BadRecord
 from outbox.message import smallest_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from orderchain.clock import Clock
     from outbox.callback.config import CallbackConfig
@@ -45,8 +45,13 @@ class SenderCalls(Protocol):
         """Ask to send messages again. Those that are left out were not answered."""
         ...
 
-    async def confirmed(self, sender: str, consumer: str, message_ids: Sequence[UUID]) -> None:
-        """Tell that a consumer has applied messages. Returns once the sender has stored it."""
+    async def confirmed(
+        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> Collection[UUID]:
+        """Tell that a consumer has applied messages, with its proof of each.
+
+        Returns once the sender has stored it; those whose proofs are wrong, of which it has not.
+        """
         ...
 
 
@@ -63,6 +68,8 @@ class CallbackStats:
     """Of those: without an answer."""
     returned: int = 0
     """Confirms that were returned."""
+    forged: int = 0
+    """Confirms that their senders did not believe."""
     returns: int = 0
     """Calls that it took."""
     bad_records: Counter[str] = field(default_factory=Counter)
@@ -139,11 +146,12 @@ class CallbackService:
             self._drop(error)
             return
         now = self._now()
-        applied, retrying = [], []
+        applied: dict[tuple[UUID, str], bytes] = {}
+        retrying: list[tuple[UUID, str, datetime]] = []
         for confirm in record.confirms:
             message_id = UUID(bytes=confirm.message_id)
             if confirm.kind == APPLIED:
-                applied.append((message_id, record.consumer))
+                applied[message_id, record.consumer] = confirm.proof
             else:
                 until = _at(min(confirm.until_unix_ns, DUE_NS_MAX))
                 until = min(until, now + _PARKED_MAX) + timedelta(seconds=self._config.late_seconds)
@@ -216,16 +224,25 @@ class CallbackService:
         self._counters.returns += 1
         try:
             async with asyncio.timeout(self._config.call_seconds):
-                ids = sorted(row.message_id for row in rows)
-                await self._calls.confirmed(sender, consumer, ids)
+                proofs = {row.message_id: row.proof or b"" for row in rows}
+                refused = set(await self._calls.confirmed(sender, consumer, proofs))
         except (OrderchainError, OSError) as error:
             told = reason_of(error)
             _log.warning("callback: %s could not be told of confirms: %s", printable(sender), told)
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
             await self._store.not_returned(token, rows, at, told)
         else:
-            await self._store.returned(token, rows)
-            self._counters.returned += len(rows)
+            forged = [row for row in rows if row.message_id in refused]
+            if forged:
+                self._counters.forged += len(forged)
+                _log.warning(
+                    "callback: confirms of %s were refused by %s, since their proofs are wrong: %d",
+                    printable(consumer), printable(sender), len(forged),
+                )  # fmt: skip
+                await self._store.refused(token, forged, self._now())
+            returned = [row for row in rows if row.message_id not in refused]
+            await self._store.returned(token, returned)
+            self._counters.returned += len(returned)
 
     def _outcome(self, row: Taken, reply: Reply | None, told: str | None, now: datetime) -> Asked:
         if reply is None:

@@ -2,15 +2,18 @@
 
     POST .../resend     {"consumer": ..., "message_ids": [...]}
                         answered by {"replies": {message_id: "sent" | "ended"}}
-    POST .../confirmed  the same; answered by {"consumed": n, "repeated": n, "unknown": n}
+    POST .../confirmed  {"consumer": ..., "message_ids": [...], "proofs": [...]}
+                        answered by {"consumed": n, "repeated": n, "unknown": n, "refused": [...]}
 
-Any 2xx answer to `confirmed` says that the sender has stored it. What `resend` leaves out is asked
+The proofs are those of the consumer's confirms (`outbox.proof`), in hexadecimal digits, one for
+each message. Any 2xx answer to `confirmed` says that the sender has stored all but the messages
+that it names as refused, whose proofs were wrong. What `resend` leaves out is asked
 about again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -21,9 +24,15 @@ from orderchain.reasons import reason_of
 from outbox.callback.asking import Reply
 from outbox.http_call import call_json
 from outbox.limits import CONFIRMS_MAX, NAME_CHARS_MAX
+from outbox.proof import PROOF_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+_T = TypeVar("_T")
+
+
+_Proof = Annotated[str, Meta(pattern=f"^([0-9a-f]{{{2 * PROOF_BYTES}}})?$")]
 
 
 class CalledMessages(Struct, forbid_unknown_fields=True):
@@ -31,12 +40,19 @@ class CalledMessages(Struct, forbid_unknown_fields=True):
 
     consumer: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     message_ids: Annotated[list[UUID], Meta(min_length=1, max_length=CONFIRMS_MAX)]
+    proofs: Annotated[list[_Proof], Meta(max_length=CONFIRMS_MAX)] = []
 
 
 class Replies(Struct):
     """What a sender answers to `resend`."""
 
     replies: dict[str, Reply]
+
+
+class Refusals(Struct):
+    """What a sender answers to `confirmed`, as far as it matters here."""
+
+    refused: list[UUID]
 
 
 class Addressee(Protocol):
@@ -54,6 +70,7 @@ class Addressee(Protocol):
 
 
 _replies = msgspec.json.Decoder(Replies)
+_refusals = msgspec.json.Decoder(Refusals)
 
 
 class HttpSenderCalls:
@@ -68,24 +85,27 @@ class HttpSenderCalls:
         self, sender: str, consumer: str, message_ids: Sequence[UUID]
     ) -> Mapping[UUID, Reply]:
         """See `SenderCalls.resend`."""
-        body = await self._call(sender, "resend", consumer, message_ids)
-        try:
-            told = _replies.decode(body).replies
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RetryError(f"{sender} has answered to resend: {reason_of(error)}") from error
+        content = CalledMessages(consumer, list(message_ids))
+        told = (await self._call(sender, "resend", content, _replies)).replies
         return {each: told[str(each)] for each in message_ids if str(each) in told}
 
-    async def confirmed(self, sender: str, consumer: str, message_ids: Sequence[UUID]) -> None:
+    async def confirmed(
+        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> list[UUID]:
         """See `SenderCalls.confirmed`."""
-        await self._call(sender, "confirmed", consumer, message_ids)
+        shown = [proof.hex() for proof in proofs.values()]
+        content = CalledMessages(consumer, list(proofs), shown)
+        return (await self._call(sender, "confirmed", content, _refusals)).refused
 
     async def _call(
-        self, sender: str, name: str, consumer: str, message_ids: Sequence[UUID]
-    ) -> bytes:
+        self, sender: str, name: str, content: CalledMessages, decoder: msgspec.json.Decoder[_T]
+    ) -> _T:
         to = self._address(sender)
         if not to.callback_url:
             raise SettingError("callback_url", "", f"one for client {sender}")
-        content = CalledMessages(consumer, list(message_ids))
         url = f"{to.callback_url.rstrip('/')}/{name}"
         answered = await call_json("POST", url, to.call_token, content, self._seconds)
-        return answered.body
+        try:
+            return decoder.decode(answered.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RetryError(f"{sender} has answered to {name}: {reason_of(error)}") from error

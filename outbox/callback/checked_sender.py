@@ -21,32 +21,37 @@ from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.counted import counted
 from orderchain.errors import OrderchainError, RetryError
+from orderchain.printable import printable
 from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
 from outbox.business import BusinessTransaction, watched_transaction
 from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
+from outbox.confirm_record import APPLIED
 from outbox.destination import LOSS, Destination, topics_of
+from outbox.dispatch import room_of
 from outbox.errors import LASTING, PartEnded
 from outbox.message import Message, draw_message_ids
-from outbox.message_sender import MessageSender
+from outbox.message_sender import MessageSender, is_broken
 from outbox.parts import Parts, uninterrupted
+from outbox.proof import is_proven
 from outbox.relay_stats import RelayStats
+from outbox.resend import CLAIMS_MAX
 from outbox.session import Session
 from outbox.statuses import SENDABLE, Change, sources
 from outbox.store import SQL as STORE_SQL
-from outbox.store import Abnormal, RelayStore, message_of
+from outbox.store import Abnormal, Applied, RelayStore, messages_of
+from outbox.topics import TopicTrouble
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     import asyncpg
 
     from orderchain.clock import Clock
     from outbox.callback.config import CheckedConfig
     from outbox.relay_config import RelayConfig
-    from outbox.store import Applied
 
 SQL: Final = load_sql("outbox.callback", "sender.sql")
 
@@ -54,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 _CHECKS: Final = "orderchain-checks"
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
+_GIVEN_UP: Final = sources(Change.TRIES_USED_UP)
 
 
 @dataclass
@@ -70,7 +76,19 @@ class CheckedStats:
     consumed: int = 0
     repeated: int = 0
     unknown: int = 0
+    forged: int = 0
+    """Confirms whose proofs were wrong."""
     abnormal: int = 0
+
+
+class _Lane:
+    """What waits for one destination, or is under way to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waiting: deque[list[Message]] = deque()
+        self.rows = 0
+        self.some = asyncio.Event()
 
 
 class CheckedSender:
@@ -88,9 +106,8 @@ class CheckedSender:
         self._sender = MessageSender(config.kafka, config.send_seconds)
         self._alerts = Alerts(config, RelayStats())
         self._destinations: dict[str, Destination] = {}
-        self._waiting: deque[list[Message]] = deque()
-        self._waiting_rows = 0
-        self._some = asyncio.Event()
+        self._lanes: dict[str, _Lane] = {}
+        self._waiting_rows = 0  # waiting or under way
         self._empty = asyncio.Event()
         self._empty.set()
         self._parts = Parts("mode 5")
@@ -102,12 +119,16 @@ class CheckedSender:
     async def start(self) -> None:
         """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
         try:
+            self._sender.confirm_key = await self._store.confirm_key()
             self._destinations = await self._store.destinations()
         except BaseException:
             await self._store.close()
             raise
         self._parts = Parts("mode 5")
-        self._parts.begin("send", self._run())
+        for name in self._destinations:
+            self._lanes.setdefault(name, _Lane(name))
+        for name, lane in self._lanes.items():
+            self._parts.begin(f"send to {name}", self._run(lane))
         self._parts.begin("alerts", self._alerts.run())
         durability = TopicDurability(self._config.kafka, "mode-5-topics", LOSS)
         self._parts.begin("topics", durability.keep_looking(self._topics))
@@ -174,13 +195,28 @@ class CheckedSender:
 
     # ------------------------------------------------------------ what the callback service calls
 
-    async def confirmed(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
-        """Move deliveries to `consumed`, all in one statement. Raises RetryError."""
-        done = await self._store.apply([(each, consumer) for each in message_ids])
+    async def confirmed(
+        self, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> tuple[Applied, list[UUID]]:
+        """Move deliveries to `consumed`, all in one statement; `proofs` are the consumer's.
+
+        Returns what became of them, and the messages whose proofs are wrong: those stay as they
+        are. Raises RetryError.
+        """
+        refused = [each for each in proofs if not self._is_proven(consumer, each, proofs[each])]
+        self._counters.forged += len(refused)
+        applied = [(each, consumer) for each in proofs.keys() - set(refused)]
+        if not applied:
+            return Applied(0, 0, 0, 0, 0), refused
+        done = await self._store.apply(applied)
         self._counters.consumed += done.consumed
         self._counters.repeated += done.repeated
         self._counters.unknown += done.unknown
-        return done
+        return done, refused
+
+    def _is_proven(self, consumer: str, message_id: UUID, proof: bytes) -> bool:
+        key = self._sender.confirm_key
+        return key is not None and is_proven(key, message_id.bytes, consumer, APPLIED, 0, proof)
 
     async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
         """Send again what is unconfirmed and may be; say what became of each.
@@ -189,14 +225,11 @@ class CheckedSender:
         about again. Raises RetryError.
         """
         ids, token = sorted(set(message_ids)), uuid4()
-        given_up = sources(Change.TRIES_USED_UP)
-        rows = await self._session.fetch(SQL["give_up"], ids, consumer, given_up)
-        if rows:
-            self._counters.abnormal += len(rows)
-            self._alerts.tell([Abnormal(*row) for row in rows])
-        rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE)
+        rows = await self._session.fetch(SQL["give_up"], ids, consumer, _GIVEN_UP, CLAIMS_MAX)
+        self._tell_abnormal(rows)
+        rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE, CLAIMS_MAX)
         claimed = {row[0] for row in rows}
-        sent = await self._send_again(sorted(claimed), token)
+        sent = await self._send_again(consumer, claimed, token)
         replies = dict.fromkeys(ids, Reply.ENDED)
         for message_id in claimed:
             if message_id in sent:
@@ -205,55 +238,90 @@ class CheckedSender:
                 del replies[message_id]
         return replies
 
-    async def _send_again(self, ids: Sequence[UUID], token: UUID) -> set[UUID]:
-        if not ids:
+    async def _send_again(self, consumer: str, claimed: set[UUID], token: UUID) -> set[UUID]:
+        """Send what was claimed; return what the broker has taken. What can't be sent leaves it."""
+        if not claimed:
             return set()
+        ids = sorted(claimed)
         rows = await self._session.fetch(STORE_SQL["messages"], ids, ids[0], ids[-1])
-        messages = [message_of(row) for row in rows]
+        messages, unreadable = messages_of(rows)
+        if unreadable:
+            ids, reasons = sorted(unreadable), [unreadable[each] for each in sorted(unreadable)]
+            names = [consumer] * len(ids)
+            self._tell_abnormal(
+                await self._session.fetch(STORE_SQL["give_up"], ids, names, reasons, _GIVEN_UP)
+            )
         await self._know(messages)
         sent: set[UUID] = set()
         oldest = await self._store.oldest_unfinished()
-        for batch in await self._sender.send(messages, self._destinations, oldest):
+        results = await self._sender.send(messages, self._destinations, oldest)
+        for batch in results:
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
         self._counters.sent += len(sent)
         self._counters.resent += len(sent)
-        if left := [(message_id, token) for message_id in ids if message_id not in sent]:
+        if sent:
+            await self._session.fetch(SQL["sent"], sorted(sent), token, _SENDABLE)
+        if is_broken(results):
             await self._sender.renew()
-            await self._store.release(left)
+        if left := claimed - sent - set(unreadable):
+            await self._store.release((message_id, token, None) for message_id in left)
         return sent
+
+    def _tell_abnormal(self, rows: Sequence[asyncpg.Record]) -> None:
+        if rows:
+            self._counters.abnormal += len(rows)
+            self._alerts.tell([Abnormal(*row) for row in rows])
 
     # ------------------------------------------------------------------------------ after a commit
 
     def _hand_over(self, messages: list[Message]) -> None:
-        if self._waiting_rows + len(messages) > self._config.waiting_rows_max:
-            self._drop(len(messages), "they could not wait for the broker")
-            return
-        self._waiting_rows += len(messages)
-        self._waiting.append(messages)
-        self._empty.clear()
-        self._some.set()
+        by_destination: dict[str, list[Message]] = {}
+        for message in messages:
+            by_destination.setdefault(message.destination, []).append(message)
+        for name, group in by_destination.items():
+            lane = self._lanes.get(name) or self._new_lane(name)
+            free = self._config.waiting_rows_max - self._waiting_rows
+            fitting = group[: room_of(free, lane.rows)]
+            if len(fitting) < len(group):
+                self._drop(len(group) - len(fitting), "they could not wait for the broker")
+            if fitting:
+                self._waiting_rows += len(fitting)
+                lane.rows += len(fitting)
+                lane.waiting.append(fitting)
+                self._empty.clear()
+                lane.some.set()
+
+    def _new_lane(self, name: str) -> _Lane:
+        lane = self._lanes[name] = _Lane(name)
+        if self._parts.are_begun:
+            self._parts.begin(f"send to {name}", self._run(lane))
+        return lane
 
     def _drop(self, count: int, why: str) -> None:
         self._counters.dropped += count
         _log.error("left to the sweep %s: %s", counted(count, "message"), why)
 
-    async def _run(self) -> None:
+    async def _run(self, lane: _Lane) -> None:
+        """Send what waits for one destination, for ever."""
         while True:
-            await self._some.wait()
-            self._some.clear()
-            while self._waiting:
-                batch = self._take()
-                while batch:
-                    batch = await self._tried(batch)
-            self._empty.set()
+            await lane.some.wait()
+            lane.some.clear()
+            while lane.waiting:
+                left = self._take(lane)
+                count = len(left)
+                while left:
+                    left = await self._tried(left)
+                self._waiting_rows -= count
+                lane.rows -= count
+                if not self._waiting_rows:
+                    self._empty.set()
 
-    def _take(self) -> list[Message]:
+    def _take(self, lane: _Lane) -> list[Message]:
         """Return what waits, up to a round's limit: rounds grow with the load."""
-        taken = list(self._waiting.popleft())
-        while self._waiting and len(taken) + len(self._waiting[0]) <= self._config.send_rows_max:
-            taken += self._waiting.popleft()
-        self._waiting_rows -= len(taken)
+        taken, rows_max = list(lane.waiting.popleft()), self._config.send_rows_max
+        while lane.waiting and len(taken) + len(lane.waiting[0]) <= rows_max:
+            taken += lane.waiting.popleft()
         return taken
 
     async def _tried(self, messages: list[Message]) -> list[Message]:
@@ -262,32 +330,43 @@ class CheckedSender:
             return await self._send(messages)
         except LASTING:
             raise
+        except TopicTrouble:  # of the checks, and it was reported when it was found
+            pass
         except (OrderchainError, OSError) as error:
             _log.warning("mode 5: nothing could be sent: %s", reason_of(error))
-        await self._sender.renew()
+            await self._sender.renew()
         await asyncio.sleep(self._config.probe_seconds)
         return messages
 
     async def _send(self, messages: list[Message]) -> list[Message]:
         """Send the checks first: a check without its message is mended, the reverse is not."""
         await self._know(messages)
+        topics = {self._destinations[each.destination].topic for each in messages}
+        if any(self._sender.troubles.is_paused(topic) for topic in topics):
+            await asyncio.sleep(self._config.probe_seconds)
+            return messages
         checks = self._checks_of(messages)
         destinations = {
             _CHECKS: Destination(name=_CHECKS, topic=self._checked.check_topic, confirm="none")
         }
         oldest = await self._store.oldest_unfinished()
         for batch in await self._sender.send(checks, destinations, oldest):
+            if isinstance(batch.error, TopicTrouble):
+                raise batch.error
             if batch.error is not None:
                 raise RetryError(f"the check record was not taken: {batch.error!r}")
         left: list[Message] = []
-        for batch in await self._sender.send(messages, self._destinations, oldest):
+        results = await self._sender.send(messages, self._destinations, oldest)
+        for batch in results:
             if batch.error is None:
                 self._counters.sent += len(batch.messages)
-            else:
-                _log.warning("mode 5: a batch was not taken: %r", batch.error)
-                left += batch.messages
-        if left:
+                continue
+            left += batch.messages
+            if not isinstance(batch.error, TopicTrouble):  # which was reported when it was found
+                _log.warning("mode 5: a batch was not taken: %s", printable(repr(batch.error)))
+        if is_broken(results):
             await self._sender.renew()
+        if left:
             await asyncio.sleep(self._config.probe_seconds)
         return left
 

@@ -11,6 +11,7 @@ from orderchain.config import Config
 from orderchain.dsn import mask_dsn
 from outbox.callback.asking import AskRules
 from outbox.destination import Name, Topic
+from outbox.limits import CONFIRMS_MAX
 
 _Address = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
@@ -36,7 +37,7 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     """How often what is due is looked for."""
     ask_rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     """Deliveries of one question."""
-    return_rows_max: Annotated[int, Meta(ge=1, le=20_000)] = 5_000
+    return_rows_max: Annotated[int, Meta(ge=1, le=CONFIRMS_MAX)] = 5_000
     """Confirms of one return."""
     call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     """Deadline of one call to a sender."""

@@ -35,9 +35,14 @@ def sender_app(sender: CheckedSender, call_token: str) -> Starlette:
         return Replies({str(each): reply for each, reply in replies.items()})
 
     async def confirmed(called: CalledMessages) -> object:
-        done = await sender.confirmed(called.consumer, called.message_ids)
+        shown = [bytes.fromhex(proof) for proof in called.proofs]
+        # One that is left out proves nothing.
+        shown += [b""] * (len(called.message_ids) - len(shown))
+        proofs = dict(zip(called.message_ids, shown, strict=False))
+        done, refused = await sender.confirmed(called.consumer, proofs)
         return {
-            "consumed": done.consumed, "repeated": done.repeated, "unknown": done.unknown
+            "consumed": done.consumed, "repeated": done.repeated, "unknown": done.unknown,
+            "refused": refused,
         }  # fmt: skip
 
     routes = [

@@ -34,6 +34,8 @@ class Taken(Struct, frozen=True):
     consumer: str
     sender: str
     ask_count: int
+    proof: bytes | None
+    """Of its confirm, where there is one."""
 
 
 class Asked(Struct, frozen=True):
@@ -75,13 +77,14 @@ class CallbackStore:
         await self._session.fetch(SQL["add_checks"], ids, names, sender, due_at, return_at)
 
     async def add_confirms(
-        self, confirms: Sequence[tuple[UUID, str]], now: datetime, return_at: datetime
+        self, confirms: Mapping[tuple[UUID, str], bytes], now: datetime, return_at: datetime
     ) -> None:
-        """Keep confirms, by message and consumer; a repeat changes nothing."""
-        ordered = sorted(set(confirms))
+        """Keep confirms, by message and consumer, with their proofs; a repeat changes nothing."""
+        ordered = sorted(confirms)
         ids = [message_id for message_id, _ in ordered]
         consumers = [consumer for _, consumer in ordered]
-        await self._session.fetch(SQL["add_confirms"], ids, consumers, now, return_at)
+        proofs = [confirms[each] for each in ordered]
+        await self._session.fetch(SQL["add_confirms"], ids, consumers, now, return_at, proofs)
 
     async def postpone(self, retries: Sequence[tuple[UUID, str, datetime]]) -> None:
         """Ask nothing about messages that their consumers have parked, before their time."""
@@ -122,6 +125,10 @@ class CallbackStore:
     async def returned(self, token: UUID, taken: Sequence[Taken]) -> None:
         """Write that senders know of confirms."""
         await self._session.fetch(SQL["returned"], *_columns(taken), token)
+
+    async def refused(self, token: UUID, taken: Sequence[Taken], at: datetime) -> None:
+        """Write that a sender does not believe confirms; it is asked from `at` on."""
+        await self._session.fetch(SQL["refused"], *_columns(taken), token, at)
 
     async def not_returned(
         self, token: UUID, taken: Sequence[Taken], at: datetime, told: str

@@ -16,14 +16,16 @@ ON CONFLICT (message_id, consumer) DO UPDATE
    SET sender = EXCLUDED.sender, due_at = $5
  WHERE known.sender IS NULL
 
--- add_confirms: consumers have applied messages; to be returned from $4 on
+-- add_confirms: consumers say, by proofs $5, that they have applied messages; to be returned from $4 on.
+-- Of two proofs the later one counts: a forged one must not keep the right one out for good.
 INSERT INTO callback_delivery AS known
-       (message_id, consumer, sender, state, due_at, confirmed_at)
-SELECT message_id, consumer, NULL, 1, 'infinity', $3
-  FROM unnest($1::uuid[], $2::text[]) AS applied (message_id, consumer)
+       (message_id, consumer, sender, state, due_at, confirmed_at, proof)
+SELECT message_id, consumer, NULL, 1, 'infinity', $3, proof
+  FROM unnest($1::uuid[], $2::text[], $5::bytea[]) AS applied (message_id, consumer, proof)
 ON CONFLICT (message_id, consumer) DO UPDATE
-   SET state = 1, due_at = $4, confirmed_at = EXCLUDED.confirmed_at, claim_token = NULL
- WHERE known.state IN (0, 3)
+   SET state = 1, confirmed_at = EXCLUDED.confirmed_at, proof = EXCLUDED.proof, claim_token = NULL,
+       due_at = CASE WHEN known.sender IS NULL THEN 'infinity' ELSE $4::timestamptz END
+ WHERE known.state IN (0, 3) OR known.state = 1 AND known.proof <> EXCLUDED.proof
 
 -- postpone: consumers have parked messages until then: not asked about meanwhile
 UPDATE callback_delivery AS known
@@ -53,7 +55,7 @@ UPDATE callback_delivery AS known
    SET claim_token = $3, due_at = $4
   FROM due
  WHERE known.message_id = ANY (ARRAY[due.message_id]) AND known.consumer = due.consumer
-RETURNING known.message_id, known.consumer, known.sender, known.ask_count
+RETURNING known.message_id, known.consumer, known.sender, known.ask_count, known.proof
 
 -- asked: what became of questions; only where the claim still holds and no confirm has come
 UPDATE callback_delivery AS known
@@ -67,6 +69,14 @@ UPDATE callback_delivery AS known
 -- returned: their senders know of these confirms
 UPDATE callback_delivery AS known
    SET state = 2, due_at = 'infinity', claim_token = NULL, last_error = NULL
+  FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
+ WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
+   AND known.claim_token = $3 AND known.state = 1
+
+-- refused: their sender does not believe these confirms: they wait for others, and it is asked from $4
+UPDATE callback_delivery AS known
+   SET state = 0, due_at = $4, claim_token = NULL, proof = NULL, confirmed_at = NULL,
+       last_error = 'a confirm of it was forged'
   FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
  WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
    AND known.claim_token = $3 AND known.state = 1

@@ -6,8 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-import msgspec
-
 from orderchain.sql import load_sql
 from outbox.acts import UNFINISHED
 from outbox.adding import store_messages
@@ -19,7 +17,7 @@ from outbox.service.metrics import Unfinished
 from outbox.service.refusals import Refusal
 from outbox.service.sessions import Sessions
 from outbox.statuses import Change, Status
-from outbox.store import RelayStore
+from outbox.store import RelayStore, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +110,7 @@ class MessageDesk:
                 raise _unknown(message_id)
             deliveries = await session.fetch(SQL["deliveries"], message_id)
         row = dict(rows[0])
-        row["headers"] = _headers(row["headers"])
+        row["headers"] = headers_of(row["headers"])
         return ShownMessage(**row, deliveries=[_shown(each) for each in deliveries])
 
     async def page(
@@ -238,12 +236,15 @@ def _is_same(row: Any, sender: str, message: Message) -> bool:  # noqa: ANN401 -
         and row["destination"] == message.destination
         and row["key"] == message.key
         and row["payload"] == message.payload
-        and (_headers(row["headers"]) or None) == (message.headers or None)
+        and _is_same_headers(row["headers"], message)
     )
 
 
-def _headers(stored: str | None) -> dict[str, str] | None:
-    return None if stored is None else msgspec.json.decode(stored, type=dict[str, str])
+def _is_same_headers(stored: str | None, message: Message) -> bool:
+    try:
+        return (headers_of(stored) or None) == (message.headers or None)
+    except MessageError:  # what can't be read is another message's
+        return False
 
 
 def _shown(row: Any) -> ShownDelivery:  # noqa: ANN401 - an asyncpg record

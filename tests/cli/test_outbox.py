@@ -94,6 +94,37 @@ def rows(database: str, query: str) -> list[dict[str, Any]]:
     return asyncio.run(run())
 
 
+def test_status_names_a_missing_topic_and_a_consumer_that_never_ran(
+    call: Call,
+    settings: dict[str, str],
+    empty_database: str,
+    clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:
+    change = (
+        "UPDATE outbox_pending SET sent_at = now() - interval '6 minutes';"
+        "INSERT INTO outbox_trouble (topic, reason)"
+        " SELECT topic, 'is not there' FROM outbox_destination"
+    )
+    store(1, 1, change=change)
+    made = (
+        "outbox", "destination", "set", "idle", "--topic", "idle", "--consumer", "notes",
+        "--confirm-topic", "idle.confirms",
+    )  # fmt: skip
+    assert call(*made, settings=settings).code == 0
+    missing = "INSERT INTO outbox_trouble (topic, reason) VALUES ('idle.confirms', 'is not there')"
+    rows(empty_database, missing)
+    done = call("outbox", "status", "--json", settings=settings)
+    assert done.code == 1
+    told = {row["destination"]: row for row in json.loads(done.out)}
+    idle = told.pop("idle")
+    assert (idle["status"], idle["deliveries"]) == (None, 0), "also where nothing goes to it yet"
+    assert idle["trouble"] == "topic idle.confirms is not there"
+    (row,) = told.values()
+    assert "is not there; nothing was ever heard of consumer" in row["trouble"]
+    assert "is not there" in call("outbox", "status", settings=settings).out
+
+
 def test_status_and_list_tell_where_deliveries_stand(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:
@@ -108,6 +139,7 @@ def test_status_and_list_tell_where_deliveries_stand(
         "abnormal": 1,
     }
     assert told["abnormal"]["oldest_seconds"] >= 0
+    assert {row["trouble"] for row in told.values()} == {None}
     listed = call("outbox", "list", "--status", "abnormal", "--json", settings=settings)
     (row,) = json.loads(listed.out)
     assert (row["message_id"], row["tries"], row["next_send"]) == (str(abnormal), 2, None)

@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 SECONDS = 30.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a module of which other tests come between would make it twice
 def folder(session_folder: Path) -> Path:
     path = session_folder / "certificates"
     path.mkdir(mode=0o755)
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def authority(folder: Path) -> Authority:
     return Authority(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def secured(session_folder: Path, authority: Authority) -> Iterator[SecuredPostgres]:
     with secured_postgres_in(session_folder / "secured", authority, authority.server()) as server:
         yield server

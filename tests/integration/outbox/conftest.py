@@ -15,8 +15,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
-from outbox.confirm_record import encode_confirms
+from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.headers import read_headers
+from outbox.message import draw_message_ids
+from outbox.proof import proof_of, token_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,6 +73,14 @@ class Sender:
             await client.create_topics(
                 [NewTopic(topic, partitions, 1, topic_configs=settings) for topic in topics]
             )
+        finally:
+            await client.close()
+
+    async def delete_topics(self, *topics: str) -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
+        await client.start()
+        try:
+            await client.delete_topics(list(topics))
         finally:
             await client.close()
 
@@ -166,6 +176,10 @@ class Sender:
         finally:
             await producer.stop()
 
+    async def confirm_key(self) -> bytes:
+        """Return the key of the tokens, which consumers get a token each of."""
+        return bytes(await self.admin.fetchval("SELECT confirm_key FROM outbox_secret"))
+
     async def confirm(
         self,
         destination: Destination,
@@ -175,8 +189,20 @@ class Sender:
         progress: tuple[int, ...] = (),
         consumer: str = CONSUMER,
     ) -> None:
-        """Confirm as a consumer does; `progress` holds its offset in each partition."""
-        confirms = [Confirm(each.bytes, kind, until_ns, 0, 0) for each in message_ids]
+        """Confirm as a consumer does; `progress` holds its offset in each partition.
+
+        Without a message it is one that was parked, which nobody knows: progress needs a proof.
+        """
+        if not message_ids:
+            message_ids, kind = (draw_message_ids(1)[0],), RETRYING
+        key = await self.confirm_key()
+        confirms = [
+            Confirm(
+                each.bytes, kind, until_ns, 0, 0,
+                proof_of(token_of(key, each.bytes), consumer, kind, until_ns),
+            )
+            for each in message_ids
+        ]  # fmt: skip
         told = [Progress(destination.topic, n, offset) for n, offset in enumerate(progress)]
         value = encode_confirms(consumer, confirms, told)
         await self.send_record(destination.confirm_topic, value, consumer.encode())

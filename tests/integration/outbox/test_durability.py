@@ -49,9 +49,13 @@ SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
 OTHER_PARTS = ("inbox.sql", "callback.sql", "decision.sql")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_server(session_folder: Path) -> Iterator[PostgresServer]:
-    """A server whose settings these tests may change."""
+    """A server whose settings these tests may change.
+
+    Not the module's: where workers share the tests out, those of a module come apart, and it would
+    be set up again in its old folder, whose passwords are others.
+    """
     config = PostgresConfig(
         directory=session_folder / "postgres-of-durability",
         port=free_port(),
@@ -116,6 +120,18 @@ class Database:
         """Cut off what waits for the standby, as a person with little patience does."""
         for process_id in await self.waiting():
             await self.sender.admin.execute("SELECT pg_cancel_backend($1)", process_id)
+
+    async def cut_waits_of(self, work: asyncio.Task[Any]) -> None:
+        """Cut off whatever waits for the standby, until `work` is done: others may wait, too."""
+
+        async def is_done() -> bool:
+            await self.sender.admin.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND wait_event = 'SyncRep'"
+            )
+            return work.done()
+
+        await self.sender.until(is_done)
 
 
 @pytest.fixture
@@ -291,7 +307,7 @@ async def test_commit_whose_wait_for_the_standby_was_cut_is_not_followed_by_a_se
     async with sender.relay() as relay:
         await own.lose_standby()
         trading = asyncio.create_task(trade(relay))
-        await own.cut_wait()
+        await own.cut_waits_of(trading)
         await trading
         assert await sender.sent(clearing) == []
         await own.regain_standby()
@@ -312,7 +328,7 @@ async def test_claim_whose_wait_for_the_standby_was_cut_is_not_followed_by_a_sen
         await outbox.add(business, "clearing", b"1")
     await own.lose_standby()
     sweeping = asyncio.create_task(relay.sweep())
-    await own.cut_wait()
+    await own.cut_waits_of(sweeping)
     with pytest.raises(RetryError, match="standby"):
         await sweeping
     assert relay.waiting == 0
@@ -341,7 +357,7 @@ async def test_service_answers_503_for_what_the_standby_may_lack_also_when_asked
         await own.lose_standby()
         for _ in ("stored", "found"):
             sending = asyncio.create_task(raw(service.address, "POST", "/v1/messages/send", body))
-            await own.cut_wait()
+            await own.cut_waits_of(sending)
             status, _, told = await sending
             assert (status, told["error"]) == (503, "unavailable")
             assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 1
@@ -394,10 +410,10 @@ async def test_check_is_answered_only_once_the_standby_has_the_decision(
     await own.lose_standby()
     if was_done:
         deciding = asyncio.create_task(local_transaction())
-        await own.cut_wait()
+        await own.cut_waits_of(deciding)
         await deciding
     checking = asyncio.create_task(check_decision(asked, message_id))
-    await own.cut_wait()
+    await own.cut_waits_of(checking)
     assert await checking is Answer.UNKNOWN
     await own.regain_standby()
     expected = Answer.DONE if was_done else Answer.NOT_DONE

@@ -15,8 +15,10 @@ from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, FireAfterCommit, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
+from outbox.confirm_record import APPLIED
 from outbox.headers import read_headers
 from outbox.message import made_at
+from outbox.proof import proof_of, token_of
 
 from .conftest import CONSUMER, DEADLINE_SECONDS
 
@@ -94,12 +96,14 @@ async def test_sender_of_mode_5_says_what_may_still_come(sender: Sender) -> None
     business = await sender.connect()
     ids = []
     checked = CheckedConfig(sender="payments", check_topic=check_topic)
+    key = await sender.confirm_key()
     async with CheckedSender(sender.config(), checked) as mode_5:
         for n in range(MESSAGES):
             async with mode_5.transaction(business) as transaction:
                 ids.append(await transaction.add("clearing", f"pay {n}".encode()))
             await mode_5.settle()
-            await mode_5.confirmed(CONSUMER, ids[-1:])
+            proof = proof_of(token_of(key, ids[-1].bytes), CONSUMER, APPLIED, 0)
+            await mode_5.confirmed(CONSUMER, {ids[-1]: proof})
         check_floors(await floors(sender, destination), ids)
         async with mode_5.transaction(business) as transaction:
             lost = await transaction.add("clearing", b"to be sent again")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 DEADLINE_SECONDS = 60.0
-PARTS = ["alerts", "acks", "dispatch", "broker", "confirms", "sweep", "retention"]
+PARTS = ["alerts", "acks", "dispatch", "broker", "confirms", "troubles", "sweep", "retention"]
 OURS = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'orderchain outbox%'
@@ -159,7 +159,7 @@ async def test_relay_stopped_in_order_lets_its_run_return(sender: Sender) -> Non
         await running
 
 
-@pytest.mark.parametrize("part", ["send", "alerts"])
+@pytest.mark.parametrize("part", ["send to clearing", "alerts"])
 async def test_sender_of_mode_5_of_which_a_part_is_gone_accepts_nothing(
     sender: Sender, part: str
 ) -> None:

@@ -46,6 +46,7 @@ async def test_confirm_moves_a_delivery_to_consumed_once_and_for_good(sender: Se
         await relay.settle()
         await sender.confirm(clearing, *ids)
         await sender.until_status(ids[-1], Status.CONSUMED)
+        await until_taken(sender, relay, "consumed", 300)
         assert (relay.stats().consumed, relay.stats().early, relay.stats().unknown) == (300, 0, 0)
         await sender.confirm(clearing, *ids)  # at least once, like every message
         await until_taken(sender, relay, "repeated", 300)
@@ -87,6 +88,7 @@ async def test_confirm_after_abnormal_is_taken(sender: Sender) -> None:
         assert (await sender.statuses())[message_id] is Status.ABNORMAL
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
+        await until_taken(sender, relay, "late", 1)
         assert relay.stats().late == 1
 
 
@@ -100,6 +102,7 @@ async def test_confirm_that_comes_before_the_acknowledgement_was_written_spares_
         assert (await sender.statuses())[message_id] is Status.INIT
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
+        await until_taken(sender, relay, "early", 1)
         assert (relay.stats().early, relay.stats().acks_overtaken) == (1, 1)
         await relay.settle()
         assert relay.stats().acks_written == 0
@@ -121,6 +124,7 @@ async def test_confirm_for_an_unknown_id_and_records_of_garbage_are_counted_and_
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
         assert relay.stats().bad_confirms == {"content": 2}
+        await until_taken(sender, relay, "consumed", 1)
         assert relay.stats().consumed == 1
 
 

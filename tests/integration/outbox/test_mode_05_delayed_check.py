@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderchain.errors import RetryError
-from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_RELAY
-from outbox import Destination, Status
+from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
+from outbox import Confirm, Destination, Status, save_destinations
 from outbox.callback.asking import AskRules, Reply
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.check_record import decode_checks
@@ -24,7 +24,7 @@ from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.callback.intake import CallbackIntake
 from outbox.callback.sender_app import sender_app
-from outbox.confirm_record import RETRYING
+from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 
@@ -32,7 +32,7 @@ from .hand_clock import HandClock
 from .service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from local_stack import KafkaServer
@@ -73,11 +73,14 @@ class Calls:
         self.asked += message_ids
         return await self.to.resend(consumer, message_ids)
 
-    async def confirmed(self, sender: str, consumer: str, message_ids: Sequence[UUID]) -> None:
+    async def confirmed(
+        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> Collection[UUID]:
         assert sender == ME
         self._check()
-        await self.to.confirmed(consumer, message_ids)
-        self.returns.append(len(message_ids))
+        _, refused = await self.to.confirmed(consumer, proofs)
+        self.returns.append(len(proofs))
+        return refused
 
     def _check(self) -> None:
         if self.is_cut:
@@ -288,6 +291,90 @@ async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sende
     await service.close()
 
 
+async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_for(
+    rig: Rig, sender: Sender
+) -> None:
+    (message_id,) = await rig.send(1)
+    (record,) = await sender.records(rig.check_topic)
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    forged = Confirm(message_id.bytes, 0, 0, 0, 0, bytes(16))
+    await service.take_checks(record.value)
+    await service.take_confirms(encode_confirms(CONSUMER, [forged]))
+    rig.clock.go(1)
+    assert await service.return_once() == 1
+    assert (service.stats().forged, service.stats().returned) == (1, 0)
+    assert await sender.statuses() == {message_id: Status.INIT}
+    await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+    assert await service.ask_once() == 1
+    assert await sender.sent(rig.destination) == [message_id] * 2
+    # The right one ends it, also after another forged one.
+    await sender.confirm(rig.destination, message_id)
+    await service.take_confirms(encode_confirms(CONSUMER, [forged]))
+    (right,) = await sender.records(rig.destination.confirm_topic)
+    await service.take_confirms(right.value)
+    rig.clock.go(1)
+    assert await service.return_once() == 1
+    assert await sender.statuses() == {message_id: Status.CONSUMED}
+    await service.close()
+
+
+async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
+    rig: Rig, sender: Sender
+) -> None:
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    lost = Destination(name="lost", topic=f"lost.{sender.name}", consumers=(CONSUMER,))
+    await save_destinations(operator, [lost])
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        await business.add("lost", b"1")
+    async with rig.mode_5.transaction(connection) as business:
+        await business.add("lost", b"2")
+        message_id = await business.add("clearing", b"3")
+
+    async def is_sent() -> bool:
+        return await sender.sent(rig.destination) == [message_id]
+
+    await sender.until(is_sent)
+    await sender.make_topics(lost.topic)
+    await rig.mode_5.settle()
+    assert len(await sender.sent(lost)) == 2
+
+
+async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_when_it_is_there(
+    sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.topics.PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("outbox.topics.PAUSE_SECONDS_MAX", 0.1)
+    destination = await sender.set_up()
+    check_topic = f"late-checks.{sender.name}"
+    checked = CheckedConfig(sender=ME, check_topic=check_topic)
+    connection = await sender.connect()
+    async with CheckedSender(sender.config(probe_seconds=0.01), checked) as mode_5:
+        async with mode_5.transaction(connection) as business:
+            message_id = await business.add("clearing", b"1")
+        looks = 0
+        found = mode_5._sender.troubles.found
+
+        def counted(topic: str, reason: str) -> Exception:
+            nonlocal looks
+            looks += 1
+            return found(topic, reason)
+
+        monkeypatch.setattr(mode_5._sender.troubles, "found", counted)
+
+        async def was_looked_for_again() -> bool:
+            return looks >= 3
+
+        await sender.until(was_looked_for_again)
+        assert await sender.sent(destination) == []
+        await sender.make_topics(check_topic)
+        await mode_5.settle()
+        assert await sender.sent(destination) == [message_id]
+    lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
+    assert len([line for line in lines if "is not there" in line]) == 1
+    assert not any("nothing could be sent" in each.getMessage() for each in caplog.records)
+
+
 async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:
     # No callback service runs, and what the sender's process had in memory is lost with it.
     ids = await rig.send(5)
@@ -343,12 +430,12 @@ async def test_broker_that_is_away_makes_messages_wait_and_uses_up_no_try(
             ids = [await business.add("clearing", b"pay") for _ in range(20)]
         # Asked to send again meanwhile: nothing is answered, and nothing is counted.
         assert await rig.mode_5.resend(CONSUMER, ids[:5]) == {}
-        assert {row["send_count"] for row in await sender.pending()} == {1}
+        tries = sum(row["send_count"] for row in await sender.pending())
         await asyncio.to_thread(kafka_to_break.start)
         await rig.mode_5.settle()
         assert set(await sender.sent(rig.destination)) == set(ids)
         assert await rig.mode_5.resend(CONSUMER, ids[:1]) == {ids[0]: Reply.SENT}
-        assert sorted(row["send_count"] for row in await sender.pending()) == [1] * 19 + [2]
+        assert sum(row["send_count"] for row in await sender.pending()) == tries + 1
 
 
 async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender: Sender) -> None:

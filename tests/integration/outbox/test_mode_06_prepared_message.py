@@ -217,7 +217,12 @@ async def test_decision_stored_late_ends_the_abnormal_message(
     async with business.local_transaction(message_id):
         for seconds in (30, 30, 60):
             assert await desk.check_after(seconds) == 1
+        assert business.asked == [message_id] * 3
+        assert await desk.check_after(59) == 0
+        assert await desk.status(message_id) is Status.PREPARED, "the last answer has its time, too"
+        assert await desk.check_after(1) == 1
         assert await desk.status(message_id) is Status.ABNORMAL
+    assert business.asked == [message_id] * 3
     assert desk.abnormal == ["its sender was asked 3 times, and did not know"]
     assert await desk.check_after(86_400) == 0, "an abnormal one is not asked about"
     told = await desk.desk.decide(ME, change, [message_id])
@@ -443,6 +448,28 @@ async def test_two_that_check_ask_about_each_message_once(
         await checks.close()
     assert sorted(business.asked) == sorted(ids)
     assert set((await sender.statuses()).values()) == {Status.CANCELLED}
+
+
+async def test_destination_with_many_checks_keeps_no_other_from_its_turn(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up()
+    await sender.set_up("another")  # which is before it by name
+    (first,) = draw_message_ids(1)
+    await desk.desk.store(ME, [Message(first, "clearing", b"pay 10")], is_prepared=True)
+    others = [Message(each, "another", b"pay 10") for each in draw_message_ids(10)]
+    await desk.desk.store(ME, others, is_prepared=True)
+    checks = CheckBack(
+        sender.config(), business.check, CheckingConfig(rules=RULES, rows_max=4), clock=desk.clock
+    )
+    await sender.admin.execute(
+        "UPDATE outbox_pending SET next_send_at = next_send_at - interval '1 second'"
+        " WHERE message_id = $1", first,
+    )  # fmt: skip
+    desk.clock.go(30)
+    assert await checks.check_once() == 4
+    assert first in business.asked
+    await checks.close()
 
 
 async def test_decision_counts_for_every_consumer_of_the_message(

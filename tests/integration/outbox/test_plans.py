@@ -37,7 +37,7 @@ ROWS = 10_000
 """In the tables that were empty when they were looked at: enough that reading all of one shows."""
 
 HOT: dict[str, Sequence[Any]] = {
-    "due": (datetime(1970, 1, 1, tzinfo=UTC), 100, (0, 1)),
+    "due": (datetime(1970, 1, 1, tzinfo=UTC), 100, (0, 1), ["clearing"], [10], 200),
     "claim": (IDS, CONSUMERS, [1.0] * 500, TOKENS[0]),
     "wait": (IDS, CONSUMERS, [1.0] * 500),
     "give_up": (IDS, CONSUMERS, ["why"] * 500, (0, 1)),
@@ -45,7 +45,7 @@ HOT: dict[str, Sequence[Any]] = {
     "acknowledged": (IDS, TOKENS, ["t"] * 500, [0] * 500, [0] * 500, (0, 1)),
     "done_by_broker": (IDS, TOKENS, (0, 1)),
     "failed": (IDS, TOKENS, ["why"] * 500, (0, 1)),
-    "released": (IDS, TOKENS, (0, 1)),
+    "released": (IDS, TOKENS, [None] * 500, (0, 1)),
     "applied": (IDS, CONSUMERS, sources(Change.APPLIED)),
     "known": (IDS, CONSUMERS),
     "oldest_unfinished": (3_600.0,),
@@ -61,14 +61,16 @@ PREPARED: dict[str, Sequence[Any]] = {
     "standing": (IDS, IDS[0], IDS[-1]),
 }
 CHECKED: dict[str, Sequence[Any]] = {
-    "claim": (IDS, CONSUMER, TOKENS[0], sorted(map(int, SENDABLE))),
-    "give_up": (IDS, CONSUMER, sources(Change.TRIES_USED_UP)),
+    "claim": (IDS, CONSUMER, TOKENS[0], sorted(map(int, SENDABLE)), 20),
+    "sent": (IDS, TOKENS[0], (0, 1)),
+    "give_up": (IDS, CONSUMER, sources(Change.TRIES_USED_UP), 20),
 }
 CALLBACK: dict[str, Sequence[Any]] = {
     "postpone": (IDS, CONSUMERS, [NOW] * 500),
     "claim": (NOW, 0, TOKENS[0], NOW, 100, ["t"]),
     "asked": (IDS, CONSUMERS, [False] * 500, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),
     "returned": (IDS, CONSUMERS, TOKENS[0]),
+    "refused": (IDS, CONSUMERS, TOKENS[0], NOW),
     "not_returned": (IDS, CONSUMERS, TOKENS[0], NOW, "why"),
     "trim": (IDS[0], 10_000),
 }

@@ -13,7 +13,7 @@ import outbox
 from outbox import Message, Status, acts, draw_message_ids
 from outbox.resend import Verdict, judge, wait_seconds
 from outbox.statuses import FINAL, TRANSITIONS
-from outbox.store import Ack, Claiming, RelayStore
+from outbox.store import Ack, Claiming, RelayStore, Share
 
 from .conftest import CONSUMER, Sender
 
@@ -45,7 +45,9 @@ class Walk:
         return self.random.sample(self.ids, k=min(len(self.ids), self.random.randint(1, 4)))
 
     def some_claims(self) -> list[tuple[UUID, UUID]]:
-        return self.random.sample(self.claims, k=min(len(self.claims), 4))
+        young = self.claims[-8:]  # of these some may still hold
+        return [*self.random.sample(self.claims, k=min(len(self.claims), 2)),
+                *self.random.sample(young, k=min(len(young), 3))]  # fmt: skip
 
     async def add(self) -> None:
         business = self.sender.connections[0]
@@ -63,11 +65,11 @@ class Walk:
         await self.sender.let_time_pass()
         async with self.store.sweep() as connection:
             claiming = Claiming(connection)
-            due = await claiming.due(ALWAYS, 5)
+            due = await claiming.due(ALWAYS, Share(5, {}, 5))
             verdicts = [(row, judge(row, self.clearing, {})) for row in due]
             send = [row for row, verdict in verdicts if verdict is Verdict.SEND]
             if send:
-                waits = [(row, wait_seconds(self.clearing, row.send_count)) for row in send]
+                waits = [(row, wait_seconds(self.clearing, row.claim_count)) for row in send]
                 await claiming.claim(waits, token)
             give_up = [(row, "why") for row, verdict in verdicts if verdict is Verdict.GIVE_UP]
             if give_up:
@@ -82,7 +84,7 @@ class Walk:
         await self.store.write_failures((each, token, "x") for each, token in self.some_claims())
 
     async def release(self) -> None:
-        await self.store.release(self.some_claims())
+        await self.store.release((each, token, None) for each, token in self.some_claims())
 
     async def confirm(self) -> None:
         if self.random.random() < 0.3:

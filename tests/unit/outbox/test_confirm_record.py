@@ -13,7 +13,13 @@ INT64 = st.integers(0, 2**63 - 1)
 PARTITION = st.integers(0, 2**31 - 1)
 CONFIRMS = st.lists(
     st.builds(
-        Confirm, st.binary(min_size=16, max_size=16), st.integers(0, 1), INT64, PARTITION, INT64
+        Confirm,
+        st.binary(min_size=16, max_size=16),
+        st.integers(0, 1),
+        INT64,
+        PARTITION,
+        INT64,
+        st.binary(min_size=16, max_size=16),
     )
 )
 PROGRESS = st.lists(
@@ -21,7 +27,7 @@ PROGRESS = st.lists(
         Progress, st.text("abc.-_", min_size=1, max_size=249), PARTITION, INT64
     )
 )  # fmt: skip
-ONE = [bytes(16), 0, 0, 0, 0]
+ONE = [bytes(16), 0, 0, 0, 0, bytes(16)]
 
 
 @given(st.text("ab c", min_size=1, max_size=100), CONFIRMS, PROGRESS)
@@ -83,5 +89,5 @@ def test_record_that_breaks_a_bound_is_refused_by_its_reason(
 
 
 def test_record_of_the_most_confirms_is_below_the_size_that_is_read() -> None:
-    most = [Confirm(bytes(16), 1, 2**63 - 1, 2**31 - 1, 2**63 - 1)] * CONFIRMS_MAX
+    most = [Confirm(bytes(16), 1, 2**63 - 1, 2**31 - 1, 2**63 - 1, bytes(16))] * CONFIRMS_MAX
     assert len(decode_confirms(encode_confirms("a" * 100, most)).confirms) == CONFIRMS_MAX

@@ -9,16 +9,19 @@ from unittest.mock import Mock
 
 import outbox.confirms
 from orderchain.errors import RetryError
-from outbox import Destination, Progress, RelayConfig
-from outbox.confirm_record import encode_confirms
+from outbox import Confirm, Destination, Progress, RelayConfig
+from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.confirms import ConfirmIntake
+from outbox.proof import proof_of, token_of
+from outbox.relay_stats import RelayStats
+from outbox.topics import TopicTroubles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pytest
 
-TOPIC, CONSUMER = "trades", "clearing"
+TOPIC, CONSUMER, KEY = "trades", "clearing", bytes(range(32))
 
 
 class Topic:
@@ -32,10 +35,19 @@ class Topic:
         """Stand for what makes a consumer: the next member."""
         offset = next(self._offsets, None)
         told = [] if offset is None else [Progress(TOPIC, 0, offset)]
-        self._records = [SimpleNamespace(value=encode_confirms(CONSUMER, [], told), headers=())]
+        proof = proof_of(token_of(KEY, bytes(16)), CONSUMER, RETRYING, 0)
+        parked = Confirm(bytes(16), RETRYING, 0, 0, 0, proof)
+        value = encode_confirms(CONSUMER, [parked], told)
+        self._records = [SimpleNamespace(value=value, headers=())]
         return self
 
     async def start(self) -> None: ...
+
+    async def topics(self) -> set[str]:
+        return {f"{TOPIC}.confirms"}
+
+    def subscribe(self, topics: list[str]) -> None:
+        assert topics == [f"{TOPIC}.confirms"]
 
     async def stop(self) -> None: ...
 
@@ -56,6 +68,13 @@ class Store:
         self.is_away = True
         self.saved: list[Mapping[Any, int]] = []
 
+    async def confirm_key(self) -> bytes:
+        return KEY
+
+    async def postpone(self, retries: object) -> None: ...
+
+    async def hear_of(self, heard: object) -> None: ...
+
     async def save_progress(self, progress: Mapping[Any, int]) -> None:
         if self.is_away:
             self.is_away = False
@@ -74,7 +93,8 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
     destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
     dispatch = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
     config = RelayConfig(database="d", kafka="k:1")
-    intake = ConfirmIntake(config, cast("Any", store), dispatch, Mock(), Mock())
+    stats, troubles = RelayStats(), TopicTroubles()
+    intake = ConfirmIntake(config, cast("Any", store), dispatch, Mock(), stats, troubles)
     running = asyncio.create_task(intake.run())
     async with asyncio.timeout(10):
         await topic.is_read.wait()

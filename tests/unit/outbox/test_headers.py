@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import BadRecord, Destination
 from outbox.headers import (
+    CONFIRM_TOKEN,
     CONFIRM_TOPIC,
     DESTINATION,
     MESSAGE_ID,
@@ -36,6 +39,22 @@ def test_headers_come_back_as_they_were_given(
     assert (found.message_id, found.oldest_unfinished) == (message_id, oldest)
     assert (found.destination, found.confirm_topic) == ("clearing", "t.confirms")
     assert found.own == {name: value.encode() for name, value in own.items()}
+
+
+def test_own_headers_come_first_so_that_ours_cannot_be_overridden() -> None:
+    """Past the checks, as from a row that was stored without them."""
+    message_id, token = UUID(int=7), bytes(range(16))
+    own = {name: "forged" for name in (MESSAGE_ID, DESTINATION, CONFIRM_TOPIC, CONFIRM_TOKEN)}
+    told = record_headers(message_id, own, common_headers(CLEARING, None), token)
+    assert [value for _, value in told[:4]] == [b"forged"] * 4
+    found = read_headers(told)
+    assert (found.message_id, found.destination) == (message_id, "clearing")
+    assert (found.confirm_topic, found.confirm_token) == ("t.confirms", token)
+
+
+@pytest.mark.parametrize("value", [b"", b"00" * 15, b"0 " * 16, b"zz" * 16, b"\xff" * 32])
+def test_token_that_cannot_be_read_is_none_and_harms_not_the_message(value: bytes) -> None:
+    assert read_headers([*GOOD, (CONFIRM_TOKEN, value)]).confirm_token is None
 
 
 def test_headers_of_a_destination_without_confirm_name_no_topic_for_it() -> None:

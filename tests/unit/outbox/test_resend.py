@@ -21,7 +21,8 @@ PLACE = ("c", "t", 0)
 def due(**fields: Any) -> Due:
     given = {
         "message_id": UUID(int=1), "consumer": "c", "destination": "d",
-        "status": Status.CONFIRMED, "send_count": 1, "topic": "t", "partition": 0, "offset": 50,
+        "status": Status.CONFIRMED, "send_count": 1, "claim_count": 0,
+        "topic": "t", "partition": 0, "offset": 50,
         "sent_seconds": 30.0, "size": 1,
     }  # fmt: skip
     return Due(**{**given, **fields})

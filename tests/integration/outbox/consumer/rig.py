@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 40
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"
+TOKEN = bytes(range(16))
+"""Of every message: what its sender makes it from is no business of a consumer's."""
 APPLY = "INSERT INTO effect VALUES ($1, $2)"
 
 
@@ -69,7 +71,7 @@ class Rig:
                 message.payload,
                 key=None if message.key is None else message.key.encode(),
                 partition=partition,
-                headers=record_headers(message.message_id, message.headers, common),
+                headers=record_headers(message.message_id, message.headers, common, TOKEN),
                 timestamp_ms=timestamp_ms,
             )
             offset = told.offset

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.confirm_record import APPLIED
 
-from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
+from .rig import DEADLINE_SECONDS, TOKEN, Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +55,7 @@ async def test_confirms_of_a_batch_travel_together_with_the_progress(rig: Rig) -
                 ("orderchain-message-id", str(message.message_id).encode()),
                 ("orderchain-destination", b"clearing"),
                 ("orderchain-confirm-topic", rig.destination.confirm_topic.encode()),
+                ("orderchain-confirm-token", TOKEN.hex().encode()),
             ],
         )  # fmt: skip
     await rig.producer.flush()
@@ -107,6 +108,7 @@ async def test_confirms_outlast_a_confirm_topic_that_is_not_there_yet(rig: Rig) 
             ("orderchain-message-id", str(message.message_id).encode()),
             ("orderchain-destination", b"clearing"),
             ("orderchain-confirm-topic", missing.encode()),
+            ("orderchain-confirm-token", TOKEN.hex().encode()),
         ],
     )
     await rig.send(last)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from outbox.topics import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, TopicTrouble, TopicTroubles
+
+
+class Time:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_topic_in_trouble_is_left_alone_for_pauses_that_double_up_to_a_bound() -> None:
+    time = Time()
+    troubles = TopicTroubles(time)
+    pauses = []
+    for _ in range(6):
+        raised = troubles.found("t", "is not there")
+        assert str(raised) == "topic t is not there"
+        began = time.now
+        while troubles.is_paused("t"):
+            time.now += 1.0
+        pauses.append(time.now - began)
+    assert pauses[:3] == [PAUSE_SECONDS_MIN, PAUSE_SECONDS_MIN * 2, PAUSE_SECONDS_MIN * 4]
+    assert pauses[-1] == PAUSE_SECONDS_MAX
+    troubles.check("t")  # the pause is over: it may be tried
+    assert "t" in troubles  # and is not known to be all right
+
+
+def test_topic_that_several_sends_find_in_trouble_together_gets_one_pause() -> None:
+    time = Time()
+    troubles = TopicTroubles(time)
+    for _ in range(10):  # the batches of one send, each to a partition of its own
+        troubles.found("t", "may not be written to")
+    time.now += PAUSE_SECONDS_MIN
+    assert not troubles.is_paused("t")
+
+
+def test_topic_that_is_all_right_again_is_forgotten_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    troubles = TopicTroubles(Time())
+    for _ in range(3):
+        troubles.found("t", "is not there")
+    with pytest.raises(TopicTrouble):
+        troubles.check("t")
+    troubles.check("other")
+    assert troubles.changed.is_set()
+    for _ in range(3):
+        troubles.is_over("t")
+    troubles.check("t")
+    assert not troubles
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
