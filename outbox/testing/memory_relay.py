@@ -16,12 +16,13 @@ import msgspec
 from orderchain.errors import OrderchainError
 from orderchain.simulation.virtual_loop import virtual_clock
 from outbox.adding import add
-from outbox.check_back import Answer, CheckRules, after_check
+from outbox.check_back import Answer, CheckRules, after_check, may_ask
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.headers import common_headers, record_headers
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, smallest_id
-from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds
+from outbox.proof import KEY_BYTES, is_proven, token_of
+from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds, why_given_up
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
 from outbox.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.testing.memory_database import stored_already
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
+    from outbox.confirm_record import Confirm
     from outbox.destination import Destination
     from outbox.resend import Place
     from outbox.testing.awkwardness import Faults
@@ -78,6 +80,7 @@ class MemoryRelay:
         self.rows: dict[tuple[UUID, str], Row] = {}
         self._broker = broker
         self._faults = faults
+        self._confirm_key = faults.random.randbytes(KEY_BYTES)
         self._asks: dict[str, Ask] = {}
         self._read: dict[tuple[str, int], int] = {}  # of confirm topics
         self._progress: dict[Place, int] = {}
@@ -199,7 +202,7 @@ class MemoryRelay:
                 return False
             case Verdict.GIVE_UP:
                 row.change(Change.TRIES_USED_UP)
-                row.error = row.error or f"no end after {row.send_count} tries"
+                row.error = row.error or why_given_up(seen, rules)
                 return False
         return True
 
@@ -210,7 +213,10 @@ class MemoryRelay:
         if self._faults.happens("broker_away"):
             return  # which is no try: they are due still
         common = common_headers(rules, self._oldest_unfinished())
-        headers = record_headers(message.message_id, message.headers, common)
+        token = None
+        if rules.confirm == "required":
+            token = token_of(self._confirm_key, message.message_id.bytes)
+        headers = record_headers(message.message_id, message.headers, common, token)
         key = None if message.key is None else message.key.encode()
         record = self._broker.send(
             rules.topic, key, message.payload, headers, time_ms=int(now * 1_000)
@@ -238,6 +244,8 @@ class MemoryRelay:
 
     def _take_confirm(self, value: bytes) -> None:
         told = decode_confirms(value)
+        if not all(self._is_proven(told.consumer, confirm) for confirm in told.confirms):
+            return  # as a forged one: nothing in it counts
         for confirm in told.confirms:
             row = self.rows.get((UUID(bytes=confirm.message_id), told.consumer))
             if row is None or row.is_done or not row.is_decided:
@@ -249,23 +257,35 @@ class MemoryRelay:
                 row.next_send_at = max(row.next_send_at, until)
         self._progress |= progress_of(told.consumer, told.progress)
 
+    def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
+        return is_proven(
+            self._confirm_key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns,
+            confirm.proof,
+        )  # fmt: skip
+
     # -- check-back --------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        now = self._now()
         for sender, ask in self._asks.items():
-            due = [
-                row
-                for row in self.rows.values()
-                if row.status is Status.PREPARED
-                and row.sender == sender
-                and row.next_send_at <= now
-            ]
+            due = self._due_checks(sender)
             if due:
                 answers = await self._answers(ask, [row.message.message_id for row in due])
                 for row in due:
                     if not row.is_decided:  # the decision may have come meanwhile
                         self._checked(row, answers.get(row.message.message_id))
+
+    def _due_checks(self, sender: str) -> list[Row]:
+        """Return what to ask about now; what was asked about often enough becomes abnormal."""
+        now, due = self._now(), []
+        for row in self.rows.values():
+            is_prepared = row.status is Status.PREPARED and row.sender == sender
+            if not is_prepared or row.next_send_at > now:
+                continue
+            if may_ask(self.rules, row.check_count):
+                due.append(row)
+            else:
+                row.change(Change.CHECKS_USED_UP)
+        return due
 
     async def _answers(self, ask: Ask, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
         try:
@@ -277,10 +297,8 @@ class MemoryRelay:
     def _checked(self, row: Row, answer: Answer | None) -> None:
         outcome = after_check(self.rules, row.check_count, answer)
         row.check_count = outcome.check_count
-        if outcome.change in (Change.COMMITTED, Change.ROLLED_BACK):
+        if outcome.change is not None:
             self.decide(outcome.change, [row.message.message_id])
-        elif outcome.change is not None:
-            row.change(outcome.change)
         else:
             row.next_send_at = self._now() + outcome.again_seconds
 
@@ -310,6 +328,7 @@ def _as_due(row: Row, now: float) -> Due:
         destination=row.message.destination,
         status=row.status,
         send_count=row.send_count,
+        claim_count=0,  # no relay here dies between claim and send
         topic=topic,
         partition=partition,
         offset=offset,
