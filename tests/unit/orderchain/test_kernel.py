@@ -35,8 +35,7 @@ PUBLIC = {
     "SnapshotStore SourceRecord",
     "printable": "printable",
     "reasons": "reason_of",
-    "refusals": "connect_refusal is_too_many_connections privilege_refusal read_only_refusal "
-    "schema_refusal sqlstate_of statement_refusal",
+    "refusals": "connect_refusal privilege_refusal schema_refusal sqlstate_of statement_refusal",
     "page_image": "column_pages event_pages page_image PageImage",
     "run": "Run",
     "schema": "schema_sql",
