@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from benchmarks.chains import make_chain
+from benchmarks.rivals.order_rows import make_partition
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -14,27 +15,44 @@ if TYPE_CHECKING:
 
 SQL: Final = load_sql("benchmarks", "generated.sql")
 BATCH_ROWS: Final = 1_000
+"""Of a batch, which is one page."""
 _CHUNK_ROWS: Final = 1_000_000
 
 
-async def generate_chain(site: Site, rows: int) -> int:
-    """Return a new chain whose ids are 1 to `rows`, in batches of `BATCH_ROWS`, ready to read."""
+async def generate_chain(site: Site, rows: int, page_rows: int = BATCH_ROWS) -> int:
+    """Return a new chain whose ids are 1 to `rows`, ready to read.
+
+    Each batch has `page_rows` rows, and is one page.
+    """
     chain_id = await make_chain(site)
-    await grow_chain(site, chain_id, 0, rows)
+    await grow_chain(site, chain_id, 0, rows, page_rows)
     return chain_id
 
 
-async def grow_chain(site: Site, chain_id: int, after_id: int, last_id: int) -> None:
-    """Add the rows behind `after_id`, the head, up to `last_id`; they show all at once."""
+async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
+    """Store what `generate_chain` made in the table of a row per order, too."""
+    await make_partition(site, chain_id)
+    connection = await asyncpg.connect(site.admin)
+    try:
+        await connection.execute(SQL["rows"], chain_id, 1, rows)
+        await connection.execute("VACUUM (ANALYZE) bare_event")
+    finally:
+        await connection.close()
+
+
+async def grow_chain(
+    site: Site, chain_id: int, after_id: int, last_id: int, page_rows: int = BATCH_ROWS
+) -> None:
+    """Add the rows after `after_id`, the head, up to `last_id`; they show all at once."""
     connection = await asyncpg.connect(site.admin)
     try:
         for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
             last = min(first + _CHUNK_ROWS - 1, last_id)
             await connection.execute(SQL["extend"], chain_id, last)
-            await connection.execute(SQL["rows"], chain_id, first, last)
-            await connection.execute(SQL["batches"], chain_id, first, last, BATCH_ROWS)
+            await connection.execute(SQL["pages"], chain_id, first, last, page_rows)
+            await connection.execute(SQL["batches"], chain_id, first, last, page_rows)
         await connection.execute(SQL["head"], chain_id, last_id)
         # What a chain that grew by and by has had done by autovacuum.
-        await connection.execute("VACUUM (ANALYZE) chain_event, chain_batch")
+        await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
     finally:
         await connection.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.arm_log import read_lines
+from benchmarks.comparison import COMMON_ROWS
 from benchmarks.cpu import PROCESSES
 from benchmarks.figures import draw_figures
 from benchmarks.goals import Goal, arm_name, goals, rounds_against_best
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 TABLE = "table.md"
 _MACHINE = ("processor", "cores", "memory_gib", "kernel")
 """What tells one machine from another."""
+
+_DELIVERED = "delivered_per_second"
+_BASES = {"bare_pages": "/ bare pipe of pages", "bare_pipe": "/ a row per order"}
+"""What rates are held against, with the titles of the columns."""
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -126,16 +131,27 @@ def _comparison(lines: Lines) -> Iterator[str]:
     rows = []
     for arm in lines.arms:
         figure = "persisted_per_second" if arm.endswith("persisting") else "delivered_per_second"
-        base = arm.replace(arm.partition(" ")[0], "bare_pipe").removesuffix(" with keys")
         rows.append(
             (
                 arm.replace("_", " "),
                 cell(lines.spread(arm, figure)),
-                cell(lines.ratio(arm, base, figure)),
+                *(
+                    cell(lines.ratio(arm, _arm_of(base, arm).removesuffix(" with keys"), figure))
+                    for base in _BASES
+                ),
                 cell(lines.spread(arm, own_share) if _has_receiver(arm) else None),
             )
         )
-    yield from _table(("rival, batch", "orders/s", "/ bare pipe", "own share of CPU"), rows)
+    yield from _table(("rival, batch", "orders/s", *_BASES.values(), "own share of CPU"), rows)
+    common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", _DELIVERED)
+    yield ""
+    yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
+    yield "waits for the loopback, so this tells more of the machine than of either."
+
+
+def _arm_of(rival: str, arm: str) -> str:
+    """Return the name of the arm of `rival` that is run as `arm` is."""
+    return arm.replace(arm.partition(" ")[0], rival)
 
 
 def _has_receiver(arm: str) -> bool:
@@ -154,10 +170,10 @@ def _batch_size(lines: Lines) -> Iterator[str]:
                 stage,
                 rival.replace("_", " "),
                 cell(lines.spread(arm, figure)),
-                cell(lines.ratio(arm, f"bare_pipe {size} {stage}", figure)),
+                *(cell(lines.ratio(arm, _arm_of(base, arm), figure)) for base in _BASES),
             )
         )
-    yield from _table(("batch", "stage", "rival", "orders/s", "/ bare pipe"), rows)
+    yield from _table(("batch", "stage", "rival", "orders/s", *_BASES.values()), rows)
 
 
 def _switches(lines: Lines) -> Iterator[str]:

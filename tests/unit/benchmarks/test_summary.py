@@ -56,13 +56,15 @@ def test_figures_of_a_run_that_failed_are_in_no_median() -> None:
 
 def test_goal_is_reached_by_its_median_and_not_measured_without() -> None:
     lines = {
-        "comparison": Lines(rates("engine 100", 60, 80, 70) + rates("bare_pipe 100", 100, 100, 100))
+        "comparison": Lines(
+            rates("engine 100", 60, 80, 70) + rates("bare_pages 100", 100, 100, 100)
+        )
     }
     found = {goal.text: goal for goal in goals(lines)}
-    missed = found["end to end / bare pipe, batch 100"]
+    missed = found["end to end / bare pipe of pages, batch 100"]
     assert missed.measured == Spread(0.7, 0.6, 0.8, 3)
     assert missed.is_reached is False
-    assert found["end to end / bare pipe, batch 1,000"].is_reached is None
+    assert found["end to end / bare pipe of pages, batch 1,000"].is_reached is None
     assert Goal(text="", bound="<=", target=1, measured=Spread(1, 1, 1, 1)).is_reached is True
 
 
