@@ -42,15 +42,19 @@ from sequencer.store import PostgresChainStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from orderchain.batch import Batch, Term
     from orderchain.event import Event
+    from sequencer import Order
 
 BATCH_ROWS: Final = (100, 1_000, 5_000)
 BATCHES_MAX: Final = 200
 BARE_BATCHES_MAX: Final = 1_000
 """Of rows and pages: CPU is counted in steps of 10 ms."""
+
+PAYLOAD_BYTES: Final = 64
+"""As in most runs end to end."""
 
 _SIZE: Final = "SELECT sum(pg_total_relation_size(relid))::float8 FROM pg_partition_tree($1)"
 _EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -109,10 +113,13 @@ class Storage:
         core = SequencerCore(term, takeover_skip_ids=0)
         return [
             (f"{_fence(term, batch)};{self._copy}", self._copy_bytes(chain_id, batch.events))
-            for batch in (
-                core.assemble(b, EVENT_TIME_NS) for b in order_batches(orders, batch_rows)
-            )
+            for batch in (core.assemble(b, EVENT_TIME_NS) for b in orders_of(orders, batch_rows))
         ]
+
+
+def orders_of(count: int, batch_rows: int) -> Iterator[list[Order]]:
+    """Yield the same orders to every arm."""
+    return order_batches(count, batch_rows, payload_bytes=PAYLOAD_BYTES)
 
 
 def _fence(term: Term, batch: Batch) -> str:
@@ -129,7 +136,7 @@ async def serial(site: Site, orders: int, batch_rows: int) -> float:
     store = PostgresChainStore(config_of(site, chain_id, batch_rows_max=batch_rows))
     term = await store.take_over("bench", await store.look())
     core = SequencerCore(term, takeover_skip_ids=0)
-    batches = list(order_batches(orders, batch_rows))
+    batches = list(orders_of(orders, batch_rows))
     began = time.perf_counter()
     for batch in batches:
         await store.commit(core.assemble(batch, time.time_ns()), published_id=0)
@@ -142,7 +149,7 @@ async def pipelined(site: Site, orders: int, batch_rows: int) -> float:
     """Return orders per second of the sequencer without a broker."""
     chain_id = await make_chain(site)
     config = config_of(site, chain_id, batch_rows_max=batch_rows, key_window_rows=0)
-    batches = list(order_batches(orders, batch_rows))
+    batches = list(orders_of(orders, batch_rows))
     sequencer = Sequencer(
         config,
         store=PostgresChainStore(config),
@@ -169,7 +176,7 @@ async def measure(site: Site, arguments: argparse.Namespace) -> Figures:
                 "pages": partial(pages.commits, site, bare, size),
                 "serial": partial(serial, site, count, size),
                 "pipelined": partial(pipelined, site, count, size),
-                "submit_many": partial(submit_many, site, count, size),
+                "submit_many": partial(submit_many, site, count, size, payload_bytes=PAYLOAD_BYTES),
             },
             arguments.repeats,
         )

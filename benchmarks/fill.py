@@ -1,6 +1,6 @@
 """What does a fill cost beside a SELECT from a row per order, and does it grow with the chain?
 
-The chains are stored in pages of 5,000 orders, the largest: a fill of a few cuts them out of one.
+The batches have 5,000 orders, so the pages are the largest: a fill of a few cuts them out of one.
 
 - ranges: gaps of 1, 100, 1,000 and 20,000 orders anywhere, filled by the shipped reader, and beside
   it a plain SELECT of the same orders from a table with a row per order, on an open connection,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE_ROWS: Final = 5_000
+"""Of a SELECT, of what a reader holds at once, and of a batch."""
 LONG_GAP_ROWS: Final = 300_000
 _MIDDLE_ROWS: Final = 1_000_000
 """Of the chain that is stored as a row per order, too."""
@@ -235,7 +236,7 @@ async def main() -> None:
     arguments = parser.parse_args()
     site = open_site(benchmark_stack())
     sizes = sorted({100_000, _MIDDLE_ROWS, arguments.largest})
-    chains = {rows: await generate_chain(site, rows, PAGE_ROWS) for rows in sizes}
+    chains = {rows: await generate_chain(site, rows, batch_rows=PAGE_ROWS) for rows in sizes}
     middle = chains[_MIDDLE_ROWS]
     await generate_rows(site, middle, _MIDDLE_ROWS)
     result = {
