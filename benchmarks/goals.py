@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
-from benchmarks.summary import Lines, Spread, own_share, spread_of
+from benchmarks.summary import Lines, Spread, as_spread, own_share, spread_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _RATE = "delivered_per_second"
 
@@ -33,8 +34,14 @@ class Goal(Struct, frozen=True, kw_only=True):
         return median >= self.target if self.bound == ">=" else median <= self.target
 
 
-def goals(lines: Mapping[str, Lines]) -> list[Goal]:
-    """Return every goal, in the order of the page. `lines` are by question."""
+def goals(
+    lines: Mapping[str, Lines], results: Mapping[str, dict[str, Any]] = MappingProxyType({})
+) -> list[Goal]:
+    """Return every goal, in the order of the page.
+
+    `lines` are by question; `results` are the last ones of programs of their own, by program. What
+    has none there has no goal.
+    """
     empty = Lines([])
 
     def of(question: str) -> Lines:
@@ -46,6 +53,8 @@ def goals(lines: Mapping[str, Lines]) -> list[Goal]:
         *_open_load(of("open_load")),
         *_scale(of("scale")),
         *_shares(of("cpu")),
+        *_stored(results),
+        *_filled(results),
     ]
 
 
@@ -187,3 +196,41 @@ def _shares(lines: Lines) -> Iterator[Goal]:
             target=0.35,
             measured=lines.spread(f"engine {rows}", own_share),
         )
+
+
+def _stored(results: Mapping[str, dict[str, Any]]) -> Iterator[Goal]:
+    if "commit_path" not in results:
+        return
+    for name, title, targets in (
+        ("cpu_us", "server CPU of a commit", {100: 0.95, 1_000: 0.45, 5_000: 0.5}),
+        ("wal_bytes", "PostgreSQL's log", {100: 0.7, 1_000: 0.65, 5_000: 0.65}),
+        ("disk_bytes", "disk", {100: 0.8, 1_000: 0.7, 5_000: 0.7}),
+    ):
+        for rows, target in targets.items():
+            where = ("figures", f"cost of an order, batch {rows}", name, "pages", "ratio")
+            yield Goal(
+                text=f"{title}, pages / a row per order, batch {rows:,}",
+                bound="<=",
+                target=target,
+                measured=_found(results["commit_path"], where),
+            )
+
+
+def _filled(results: Mapping[str, dict[str, Any]]) -> Iterator[Goal]:
+    if "fill" not in results:
+        return
+    for rows, target in ((100, 0.5), (1_000, 0.9), (20_000, 1.8)):
+        yield Goal(
+            text=f"rate of a fill of {rows:,} orders / a SELECT from a row per order",
+            bound=">=",
+            target=target,
+            measured=_found(results["fill"], ("ranges_ms", str(rows), "rate_to_select")),
+        )
+
+
+def _found(result: dict[str, Any], where: Sequence[str]) -> Spread | None:
+    """Return the figure at a place of a program's result; None where it has none."""
+    found: Any = result
+    for name in where:
+        found = found.get(name, {})
+    return as_spread(found) if found else None

@@ -18,7 +18,14 @@ from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
 from benchmarks.programs import PROGRAMS, figures_of, last_result
 from benchmarks.questions import NAMES, question_of
 from benchmarks.runner import CONDITIONS, Conditions
-from benchmarks.summary import Lines, Spread, all_per_million, own_share, per_million
+from benchmarks.summary import (
+    Lines,
+    Spread,
+    all_per_million,
+    as_spread,
+    own_share,
+    per_million,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,22 +71,22 @@ def _page(
     yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
     yield ""
     yield from _told_conditions(conditions)
-    yield from _goals(goals(lines))
+    results = {name: found for name in PROGRAMS if (found := last_result(name, folder))}
+    yield from _goals(goals(lines, results))
     for name, these in lines.items():
         yield f"## {question_of(name).TITLE}"
         yield ""
         yield from _SECTIONS[name](these)
         yield from _left_out(these)
         yield ""
-    for name, program in PROGRAMS.items():
-        if (result := last_result(name, folder)) is not None:
-            yield f"## {program.title}"
-            yield ""
-            yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
-            yield ""
-            rows = [(where, cell(_as_spread(found))) for where, found in figures_of(result)]
-            yield from _table(("figure", "median (lowest to highest)"), rows)
-            yield ""
+    for name, result in results.items():
+        yield f"## {PROGRAMS[name].title}"
+        yield ""
+        yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
+        yield ""
+        rows = [(where, cell(as_spread(found))) for where, found in figures_of(result)]
+        yield from _table(("figure", "median (lowest to highest)"), rows)
+        yield ""
 
 
 def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
@@ -329,7 +336,3 @@ def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def _as_spread(found: Mapping[str, float]) -> Spread:
-    return Spread(found["median"], found["min"], found["max"], 2)
