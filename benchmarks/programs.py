@@ -31,7 +31,7 @@ class Program(Struct, frozen=True):
 
 
 PROGRAMS = {
-    "commit_path": Program("The commit path against a bare COPY", (), 240),
+    "commit_path": Program("The commit path, and pages against a row per order", (), 300),
     "key_kinds": Program("What keys cost, by their kind", (), 240),
     "one_by_one": Program("Orders one by one, and one alone", (), 90),
     "receiver_core": Program("The receiver's core, without a network", (), 120),
