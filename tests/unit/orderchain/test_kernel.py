@@ -39,7 +39,7 @@ PUBLIC = {
     "refusals": "connect_refusal privilege_refusal schema_refusal sqlstate_of statement_refusal",
     "run": "Run",
     "schema": "schema_sql",
-    "seal": "genesis_seal next_seal",
+    "seal": "content_of genesis_seal next_seal seal_over",
     "sql": "load_sql parse_sql",
     "topic": "default_topic topic_refusal",
 }
