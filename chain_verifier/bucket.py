@@ -5,7 +5,7 @@ No Spark here: a scan gives one bucket per range, and from then on the driver de
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from chain_verifier.horizon import Horizon
+
+
+WHOLE_BITS: Final = 63
+"""All ids fall into the one bucket of this width."""
 
 
 class Bucket(Struct, frozen=True, kw_only=True):
@@ -46,6 +50,21 @@ class Bucket(Struct, frozen=True, kw_only=True):
     def hides(self, node: int) -> bool:
         """Whether `node`, if it is a row at all, is an inner row of this bucket."""
         return self.lower_id <= node < self.upper_id and node != self.last_id
+
+
+def whole_path(rows: int, pid: int, first_id: int, last_id: int) -> Bucket:
+    """Return rows that were shown to be one path, and of which no more is known, as one bucket."""
+    return Bucket(
+        bits=WHOLE_BITS,
+        number=0,
+        rows=rows,
+        is_whole=True,
+        pid=pid,
+        first_id=first_id,
+        last_id=last_id,
+        nulls=0,
+        fingerprint=(0, 0),
+    )
 
 
 def is_one_path(buckets: Sequence[Bucket], horizon: Horizon) -> bool:

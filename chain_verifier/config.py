@@ -33,6 +33,9 @@ FINDINGS_MAX: Final = 1_000
 FETCH_ROWS: Final = 10_000
 """Rows a JDBC round trip. Without it the driver would hold a whole partition in memory."""
 
+FETCH_PAGES: Final = 16
+"""Batches a JDBC round trip, with all that is stored of them; some 10 MB where they are large."""
+
 CONNECTIONS_MAX: Final = 8
 """Most connections of one scan: an auditor must not crowd out the sequencer."""
 

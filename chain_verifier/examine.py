@@ -19,6 +19,7 @@ from chain_verifier.scan import (
     is_one_ordered_path,
     scan,
 )
+from chain_verifier.sources.database import DatabaseTable
 from chain_verifier.sources.journal import JournalTable
 from chain_verifier.spark_errors import as_broken
 from chain_verifier.whole import whole_chain
@@ -40,14 +41,22 @@ def examine(table: Table, horizon: Horizon, how: How) -> Examined:
     with as_broken(table.name):
         # Positions and fingerprints are kept by bucket in any case.
         if not table.has_positions and not how.fingerprints:
-            whole = whole_chain(table.rows, horizon, how.key)
+            paths = table.paths if isinstance(table, DatabaseTable) else table.rows
+            whole = whole_chain(paths, horizon, how.key)
             if whole is not None:
                 return _faultless(whole)
         return _examine_buckets(table, horizon, how)
 
 
 def _faultless(whole: Bucket) -> Examined:
-    return Examined(buckets=[whole], findings=Findings(), notes=(), rows_beyond=0, beyond_id=None)
+    return Examined(
+        buckets=[whole],
+        findings=Findings(),
+        notes=(),
+        rows_beyond=0,
+        beyond_id=None,
+        is_whole=True,
+    )
 
 
 def _examine_buckets(table: Table, horizon: Horizon, how: How) -> Examined:

@@ -19,6 +19,8 @@ class Examined(Struct, frozen=True, kw_only=True):
     """Rows behind the head; whether they are wrong is not decided here."""
     beyond_id: int | None
     """The highest id of those."""
+    is_whole: bool = False
+    """All was shown to be one path at the first look, which leaves nothing to be looked for."""
 
     @property
     def rows(self) -> int:

@@ -37,6 +37,9 @@ class Kind(enum.StrEnum):
     """A row behind the head: it was never committed."""
     OUT_OF_ORDER = "out_of_order"
     """`count` rows, from `id` to `until_id`, stand behind the row `after_id`."""
+    WRONG_PAGE = "wrong_page"
+    """The page `id` to `until_id` holds rows that begin and end with `ids`; its `columns` are of
+    another length or form."""
     ROW_COUNT = "row_count"
     """The commits counted `expected_count` rows, the table holds `count`."""
     WRONG_EPOCH = "wrong_epoch"
@@ -112,6 +115,9 @@ class _Shown(dict[str, str]):
             return counted_rows(self._finding.count or 0)
         if name == "key":
             return ascii(self._finding.key)
+        if name == "unfit":
+            columns = ", ".join(self._finding.columns)
+            return f", and its {columns} do not fit each other" if columns else ""
         if name == "seal_there":
             return (
                 f"is {self._finding.seal}" if self._finding.seal else "is none: no batch ends there"
@@ -133,6 +139,7 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.FOREIGN_CHAIN: "row {id} is of chain {chain_id}",
     Kind.BEYOND_HEAD: "row {id} (pid {pid}) stands behind the head {until_id}",
     Kind.OUT_OF_ORDER: "out of order, behind row {after_id}: {rows}, ids {id} to {until_id}",
+    Kind.WRONG_PAGE: "page {id} to {until_id} holds rows from and to {ids}{unfit}",
     Kind.ROW_COUNT: "{rows}, but the commits counted {expected_count}",
     Kind.WRONG_EPOCH: "rows from {id} on stand under epoch {epoch}, expected {expected_epoch}",
     Kind.SEAL_MISMATCH: "seal mismatch: rows {id} to {until_id} are not those that were sealed",

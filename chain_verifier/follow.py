@@ -182,9 +182,10 @@ class Follower:
         ends = rows.agg(F.min("id"), F.max("id")).head()
         if ends is None or ends[0] is None:
             return []
-        there = self._database.rows_between(ends[0], ends[1])
-        if ids is not None:
-            there = there.where(F.col("id").isin(ids))
+        if ids is None:
+            there = self._database.rows_between(ends[0], ends[1])
+        else:
+            there = self._database.rows_at(ids)
         pairs = pairs_of(by_id(rows), by_id(there))
         wrong = pairs.where(F.col("kind") != Kind.LACKING.value)
         return list(findings_of(wrong, self._source, self._database.name).kept)

@@ -18,7 +18,7 @@ from chain_verifier.scan import (
     placed,
     scan,
 )
-from chain_verifier.sources.table import CONTENT, HAS_NULL
+from chain_verifier.sources.table import CONTENT, HAS_NULL, PAGE_FIRST_ID, PAGE_LAST_ID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +55,19 @@ class RowOpener:
 def in_buckets(rows: DataFrame, buckets: Sequence[Bucket]) -> DataFrame:
     """Return the rows whose ids fall into one of `buckets`.
 
-    The range over all of them is what a database can use; which bucket is then Spark's to say.
+    The range over all of them, and the pages of that range, are what a database can use; which
+    bucket is then Spark's to say.
     """
+    has_pages = PAGE_LAST_ID in rows.columns
     lower_id = min(bucket.lower_id for bucket in buckets)
     upper_id = max(bucket.upper_id for bucket in buckets)
     chosen = rows.where(F.col("id") >= lower_id)
+    if has_pages:
+        chosen = chosen.where(F.col(PAGE_LAST_ID) >= lower_id)
     if upper_id < 2**63:
         chosen = chosen.where(F.col("id") < upper_id)
+        if has_pages:
+            chosen = chosen.where(F.col(PAGE_FIRST_ID) < upper_id)
     return chosen.where(_is_in(buckets))
 
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from orderchain.sql import load_sql
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from chain_verifier.findings import Findings
     from chain_verifier.frame_reading import FrameKeys
+
+SQL: Final = load_sql("chain_verifier", "database.sql")
+"""What both modes ask, with `filled`."""
+
+_PLACE: Final = re.compile(r"\$([0-9]+)")
+_BELOW_ALL: Final = -(2**63) + 1
 
 
 class DatabaseHead(Struct, frozen=True, kw_only=True):
@@ -18,9 +31,13 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
     """head_persisted; 0 for an empty chain."""
     first_row_id: int | None
     last_row_id: int | None
-    """The lowest and the highest id in the table; None when it holds no row of the chain."""
+    """The lowest and the highest id that pages name; None when there is no page of the chain."""
     rows_counted: int
     """The rows that the commits of the chain counted."""
+    batches_counted: int
+    has_rules: bool
+    """Constraints that were validated say that no page holds a NULL, columns of unequal length, or
+    other ends than it says."""
     seal: bytes
     """The seal after the last batch."""
     epoch: int
@@ -29,6 +46,30 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
     topic: str
     topic_partition: int
     database_id: str
+
+
+def filled(statement: str, *values: int | bool | Sequence[int]) -> str:
+    """Return `statement` with `values` for `$1`, `$2`, ...: the first is the chain's number.
+
+    A constant, so that PostgreSQL plans for the partitions of this chain alone; and Spark could
+    bind none. Whole numbers, booleans and sequences of numbers: nothing in them is to be quoted.
+    """
+
+    def shown(place: re.Match[str]) -> str:
+        value = values[int(place[1]) - 1]
+        if isinstance(value, int):
+            return "true" if value is True else "false" if value is False else f"({int(value)})"
+        return f"'{{{','.join(str(int(one)) for one in value)}}}'"
+
+    return _PLACE.sub(shown, statement)
+
+
+def page_ranges(ends: Iterable[int], start: int, last_id: int) -> list[tuple[int, int]]:
+    """Return ranges (after, until] of the ends of pages: all behind `start` up to `last_id`, cut at
+    `ends`; of the whole chain those that claim to end below its first row, too.
+    """
+    bounds = sorted({end for end in ends if start < end < last_id})
+    return list(pairwise((start or _BELOW_ALL, *bounds, last_id)))
 
 
 class Truth(ABC):
@@ -52,6 +93,14 @@ class Truth(ABC):
     @abstractmethod
     def frame_keys(self) -> FrameKeys:
         """Return the keys of all terms that there are by now. Raises SourceBroken."""
+
+    @abstractmethod
+    def page_faults(self) -> Findings:
+        """Return what is wrong with pages as such, whatever their rows are; looked for once.
+
+        Links and seals are of the rows, and may be whole where a page says something else of what
+        it holds; but then rows are not found where they are looked for. Raises SourceBroken.
+        """
 
     @property
     def last_row_id(self) -> int:

@@ -153,6 +153,7 @@ class Verification(Generic[T]):
             if topic is not None:
                 notes += topic.notes_on(horizon, self._horizon, self._skips)
                 parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
+            parts.append(self._judge_pages(table, examined))
             parts.append(self._judge_count(table, examined, joined(parts)))
             parts.append(self._judge_seals(table))
             parts.append(self._judge_mark(table))
@@ -183,6 +184,15 @@ class Verification(Generic[T]):
                 return Findings(), notes
             head = head_now
         return self._mode.rows_beyond(table, horizon, head), notes
+
+    def _judge_pages(self, table: T, examined: Examined) -> Findings:
+        """Look for pages that say something else of what they hold, where that is not known.
+
+        Where the pages, each a path between the ends that it names, form one path, none does.
+        """
+        if not isinstance(table, Truth) or examined.is_whole:
+            return Findings()
+        return table.page_faults()
 
     def _judge_count(self, table: T, examined: Examined, findings: Findings) -> Findings:
         """Hold the number of rows against what the commits counted, where nothing else is wrong.

@@ -139,13 +139,14 @@ class SparkMode:
     def __init__(self, spark: SparkSession, request: VerifyRequest) -> None:
         self._spark = spark
         self._chain_id = request.chain_id
+        self._start = request.start
         self._database: DatabaseTable | None = None
 
     def open(self, source: Source) -> Table:
         """Open a source, the database first."""
         with as_broken(source.name):
             if isinstance(source, DatabaseSource):
-                self._database = DatabaseTable(self._spark, source, self._chain_id)
+                self._database = DatabaseTable(self._spark, source, self._chain_id, self._start)
                 return self._database
             if isinstance(source, TopicSource):
                 return TopicTable(self._spark, source, self._chain_id, self._database)

@@ -1,5 +1,8 @@
 """The first look at a source: are its rows one path as a whole? One sum over all, without buckets.
 
+Rows that are known to form a path count as one edge: the hashes of the ids within would be added on
+one side and taken off on the other.
+
 Most chains are, and then there is nothing to locate. The theorem, and the odds of a collision:
 `docs/verification.md`.
 """
@@ -10,18 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.bucket import Bucket, is_one_path
+from chain_verifier.bucket import is_one_path, whole_path
 from chain_verifier.node_hash import node_hash
 from chain_verifier.scan import looked_at
-from chain_verifier.sources.table import HAS_NULL, MALFORMED
+from chain_verifier.sources.table import HAS_NULL, MALFORMED, ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
+    from chain_verifier.bucket import Bucket
     from chain_verifier.horizon import Horizon
-
-WHOLE_BITS: Final = 63
-"""All ids fall into the one bucket of this width."""
 
 _PARTS: Final = ("surplus_low", "surplus_middle", "surplus_high")
 _SHIFTS: Final = (0, 21, 42)
@@ -35,26 +36,18 @@ _KEY_QUERY: Final = "SELECT * FROM VALUES (CAST(:key AS BIGINT)) AS keys (hash_k
 """A table of values: of a mere expression Spark would make a literal again."""
 
 
-def whole_chain(rows: DataFrame, horizon: Horizon, key: int) -> Bucket | None:
-    """Return all `rows` as one bucket if they are one path from start to head, and nothing else.
+def whole_chain(paths: DataFrame, horizon: Horizon, key: int) -> Bucket | None:
+    """Return all `paths` as one bucket if they are one path from start to head, and nothing else.
 
     None means that this is not shown: the rows have to be looked at in buckets. Without a row it
     is None, too.
     """
-    found = looked_at(with_key(rows, key), horizon).agg(*_sums(horizon)).collect()[0]
+    has_rows = ROWS in paths.columns
+    sums = _sums(horizon, has_rows=has_rows)
+    found = looked_at(with_key(paths, key), horizon).agg(*sums).collect()[0]
     if not found["rows"] or found["sound"] != found["rows"] or not _is_balanced(found, key):
         return None
-    bucket = Bucket(
-        bits=WHOLE_BITS,
-        number=0,
-        rows=found["rows"],
-        is_whole=True,
-        pid=found["pid"],
-        first_id=found["first_id"],
-        last_id=found["last_id"],
-        nulls=0,
-        fingerprint=(0, 0),
-    )
+    bucket = whole_path(found["rows"], found["pid"], found["first_id"], found["last_id"])
     return bucket if is_one_path([bucket], horizon) else None
 
 
@@ -67,16 +60,17 @@ def with_key(rows: DataFrame, key: int) -> DataFrame:
     return rows.crossJoin(F.broadcast(rows.sparkSession.sql(_KEY_QUERY, {"key": key})))
 
 
-def _sums(horizon: Horizon) -> list[Column]:
+def _sums(horizon: Horizon, *, has_rows: bool) -> list[Column]:
     """Return what a path is known by. `sound` rows count; one that is not spoils the whole."""
     row_id, pid = F.col("id"), F.col("pid")
     is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & (F.col("chain_id") == horizon.chain_id)
+    # A NULL counts as not sound, so that no NULL can hide from the sums.
+    is_sound = is_own & (pid < row_id)
     entering, leaving = F.xxhash64(KEY, "pid"), F.xxhash64(KEY, "id")
     return [
-        F.count(F.lit(1)).alias("rows"),
-        # A NULL counts as not sound, so that no NULL can hide from the sums.
-        F.count_if(is_own & (pid < row_id)).alias("sound"),
-        F.min("id").alias("first_id"),
+        (F.sum(ROWS) if has_rows else F.count(F.lit(1))).alias("rows"),
+        (F.sum(F.when(is_sound, F.col(ROWS))) if has_rows else F.count_if(is_sound)).alias("sound"),
+        F.min("first_id" if has_rows else "id").alias("first_id"),
         F.max("id").alias("last_id"),
         F.min("pid").alias("pid"),
         *(F.sum(surplus).alias(name) for name, surplus in _surpluses(leaving, entering)),

@@ -7,7 +7,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from uuid import UUID
 
     from orderchain.page_image import PageImage
@@ -39,18 +39,36 @@ def next_seal(
     difference: a column is covered whole, then the next. `committed_at_us` counts microseconds
     since 1970 UTC, as the sequencer set it.
     """
+    columns = zip(*(page.columns for page in pages), strict=True)
+    return seal_over(
+        previous,
+        epoch=epoch,
+        first_id=first_id,
+        last_id=last_id,
+        row_count=row_count,
+        committed_at_us=committed_at_us,
+        content=content_of(part for parts in columns for part in parts),
+    )
+
+
+def content_of(parts: Iterable[bytes]) -> bytes:
+    """Return the digest of a batch's content: the images of its columns, in parts of any length."""
     content = sha256()
-    for parts in zip(*(page.columns for page in pages), strict=True):
-        for part in parts:
-            content.update(part)
-    return sha256(
-        _BATCH.pack(
-            previous,
-            epoch,
-            first_id,
-            last_id,
-            row_count,
-            committed_at_us,
-            content.digest(),
-        )
-    ).digest()
+    for part in parts:
+        content.update(part)
+    return content.digest()
+
+
+def seal_over(
+    previous: bytes,
+    *,
+    epoch: int,
+    first_id: int,
+    last_id: int,
+    row_count: int,
+    committed_at_us: int,
+    content: bytes,
+) -> bytes:
+    """Return the same where the digest of the content is known."""
+    fields = (previous, epoch, first_id, last_id, row_count, committed_at_us, content)
+    return sha256(_BATCH.pack(*fields)).digest()

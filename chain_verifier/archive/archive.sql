@@ -19,11 +19,11 @@ SELECT first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at
  ORDER BY last_id
  LIMIT $4
 
--- rows: the rows of some batches
-SELECT id, pid, key, event_time_ns, payload
-  FROM public.chain_event
- WHERE chain_id = $1 AND id > $2 AND id <= $3
- ORDER BY id
+-- pages: the pages of some batches, none of which has a part of one
+SELECT ids, pids, keys, event_times_ns, payloads
+  FROM public.chain_page
+ WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
+ ORDER BY last_id
 
 -- lowest_receiver: the receiver that is furthest behind, by checkpoint, report or halt
 -- Its restart compares the seal of the batch that its place names, which is to be there: that may be
@@ -53,7 +53,7 @@ SELECT coalesce(max(last_id), 0)
 -- partitions: the partitions of a chain with their bounds
 SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bounds, i.inhdetachpending AS is_pending
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
- WHERE i.inhparent = to_regclass(format('public.chain_event_%s', $1::integer))
+ WHERE i.inhparent = to_regclass(format('public.chain_page_%s', $1::integer))
 
 -- last_below: the last batch that ends below an id, and where the one behind it begins
 SELECT (SELECT max(last_id) FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2) AS below,
@@ -75,5 +75,5 @@ INSERT INTO public.chain_act (chain_id, act, actor, reason, detail)
 VALUES ($1, 'retention', $2, $3, $4)
 
 -- detach: the statement that detaches a partition without stopping anybody
-SELECT format('ALTER TABLE public.chain_event_%s DETACH PARTITION public.%I %s',
+SELECT format('ALTER TABLE public.chain_page_%s DETACH PARTITION public.%I %s',
               $1::integer, $2::text, CASE WHEN $3::boolean THEN 'FINALIZE' ELSE 'CONCURRENTLY' END)

@@ -19,6 +19,7 @@ from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
 from chain_verifier.marks import require_marks_hold
 from chain_verifier.server import connection_to
+from chain_verifier.truth import filled
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
 
@@ -177,9 +178,19 @@ async def _groups(
         if not group:
             return
         last_id = group[-1].last_id
-        rows = await connection.fetch(SQL["rows"], chain_id, after_id, last_id)
-        yield group, [tuple(row) for row in rows]
+        pages = await connection.fetch(filled(SQL["pages"], chain_id, after_id, last_id))
+        yield group, [row for page in pages for row in _rows_of(page, last_id)]
         after_id = last_id
+
+
+def _rows_of(page: Any, last_id: int) -> list[ArchivedRow]:  # noqa: ANN401 - asyncpg's own
+    """Return the rows of a page. Raises SourceBroken where its columns do not fit each other."""
+    columns = tuple(page)
+    fits = len(set(map(len, columns))) == 1 and not any(None in column for column in columns)
+    if not fits or any(isinstance(value, list) for value in columns[0]):
+        fault = f"a page up to {last_id} holds a NULL, or columns that do not fit each other"
+        raise SourceBroken("database", fault)
+    return list(zip(*columns, strict=True))
 
 
 def _first_group(batches: Sequence[Batch]) -> list[Batch]:

@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
+from chain_verifier.bucket import Bucket, is_one_path, whole_path
+from chain_verifier.findings import Finding, Findings, Kind, counted
 from chain_verifier.frame_reading import FrameKeys
-from chain_verifier.local.table import PAGE_ROWS, Row
 from chain_verifier.server import session_config
-from chain_verifier.truth import DatabaseHead, Truth
+from chain_verifier.truth import SQL, DatabaseHead, Truth, filled, page_ranges
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SchemaError, SourceBroken
 from orderchain.reasons import reason_of
 from orderchain.roles import AUDITOR
 from orderchain.schema import SCHEMA_VERSION
-from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.config import DatabaseSource
+    from chain_verifier.horizon import Horizon
+    from chain_verifier.local.table import Row
 
-_SQL: Final = load_sql("chain_verifier.local", "database.sql")
+_BYTES: Final = 4 * 2**20
+"""Stored bytes of the pages, or batches, that are held at a time, unless a single one has more:
+some 40 MB as Python's objects."""
 
-_ID_MIN: Final = -(2**63)
+_PAGES: Final = 256
+"""Most pages a trip: the server looks at the size of each."""
+
+_BATCHES: Final = 1_000
+"""Batches whose sizes are asked for at once."""
+
+_COMPARED_ROWS: Final = 1_000_000
+"""Rows that the server compares in one statement: they take it a second."""
+
+_COLUMNS: Final = ("ids", "pids", "keys", "event_times_ns", "payloads")
 
 
 class DatabaseTable(Truth):
-    """The rows of one chain up to the last one there was when the head was read.
+    """The rows of one chain behind `start`, up to the last one there was when the head was read.
 
-    To open it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each page is a
-    statement of its own, so that no long snapshot slows the sequencer; rows below the head no
+    To open it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each look is a
+    statement of its own, so that no long snapshot slows the sequencer; pages below the head no
     longer change. `close` ends the connection.
     """
 
     has_positions: Final = False
 
-    def __init__(self, source: DatabaseSource, chain_id: int) -> None:
+    def __init__(self, source: DatabaseSource, chain_id: int, start: int = 0) -> None:
         self.name = source.name
         self._chain_id = chain_id
+        self._start = start
+        self._faults: Findings | None = None
         self._session = Session(session_config(source.database, AUDITOR))
         self._runner = asyncio.Runner()
         try:
-            self._read_head()
+            self.head = self._read_head()
         except BaseException:
             self.close()
             raise
@@ -55,38 +71,51 @@ class DatabaseTable(Truth):
         except OrderchainError as error:
             raise SourceBroken(self.name, reason_of(error)) from error
 
-    def _fetch(self, statement: str, *values: object) -> list[Any]:
-        return self._runner.run(self._session.fetch(_SQL[statement], *values))
+    def _fetch(self, name: str, *values: int | bool | Sequence[int]) -> list[Any]:
+        return self._ask(filled(SQL[name], self._chain_id, *values))
 
-    def _read_head(self) -> None:
-        versions = [row["version"] for row in self._fetch("version")]
-        if versions != [SCHEMA_VERSION]:
-            raise SchemaError("schema", f"version {versions}", f"version {SCHEMA_VERSION}")
-        heads = self._fetch("head", self._chain_id)
-        if not heads:
+    def _fetch_range(
+        self, name: str, ids: str, within: tuple[int, int], *values: bool
+    ) -> list[Any]:
+        """Return what a statement of both modes finds where `ids` lie in a range (after, until]."""
+        after_id, until_id = within
+        statement = filled(SQL[name], self._chain_id, *values)
+        return self._ask(
+            f"SELECT * FROM ({statement}) AS {name}"  # noqa: S608 - constants and numbers
+            f" WHERE {ids} > {after_id} AND {ids} <= {until_id} ORDER BY {ids}"
+        )
+
+    def _ask(self, statement: str) -> list[Any]:
+        return self._runner.run(self._session.fetch(statement))
+
+    def _read_head(self) -> DatabaseHead:
+        head = dict(self._fetch("head")[0])
+        version = head.pop("version")
+        if version != SCHEMA_VERSION:
+            raise SchemaError("schema", f"version {version}", f"version {SCHEMA_VERSION}")
+        if head["last_id"] is None:
             raise ChainMissing(self._chain_id)
-        self.head = DatabaseHead(**heads[0])
+        return DatabaseHead(**head)
 
     def head_now(self) -> int:
         """Read the head once more. Raises SourceBroken."""
         with self._as_broken():
-            found: int = self._fetch("head", self._chain_id)[0]["last_id"]
-            return found
+            return self._read_head().last_id
 
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with self._as_broken():
-            return [tuple(row) for row in self._fetch("skips", self._chain_id)]
+            return [tuple(row) for row in self._fetch("skips")]
 
     def frame_keys(self) -> FrameKeys:
         """Return the keys of all terms that there are by now. Raises SourceBroken."""
         with self._as_broken():
-            return FrameKeys({row[0]: row[1] for row in self._fetch("terms", self._chain_id)})
+            return FrameKeys({row[0]: row[1] for row in self._fetch("terms")})
 
     def seal_at(self, last_id: int) -> bytes | None:
         """Return the seal after the batch that ends with `last_id`; None if none does."""
         with self._as_broken():
-            found = self._fetch("seal_at", self._chain_id, last_id)
+            found = self._fetch("seal_at", last_id)
         return found[0]["seal"] if found else None
 
     def batches_at(self, ids: Sequence[int]) -> dict[int, Any]:
@@ -95,50 +124,103 @@ class DatabaseTable(Truth):
         As of now: what is committed while a topic is read counts too. Raises SourceBroken.
         """
         with self._as_broken():
-            found = self._fetch("batches_at", self._chain_id, list(set(ids)))
+            found = self._fetch("batches_at", list(set(ids)))
         return {row["at_id"]: row for row in found}
 
-    def batches(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches up to the head in the order of ids. Raises SourceBroken."""
+    def sealed(self) -> Iterator[Any]:
+        """Yield the batches up to the head in the order of ids, each with what is stored of it.
+
+        Raises SourceBroken.
+        """
         after_id = -1
         while True:
             with self._as_broken():
-                found = self._fetch(
-                    "batches", self._chain_id, after_id, self.head.last_id, PAGE_ROWS
-                )
-            yield from map(dict, found)
-            if len(found) < PAGE_ROWS:
+                sizes = self._fetch("sealed_sizes", after_id, self.head.last_id, _BATCHES)
+            if not sizes:
                 return
-            after_id = found[-1]["id"]
+            for until_id in _ends(sizes):
+                with self._as_broken():
+                    found = self._fetch_range("sealed", "id", (after_id, until_id))
+                yield from found
+                after_id = until_id
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    def whole(self, horizon: Horizon) -> Bucket | None:
+        """Return all rows as one bucket if they are one path from start to head, and nothing else.
+
+        The server compares the rows of a page with each other, and this one page with the next.
+        None means that it is not shown; without a row, too. Raises SourceBroken.
+        """
+        at_id, rows = horizon.start, 0
+        first_id: int | None = None
+        for page in self._by_ranges("edges"):
+            if not page["is_path"] or page["pid"] != at_id or page["first_id"] <= horizon.start:
+                return None
+            at_id, rows = page["last_id"], rows + page["rows"]
+            first_id = page["first_id"] if first_id is None else first_id
+        if first_id is None:
+            return None
+        bucket = whole_path(rows, horizon.start, first_id, at_id)
+        return bucket if is_one_path([bucket], horizon) else None
+
+    def page_faults(self) -> Findings:
+        """Return what is wrong with pages as such; looked for once. Raises SourceBroken."""
+        if self._faults is None:
+            self._faults = counted(self._look_at_pages)
+        return self._faults
+
+    def _look_at_pages(self) -> Iterator[Finding]:
+        for row in self._by_ranges("page_faults"):
+            yield Finding(
+                kind=Kind(row["kind"]),
+                source=self.name,
+                id=row["id"],
+                until_id=row["until_id"],
+                ids=tuple(row["ids"] or ()),
+                columns=tuple(row["columns"] or ()),
+                after_id=row["after_id"],
+                count=row["count"],
+            )
+
+    def _by_ranges(self, name: str) -> Iterator[Any]:
+        """Yield what a statement that compares the rows of pages says of them, in their order."""
+        parts = self.head.rows_counted // _COMPARED_ROWS + 1
+        with self._as_broken():
+            ends = [part["until_id"] for part in self._fetch("parts", parts, self._start)]
+        for within in page_ranges(ends, self._start, self.last_row_id):
+            with self._as_broken():
+                found = self._fetch_range(name, "last_id", within, self.head.has_rules)
+            yield from found
 
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
     ) -> Iterator[Sequence[Row]]:
-        """Yield the rows within `ids`, up to the last one there was; without an id there is none.
+        """Yield the rows of some pages at a time, up to the last one there was.
 
-        Where the primary key was taken away, an id may stand several times: rows of one id always
-        come in one page.
+        Rows outside of `ids` come with their pages; all rows do where pages are not what they say.
         """
-        after_id, until_id = _ID_MIN, self.last_row_id
-        if ids is not None:
-            after_id, until_id = ids[0] - 1, min(until_id, ids[1] - 1)
-        limit = PAGE_ROWS
-        while True:
+        after_id, until_id = page_ranges((), self._start, self.last_row_id)[0]
+        if ids is not None and not self.page_faults().total:
+            after_id, until_id = max(after_id, ids[0] - 1), min(until_id, ids[1] - 1)
+        columns = _COLUMNS if content or not self.head.has_rules else _COLUMNS[:2]
+        name = "page_links" if columns != _COLUMNS else "pages"
+        while after_id < until_id:
             with self._as_broken():
-                found = self._fetch(
-                    "rows" if content else "ids", self._chain_id, after_id, until_id, limit
-                )
-            if len(found) < limit:
-                yield [tuple(row) for row in found]
+                found = self._fetch(name, after_id, until_id, self.last_row_id, _BYTES, _PAGES)
+            if not found:
                 return
-            # The last id of a full page may stand again right behind it: it opens the next page.
-            last_id = found[-1]["id"]
-            page = [tuple(row) for row in found if row["id"] != last_id]
-            if not page:
-                limit *= 2
-                continue
-            yield page
-            after_id, limit = page[-1][1], PAGE_ROWS
+            yield [row for page in found for row in self._rows(page, columns)]
+            after_id = found[-1]["last_id"]
+
+    def _rows(self, page: Any, columns: Sequence[str]) -> Iterator[Row]:  # noqa: ANN401 - a record
+        """Return the rows of a page; what a column has no value for is None, as in SQL."""
+        held = [_flat(page[name]) for name in columns]
+        if len(held) < len(_COLUMNS):
+            return zip(repeat(self._chain_id), *held, repeat(""), repeat(0), repeat(b""))
+        if len(set(map(len, held))) == 1:
+            return zip(repeat(self._chain_id), *held)
+        return ((self._chain_id, *values) for values in zip_longest(*held))
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a table has no end that may be torn."""
@@ -148,3 +230,22 @@ class DatabaseTable(Truth):
         """Close the connection; nothing is under way any more."""
         self._runner.run(self._session.close())
         self._runner.close()
+
+
+def _flat(column: list[Any] | None) -> list[Any]:
+    """Return the values of an array of any number of dimensions, in their order."""
+    values = column or []
+    while values and isinstance(values[0], list):
+        values = list(chain.from_iterable(values))
+    return values
+
+
+def _ends(sizes: Sequence[Any]) -> Iterator[int]:
+    """Yield where to cut batches, given with the bytes of each and those before, into ranges of
+    about `_BYTES`, of one batch at least.
+    """
+    held = 0
+    for batch, following in zip(sizes, [*sizes[1:], None], strict=True):
+        if following is None or following["bytes"] - held > _BYTES:
+            held = batch["bytes"]
+            yield batch["last_id"]

@@ -10,6 +10,7 @@ from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.examined import Examined
 from chain_verifier.faults import Link
 from chain_verifier.findings import Finding, Findings, Kind, counted_rows, gathered, joined
+from chain_verifier.local.database import DatabaseTable
 from chain_verifier.local.disorder import rows_out_of_order
 from chain_verifier.local.scan import Scan, Scanner, in_buckets, looked_at
 from chain_verifier.local.table import CONTENT
@@ -31,6 +32,11 @@ def examine(table: Table, horizon: Horizon, how: How) -> Examined:
     Raises InputError for content that is no chain's, SourceBroken when it cannot be read to its end
     or changes between two looks.
     """
+    # Fingerprints are kept by bucket in any case.
+    if isinstance(table, DatabaseTable) and not how.fingerprints:
+        whole = table.whole(horizon)
+        if whole is not None:
+            return _faultless(whole)
     scanner = Scanner(horizon, how.bits, how.key, fingerprints=how.fingerprints)
     for page in table.pages(_ids_of(horizon), content=how.fingerprints):
         scanner.take(page)
@@ -47,6 +53,17 @@ def examine(table: Table, horizon: Horizon, how: How) -> Examined:
         notes=table.notes(),
         rows_beyond=found.beyond,
         beyond_id=found.beyond_id,
+    )
+
+
+def _faultless(whole: Bucket) -> Examined:
+    return Examined(
+        buckets=[whole],
+        findings=Findings(),
+        notes=(),
+        rows_beyond=0,
+        beyond_id=None,
+        is_whole=True,
     )
 
 

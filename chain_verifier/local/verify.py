@@ -84,13 +84,14 @@ class LocalMode:
 
     def __init__(self, request: VerifyRequest, opened: ExitStack) -> None:
         self._chain_id = request.chain_id
+        self._start = request.start
         self._opened = opened
         self._database: DatabaseTable | None = None
 
     def open(self, source: Source) -> Table:
         """Open a source, the database first; it is closed with the stack."""
         if isinstance(source, DatabaseSource):
-            self._database = DatabaseTable(source, self._chain_id)
+            self._database = DatabaseTable(source, self._chain_id, self._start)
             self._opened.callback(self._database.close)
             return self._database
         if isinstance(source, TopicSource):

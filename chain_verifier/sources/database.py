@@ -1,4 +1,4 @@
-"""The chain in PostgreSQL, read by JDBC: the head first, then the rows below it, in parallel."""
+"""The chain in PostgreSQL, read by JDBC: the head first, then the pages below it, in parallel."""
 
 from __future__ import annotations
 
@@ -6,41 +6,58 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS, DatabaseSource
+from chain_verifier.config import CONNECTIONS_MAX, FETCH_PAGES, FETCH_ROWS, DatabaseSource
+from chain_verifier.finding_frame import finding_frame, sampled
 from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.jdbc import chain_address
-from chain_verifier.sources.table import CONTENT, HAS_NULL, MALFORMED
+from chain_verifier.sources.table import (
+    CONTENT,
+    HAS_NULL,
+    MALFORMED,
+    PAGE_FIRST_ID,
+    PAGE_LAST_ID,
+    ROWS,
+)
 from chain_verifier.spark_errors import as_broken, at_connect
-from chain_verifier.truth import DatabaseHead, Truth
+from chain_verifier.truth import SQL, DatabaseHead, Truth, filled, page_ranges
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import ChainMissing, SchemaError
 from orderchain.schema import SCHEMA_VERSION
-from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from collections.abc import Sequence
 
-_SQL: Final = load_sql("chain_verifier.sources", "database.sql")
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chain_verifier.findings import Findings
 
 _ROWS_A_CONNECTION: Final = 50_000
-"""A second connection costs more than it saves below this many ids."""
+"""A second connection costs more than it saves below this many rows."""
+
+_SEALED_PARTS: Final = 64
+"""Parts in which seals are recomputed: the steps of a bar, and what a failed task does again."""
 
 
 class DatabaseTable(Truth):
-    """The rows of one chain up to the last one there was when the head was read.
+    """The rows of one chain behind `start`, up to the last one there was when the head was read.
 
     To open it reads the head, and raises ChainMissing, SchemaError or ConnectError.
 
-    Rows committed later are left out: each connection reads a snapshot of its own, and what lies
-    below the head no longer changes.
+    Pages committed later are left out: each connection reads a snapshot of its own, and what lies
+    below the head no longer changes. Every statement names the chain as a constant, so that the
+    server plans for its partitions alone.
     """
 
     has_positions: Final = False
 
-    def __init__(self, spark: SparkSession, source: DatabaseSource, chain_id: int) -> None:
+    def __init__(
+        self, spark: SparkSession, source: DatabaseSource, chain_id: int, start: int = 0
+    ) -> None:
         self.name = source.name
         self._spark = spark
         self._chain_id = chain_id
+        self._start = start
+        self._faults: Findings | None = None
         database = DatabaseConfig.of(source.database)
         self._address = chain_address(database)
         with at_connect(database):
@@ -52,66 +69,41 @@ class DatabaseTable(Truth):
             return self._read_head().last_id
 
     def _read_head(self) -> DatabaseHead:
-        heads = self._query("heads").where(F.col("chain_id") == self._chain_id).collect()
-        versions = [head["version"] for head in heads] or [
-            row["version"] for row in self._query("versions").collect()
-        ]
-        if versions != [SCHEMA_VERSION]:
-            raise SchemaError("schema", f"version {versions}", f"version {SCHEMA_VERSION}")
-        if not heads:
+        head = self._query("head").collect()[0].asDict()
+        version = head.pop("version")
+        if version != SCHEMA_VERSION:
+            raise SchemaError("schema", f"version {version}", f"version {SCHEMA_VERSION}")
+        if head["last_id"] is None:
             raise ChainMissing(self._chain_id)
-        head = heads[0]
-        self._is_without_null = bool(head["is_without_null"])
-        return DatabaseHead(
-            last_id=head["last_id"],
-            first_row_id=head["first_row_id"],
-            last_row_id=head["last_row_id"],
-            rows_counted=head["rows_counted"],
-            seal=bytes(head["last_seal"]),
-            epoch=head["epoch"],
-            published_id=head["published_id"],
-            topic=head["topic"],
-            topic_partition=head["topic_partition"],
-            database_id=head["database_id"],
-        )
+        return DatabaseHead(**(head | {"seal": bytes(head["seal"])}))
 
     def batches(self) -> DataFrame:
         """Return, by seal, what the batch behind it is to be; as of when it is read."""
-        return self._query("batches").where(F.col("chain_id") == self._chain_id).drop("chain_id")
+        return self._query("batches")
 
     def seal_at(self, last_id: int) -> bytes | None:
         """Return the seal after the batch that ends with `last_id`; None if none does."""
-        found = self.batches().where(F.col("anchor_id") == last_id).select("anchor").head()
+        found = self._query("seal_at", last_id).head()
         return None if found is None else bytes(found[0])
 
-    def sealed_rows(self) -> tuple[DataFrame, list[int]]:
-        """Return all rows up to the head, and all batches, in parts that cut no batch.
+    def sealed(self) -> tuple[DataFrame, list[int]]:
+        """Return all batches up to the head with what is stored of them, in parts.
 
         The last batch of each part comes again with the next one; these are named by their ends.
         """
-        parts = self._query("parts").where(F.col("chain_id") == self._chain_id).collect()
-        until_ids: list[int] = []
-        predicates = []
-        after = -1
-        for part in sorted(parts, key=lambda part: part["until_id"]):
-            until = min(part["until_id"], self.head.last_id)
-            if until_ids[-1:] == [until]:  # committed since the head was read
-                break
-            predicates.append(f"chain_id = {self._chain_id} AND id > {after} AND id <= {until}")
-            until_ids.append(until)
-            after = part["next_after_id"]
-        rows = self._spark.read.jdbc(
-            self._address.url,
-            f"({_SQL['sealed']}) AS sealed",
-            predicates=predicates,
-            properties={**self._address.properties, "fetchsize": str(FETCH_ROWS)},
-        )
-        return rows, until_ids
+        parts = self._parts(_SEALED_PARTS, -1)
+        until_ids = sorted({min(until_id, self.head.last_id) for until_id in parts})
+        afters = [-1, *(parts.get(until_id, until_id) for until_id in until_ids)]
+        predicates = [
+            f"id > {after} AND id <= {until_id}"
+            for after, until_id in zip(afters, until_ids, strict=False)
+        ]
+        return self._read("sealed", predicates or ["false"], FETCH_PAGES), until_ids
 
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with as_broken(self.name):
-            found = self._query("skips").where(F.col("chain_id") == self._chain_id).collect()
+            found = self._query("skips").collect()
         return [(row["after_id"], row["until_id"]) for row in found]
 
     def frame_keys(self) -> FrameKeys:
@@ -121,44 +113,104 @@ class DatabaseTable(Truth):
         in no plan, and so in no page or log of Spark's.
         """
         with as_broken(self.name):
-            found = self._query("terms").where(F.col("chain_id") == self._chain_id).collect()
+            found = self._query("terms").collect()
         return FrameKeys({bytes(row["nonce"]): bytes(row["frame_key"]) for row in found})
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    @property
+    def paths(self) -> DataFrame:
+        """The pages, each as the one path that its rows form.
+
+        The server compares the rows of a page with each other: the rows of a whole chain need not
+        travel. Of a page that is no path, or none of this chain alone, `has_null` is true.
+        """
+        pages = self._read("edges", self._ranges(), FETCH_ROWS, self.head.has_rules)
+        # A page that begins before the start holds rows that are not looked at.
+        is_path = F.col("is_path") & (F.col("first_id") > self._start)
+        return pages.select(
+            F.lit(self._chain_id).alias("chain_id"),
+            F.col("last_id").alias("id"),
+            "pid",
+            "first_id",
+            F.col("rows").cast("bigint").alias(ROWS),
+            (~is_path).alias(HAS_NULL),
+            F.lit(False).alias(MALFORMED),
+        )
+
+    def page_faults(self) -> Findings:
+        """Return what is wrong with pages as such; looked for once. Raises SourceBroken."""
+        if self._faults is None:
+            with as_broken(self.name):
+                pages = self._read(
+                    "page_faults", self._ranges(), FETCH_ROWS, self.head.has_rules
+                ).persist()
+                try:
+                    self._faults = sampled(finding_frame(pages, source=self.name))
+                finally:
+                    pages.unpersist()
+        return self._faults
 
     @property
     def rows(self) -> DataFrame:
-        """The rows, with the id range split over several connections."""
-        reader = self._reader().option("dbtable", f"({_SQL['rows']}) AS chain_rows")
-        rows = self._split(reader).load()
+        """The rows, read over several connections, with the ends of their pages.
+
+        Where pages are not what they say these ends are left out: nobody is to look for rows by
+        them.
+        """
+        rows = self._read("rows", self._ranges("page_last_id"), FETCH_ROWS)
         # What the database has compared, or does not let in, need not travel with every row.
         known = {"chain_id": F.lit(self._chain_id), MALFORMED: F.lit(False)}
-        if self._is_without_null:
+        if self.head.has_rules:
             known[HAS_NULL] = F.lit(False)
-        return (
-            rows.where((F.col("chain_id") == self._chain_id) & (F.col("id") <= self.last_row_id))
-            .withColumns(known)
-            .select(*CONTENT, HAS_NULL, MALFORMED)
-        )
+        ends = () if self.page_faults().total else (PAGE_FIRST_ID, PAGE_LAST_ID)
+        return rows.withColumns(known).select(*CONTENT, HAS_NULL, MALFORMED, *ends)
 
     def rows_between(self, first_id: int, last_id: int) -> DataFrame:
         """Return the rows with ids from `first_id` to `last_id`, as they are when they are read."""
-        rows = self._reader().option("dbtable", f"({_SQL['rows']}) AS chain_rows").load()
         is_within = (F.col("id") >= first_id) & (F.col("id") <= last_id)
-        return rows.where((F.col("chain_id") == self._chain_id) & is_within).select(*CONTENT)
+        is_page_within = (F.col(PAGE_LAST_ID) >= first_id) & (F.col(PAGE_FIRST_ID) <= last_id)
+        return self._of_chain(self._query("rows").where(is_page_within & is_within))
 
-    def _split(self, reader: DataFrameReader) -> DataFrameReader:
-        parts = min(
+    def rows_at(self, ids: Sequence[int]) -> DataFrame:
+        """Return the rows with one of `ids`, as they are when they are read."""
+        return self._of_chain(self._query("rows_at", ids).where(F.col("id").isin(list(ids))))
+
+    def _of_chain(self, rows: DataFrame) -> DataFrame:
+        return rows.withColumn("chain_id", F.lit(self._chain_id)).select(*CONTENT)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _ranges(self, last_id: str = "last_id") -> list[str]:
+        """Return conditions on the end of a page that cut all pages into ranges of about as many
+        rows each.
+        """
+        count = min(
             CONNECTIONS_MAX,
             self._spark.sparkContext.defaultParallelism,
-            self.span // _ROWS_A_CONNECTION + 1,
+            self.head.rows_counted // _ROWS_A_CONNECTION + 1,
         )
-        if parts == 1:
-            return reader
-        bounds = {"lowerBound": self.head.first_row_id, "upperBound": self.last_row_id + 1}
-        return reader.options(partitionColumn="id", numPartitions=parts, **bounds)
+        ends = self._parts(count, self._start) if count > 1 else ()
+        ranges = page_ranges(ends, self._start, self.last_row_id)
+        return [f"{last_id} > {after} AND {last_id} <= {until}" for after, until in ranges]
 
-    def _query(self, name: str) -> DataFrame:
-        return self._reader().option("dbtable", f"({_SQL[name]}) AS {name}").load()
+    def _parts(self, count: int, after_id: int) -> dict[int, int]:
+        """Return the ends of ranges of batches, and where the last batch of each begins."""
+        parts = self._query("parts", count, after_id).collect()
+        return {part["until_id"]: part["next_after_id"] for part in parts}
 
-    def _reader(self) -> DataFrameReader:
+    def _read(
+        self, name: str, predicates: Sequence[str], fetch_rows: int, *values: bool
+    ) -> DataFrame:
+        return self._spark.read.jdbc(
+            self._address.url,
+            f"({filled(SQL[name], self._chain_id, *values)}) AS {name}",
+            predicates=list(predicates),
+            properties={**self._address.properties, "fetchsize": str(fetch_rows)},
+        )
+
+    def _query(self, name: str, *values: int | bool | Sequence[int]) -> DataFrame:
         reader = self._spark.read.format("jdbc").option("url", self._address.url)
-        return reader.options(**self._address.properties, fetchsize=FETCH_ROWS)
+        statement = filled(SQL[name], self._chain_id, *values)
+        reader = reader.options(**self._address.properties, fetchsize=FETCH_ROWS)
+        return reader.option("dbtable", f"({statement}) AS {name}").load()

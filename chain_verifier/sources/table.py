@@ -34,6 +34,15 @@ POSITION: Final = "position"
 Positions rise by one from row to row of a block; blocks are named by their offset in the file."""
 
 
+ROWS: Final = "rows_held"
+"""How many rows a path of them has, which is told of by the `pid` of its first row, its `first_id`,
+and the `id` of its last one."""
+
+PAGE_FIRST_ID: Final = "page_first_id"
+PAGE_LAST_ID: Final = "page_last_id"
+"""The ends of the page in which the database holds a row. Others have no pages."""
+
+
 class Table(Protocol):
     """One source, opened: its rows, read again at every use."""
 

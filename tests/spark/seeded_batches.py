@@ -11,11 +11,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from chain_verifier.findings import Kind
-from orderchain.row_image import column_images
 from orderchain.seal import genesis_seal, next_seal
 from tests.spark.planting import Row, chain_of
 from tests.spark.publishing import begin_term
 from tests.spark.seeded_rows import FAULTS_MAX, Told, expect
+from tests.spark.storing import fields_of, image_of
+from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_COMMIT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _PARTITION_IDS: Final = 10**6
+_PAGE_ROWS: Final = 3
+"""Batches have two pages, or three."""
 LINK_KINDS: Final = frozenset(
     {Kind.GAP.value, Kind.FORK.value, Kind.ORPHAN.value, Kind.SECOND_ROOT.value}
 )
@@ -79,17 +82,13 @@ def sealed_chain(rng: random.Random, chain_id: int, database_id: UUID) -> Chain:
         taken, rows = rows[:count], rows[count:]
         epoch += rng.choice([0, 0, 0, 2])
         committed_at = _FIRST_COMMIT + timedelta(seconds=len(batches))
-        after = _seal_of(chain_id, seal, taken, epoch, committed_at)
+        after = _seal_of(seal, taken, epoch, committed_at)
         batches.append(Committed(taken, epoch, seal, after, committed_at))
         seal = after
     return Chain(chain_id, database_id, batches)
 
 
-def _seal_of(
-    chain_id: int, seal: bytes, rows: Sequence[Row], epoch: int, committed_at: datetime
-) -> bytes:
-    names = ("id", "pid", "key", "event_time_ns", "payload")
-    columns: list[Any] = [[getattr(row, name) for row in rows] for name in names]
+def _seal_of(seal: bytes, rows: Sequence[Row], epoch: int, committed_at: datetime) -> bytes:
     return next_seal(
         seal,
         epoch=epoch,
@@ -97,7 +96,7 @@ def _seal_of(
         last_id=rows[-1].id or 0,
         row_count=len(rows),
         committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
-        rows=column_images(chain_id, *columns),
+        pages=[image_of(list(map(fields_of, rows)))],
     )
 
 
@@ -109,10 +108,9 @@ async def commit(connection: asyncpg.Connection[Any], chain: Chain, topic: str) 
         chain_id, batches[0].seal_before, topic, _PARTITION_IDS,
     )  # fmt: skip
     await begin_term(connection, chain_id)
-    await connection.execute("SELECT chain_event_extend($1, $2)", chain_id, chain.head)
-    names = ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
-    records = [tuple(getattr(row, name) for name in names) for b in batches for row in b.rows]
-    await connection.copy_records_to_table("chain_event", records=records, columns=names)
+    await connection.execute("SELECT chain_page_extend($1, $2)", chain_id, chain.head)
+    for batch in batches:
+        await store_rows(connection, chain_id, list(map(fields_of, batch.rows)), _PAGE_ROWS)
     await connection.executemany(
         "INSERT INTO chain_batch VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
         [

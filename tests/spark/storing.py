@@ -7,26 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from orderchain.row_image import column_images
+from orderchain.page_image import page_image
 from orderchain.seal import genesis_seal, next_seal
 from tests.spark.planting import CHAIN_ID
 from tests.spark.publishing import begin_term
+from tests.stored_pages import LET_TAMPER, store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orderchain.page_image import PageImage
     from tests.spark.planting import Row
 
 PARTITION_IDS = 200
 BATCH_ROWS = 10
+PAGE_ROWS = 4
+"""A batch has several pages, and a partition several batches."""
 _FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def execute(dsn: str, *statements: str) -> None:
-    """Do to the database, as its owner, what no role of ours may do."""
+    """Do to the database, as its owner, what no role of ours may do, to single rows, too."""
     connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
     try:
+        await connection.execute(LET_TAMPER)
         for statement in statements:
             await connection.execute(statement)
     finally:
@@ -69,18 +74,27 @@ async def store(
         await connection.close(timeout=5)
 
 
+def fields_of(row: Row) -> tuple[Any, ...]:
+    """The columns of a row as they stand in a page."""
+    return row.id, row.pid, row.key, row.event_time_ns, row.payload
+
+
+def image_of(records: Sequence[tuple[Any, ...]]) -> PageImage:
+    """What the seal covers of rows."""
+    ids, pids, keys, times_ns, payloads = zip(*records, strict=True)
+    return page_image(ids, pids, list(map(str.encode, keys)), times_ns, payloads)
+
+
 async def _commit(
     connection: asyncpg.Connection[Any], rows: Sequence[Row], seal: bytes, epoch: int,
     committed_at: datetime,
 ) -> bytes:  # fmt: skip
     last_id: Any = rows[-1].id
     first_id: Any = rows[0].id
-    await connection.execute("SELECT chain_event_extend($1, $2)", CHAIN_ID, first_id)
-    await connection.execute("SELECT chain_event_extend($1, $2)", CHAIN_ID, last_id)
-    names = ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
-    records = [tuple(getattr(row, name) for name in names) for row in rows]
-    await connection.copy_records_to_table("chain_event", records=records, columns=names)
-    columns: list[Any] = [list(column) for column in zip(*records, strict=True)]
+    await connection.execute("SELECT chain_page_extend($1, $2)", CHAIN_ID, first_id)
+    await connection.execute("SELECT chain_page_extend($1, $2)", CHAIN_ID, last_id)
+    records = [fields_of(row) for row in rows]
+    await store_rows(connection, CHAIN_ID, records, PAGE_ROWS)
     sealed = next_seal(
         seal,
         epoch=epoch,
@@ -88,7 +102,7 @@ async def _commit(
         last_id=last_id,
         row_count=len(rows),
         committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
-        rows=column_images(CHAIN_ID, *columns[1:]),
+        pages=[image_of(records)],
     )
     await connection.execute(
         "INSERT INTO chain_batch VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",

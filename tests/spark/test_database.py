@@ -22,6 +22,9 @@ from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingEr
 from orderchain.roles import AUDITOR, GAP_READER
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, write_journal
+from tests.spark.storing import execute as execute_in
+from tests.spark.storing import fields_of
+from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,15 +38,7 @@ ROWS = chain_of(random.Random(9), 300)
 HEAD = head_of(ROWS)
 PARTITION_IDS = 200
 BATCH_ROWS = 50
-
-
-async def _execute(dsn: str, *statements: str) -> None:
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
-    try:
-        for statement in statements:
-            await connection.execute(statement)
-    finally:
-        await connection.close(timeout=5)
+PAGE_ROWS = 20
 
 
 async def _store(dsn: str, rows: Sequence[Row]) -> None:
@@ -62,10 +57,8 @@ async def _store(dsn: str, rows: Sequence[Row]) -> None:
 
 async def _commit(connection: asyncpg.Connection[Any], rows: Sequence[Row]) -> None:
     last_id = rows[-1].id
-    await connection.execute("SELECT chain_event_extend($1, $2)", CHAIN_ID, last_id)
-    names = ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
-    records = [(r.chain_id, r.id, r.pid, r.key, r.event_time_ns, r.payload) for r in rows]
-    await connection.copy_records_to_table("chain_event", records=records, columns=names)
+    await connection.execute("SELECT chain_page_extend($1, $2)", CHAIN_ID, last_id)
+    await store_rows(connection, CHAIN_ID, list(map(fields_of, rows)), PAGE_ROWS)
     await connection.execute(
         "INSERT INTO chain_batch VALUES ($1, $2, $3, $4, $5, 1, $6, now())",
         CHAIN_ID, rows[0].id, last_id, rows[0].pid, len(rows), bytes(32),
@@ -78,7 +71,7 @@ async def _commit(connection: asyncpg.Connection[Any], rows: Sequence[Row]) -> N
 @pytest.fixture
 def execute(database: str) -> Callable[..., None]:
     """Does to the database, as its owner, what no role of ours may do."""
-    return lambda *statements: asyncio.run(_execute(database, *statements))
+    return lambda *statements: asyncio.run(execute_in(database, *statements))
 
 
 @pytest.fixture
@@ -227,7 +220,7 @@ def test_database_that_breaks_off_behind_its_head_is_no_verdict(
 ) -> None:
     def break_off(line: str) -> None:
         if line == "checking database":
-            execute("ALTER TABLE chain_event RENAME TO gone")
+            execute("ALTER TABLE chain_page RENAME TO gone")
 
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(audit,))
     with pytest.raises(SourceBroken, match="database: could not be read to its end"):
@@ -243,25 +236,30 @@ def test_database_read_over_several_connections_is_the_same(
     assert report.sources[0].rows == len(ROWS)
 
 
-COLUMNS = ("key", "event_time_ns", "payload")
+async def _rule(dsn: str) -> str:
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        found: str = await connection.fetchval(
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+            " WHERE conrelid = 'chain_page'::regclass AND conname = 'chain_page_no_null'"
+        )
+        return found
+    finally:
+        await connection.close(timeout=5)
 
 
 @pytest.mark.parametrize("is_forbidden_anew", [False, True])
 def test_database_that_once_let_nulls_in_names_them(
-    verified: Verified, execute: Callable[..., None], is_forbidden_anew: bool
+    verified: Verified, execute: Callable[..., None], database: str, is_forbidden_anew: bool
 ) -> None:
     """A constraint that was never validated says nothing of the rows that were there before."""
+    rule = asyncio.run(_rule(database))
     execute(
-        *(f"ALTER TABLE chain_event ALTER COLUMN {name} DROP NOT NULL" for name in COLUMNS),
+        "ALTER TABLE chain_page DROP CONSTRAINT chain_page_no_null",
         f"UPDATE chain_event SET payload = NULL WHERE id = {ROWS[7].id}",  # noqa: S608
     )
     if is_forbidden_anew:
-        execute(
-            *(
-                f"ALTER TABLE chain_event ADD CONSTRAINT {name}_there NOT NULL {name} NOT VALID"
-                for name in COLUMNS
-            )
-        )
+        execute(f"ALTER TABLE chain_page ADD CONSTRAINT chain_page_no_null {rule} NOT VALID")
     expected = Finding(
         kind=Kind.NULL, source="database", id=ROWS[7].id, pid=ROWS[7].pid, columns=("payload",)
     )
@@ -302,7 +300,7 @@ def test_database_with_a_role_that_may_not_read_is_refused(
     spark: SparkSession, stored: str, execute: Callable[..., None],
     role_dsn: Callable[[str], str],
 ) -> None:  # fmt: skip
-    execute(f"REVOKE SELECT ON chain_event FROM {GAP_READER}")  # noqa: S608
+    execute(f"REVOKE SELECT ON chain_page FROM {GAP_READER}")  # noqa: S608
     source = DatabaseSource(database=role_dsn(GAP_READER))
     with pytest.raises(
         ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"

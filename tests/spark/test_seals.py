@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from chain_verifier.config import (
     ContradictedMark,
@@ -24,11 +25,11 @@ from chain_verifier.verify import verify
 from chain_verifier.written_findings import write_findings
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
-from orderchain.row_image import column_images
 from orderchain.seal import next_seal
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
-from tests.spark.storing import batches_of, execute, store
+from tests.spark.storing import batches_of, execute, fields_of, image_of, store
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,16 +231,13 @@ async def _rewrite_last_batch(dsn: str) -> None:
             " ORDER BY n.last_id DESC LIMIT 1"
         )
         rows = ROWS[-batch["row_count"] :]
-        columns: list[Any] = [
-            [getattr(row, name) for row in rows]
-            for name in ("id", "pid", "key", "event_time_ns", "payload")
-        ]
-        columns[4][0] = b"changed"
+        records = [fields_of(replace(rows[0], payload=b"changed")), *map(fields_of, rows[1:])]
         seal = next_seal(
             batch["before"], epoch=batch["epoch"], first_id=batch["first_id"],
             last_id=batch["last_id"], row_count=len(rows), committed_at_us=batch["at_us"],
-            rows=column_images(CHAIN_ID, *columns),
+            pages=[image_of(records)],
         )  # fmt: skip
+        await connection.execute(LET_TAMPER)
         await connection.execute(
             "UPDATE chain_event SET payload = $1 WHERE id = $2", b"changed", rows[0].id
         )

@@ -27,9 +27,9 @@ from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from orderchain.errors import InputError
-from orderchain.row_image import column_images
 from orderchain.seal import genesis_seal, next_seal
 from tests.spark.planting import CHAIN_ID, chain_of
+from tests.spark.storing import image_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,11 +53,10 @@ def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[Batch, list[ArchivedRo
     for at in range(0, len(rows), BATCH_ROWS):
         own = list(rows[at : at + BATCH_ROWS])
         committed_at = BEGAN_AT + timedelta(microseconds=at)
-        columns: list[Any] = [list(column) for column in zip(*own, strict=True)]
         seal = next_seal(
             seal, epoch=1, first_id=own[0][0], last_id=own[-1][0], row_count=len(own),
             committed_at_us=(committed_at - EPOCH_START) // timedelta(microseconds=1),
-            rows=column_images(CHAIN_ID, *columns),
+            pages=[image_of(own)],
         )  # fmt: skip
         batch = Batch(
             first_id=own[0][0], last_id=own[-1][0], prev_last_id=own[0][1], row_count=len(own),

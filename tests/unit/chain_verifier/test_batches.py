@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
 
-from chain_verifier.batch_check import BatchCheck
+from chain_verifier.batch_check import IMAGES, BatchCheck
 from chain_verifier.config import KeptSeal, parse_kept_seal
 from orderchain.errors import SettingError
+from orderchain.page_image import page_image
 
-CHAIN_ID = 7
 BEFORE = bytes.fromhex("3d39dfe600127ee73f12fac343e17b83855f82a5a049169f874659dc5271c7fe")
 SEAL = bytes.fromhex("b11e63b3a54a8f12f3f8c5ad91df0038c9206185ed74e13926fb6c71ceb4529e")
 
@@ -40,8 +41,21 @@ def rows(**changes: list[Any]) -> dict[str, list[Any]]:
     } | changes
 
 
-def misfits(of: dict[str, Any], held: dict[str, list[Any]]) -> list[dict[str, object]]:
-    found = BatchCheck(CHAIN_ID, bytes(32)).misfits(of, held)
+def pages(*of: dict[str, list[Any]]) -> dict[str, bytes]:
+    """The columns and headers of pages, as the database sends them of a batch."""
+    columns = [[column for page in of for column in page[name]] for name in rows()]
+    columns[2] = list(map(str.encode, columns[2]))
+    images = page_image(*columns).columns if of and columns[0] else [b""] * len(IMAGES)
+    headers = [
+        pack(">iiIii", 1, 0, kind, len(column), 1)
+        for page in of
+        for kind, column in zip((20, 20, 25, 20, 17), page.values(), strict=True)
+    ]
+    return {"headers": b"".join(headers), **dict(zip(IMAGES, images, strict=True))}
+
+
+def misfits(of: dict[str, Any], *held: dict[str, list[Any]]) -> list[dict[str, object]]:
+    found = BatchCheck(bytes(32)).misfits(of | pages(*held))
     return [{name: v for name, v in one.items() if name != "computed"} for one in found]
 
 
@@ -72,6 +86,44 @@ def test_batch_with_its_own_line_changed_does_not_match_its_seal(changes: dict[s
     assert [one["kind"] for one in misfits(batch(**changes), rows())] == ["seal_mismatch"]
 
 
+def test_batch_in_several_pages_has_the_same_seal() -> None:
+    first = {name: column[:1] for name, column in rows().items()}
+    last = {name: column[1:] for name, column in rows().items()}
+    assert misfits(batch(), first, last) == []
+    assert [one["kind"] for one in misfits(batch(), last, first)] == ["batch_range"]
+
+
+@pytest.mark.parametrize(
+    ("number", "header"),
+    [
+        (0, (2, 0, 20, 2, 1)),  # of two dimensions
+        (1, (1, 0, 20, 2, 0)),  # counted from 0
+        (1, (1, 0, 20, 3, 1)),
+        (2, (1, 0, 25, 1, 1)),
+        (4, (0, 0, 17, 0, 0)),  # without elements
+    ],
+)
+def test_batch_whose_columns_do_not_fit_each_other_is_never_the_one_that_was_sealed(
+    number: int, header: tuple[int, ...]
+) -> None:
+    """Where a column ends and the next begins is not told by the bytes that a seal covers."""
+    stored = pages(rows())
+    at = number * 20
+    stored["headers"] = (
+        stored["headers"][:at] + pack(">iiIii", *header) + stored["headers"][at + 20 :]
+    )
+    (found,) = BatchCheck(bytes(32)).misfits(batch() | stored)
+    assert found["kind"] in ("seal_mismatch", "batch_count")
+
+
+@pytest.mark.parametrize("name", ["ids", "pids"])
+def test_batch_with_a_null_for_a_number_is_not_the_one_that_was_sealed(name: str) -> None:
+    stored = pages(rows())
+    for image in (b"\xff" * 4 + stored[name][12:], stored[name][:12] + b"\xff" * 4, b""):
+        (found,) = BatchCheck(bytes(32)).misfits(batch() | stored | {name: image})
+        assert found["kind"] == "seal_mismatch"
+
+
 def sealed(count: int) -> list[tuple[dict[str, Any], dict[str, list[Any]]]]:
     """Batches of one row each, behind one another, with true seals."""
     found, before = [], GENESIS
@@ -80,7 +132,7 @@ def sealed(count: int) -> list[tuple[dict[str, Any], dict[str, list[Any]]]]:
                 "payload": [b""]}  # fmt: skip
         line = batch(first_id=number, id=number, prev_last_id=number - 1, row_count=1,
                      seal_before=before, seal=b"")  # fmt: skip
-        (misfit,) = BatchCheck(CHAIN_ID, bytes(32)).misfits(line, held)
+        (misfit,) = BatchCheck(bytes(32)).misfits(line | pages(held))
         before = line["seal"] = misfit["computed"][0]
         found.append((line, held))
     return found
@@ -114,8 +166,8 @@ def test_batches_with_wrong_seals_or_rows_are_named_each_and_no_others(
             chain[number][0]["seal_before"] = bytes([number]) * 32
     for number in rows_of:
         chain[number - 1][1]["key"] = ["other"]
-    check = BatchCheck(CHAIN_ID, GENESIS)
-    found = [one for line, held in chain for one in check.misfits(line, held)]
+    check = BatchCheck(GENESIS)
+    found = [one for line, held in chain for one in check.misfits(line | pages(held))]
     assert [one["id"] for one in found] == named
     assert {one["kind"] for one in found} <= {"seal_mismatch"}
 
@@ -124,7 +176,7 @@ def test_batch_with_another_count_says_so_and_nothing_else() -> None:
     short = {name: column[:1] for name, column in rows().items()}
     expected = {"id": 2, "until_id": 5, "kind": "batch_count", "count": 1, "expected_count": 2}
     assert misfits(batch(), short) == [expected]
-    assert misfits(batch(), {name: [] for name in rows()}) == [expected | {"count": 0}]
+    assert misfits(batch()) == [expected | {"count": 0}]
 
 
 @pytest.mark.parametrize("changes", [{"id": [3, 5]}, {"id": [2, 4]}, {"pid": [0, 2]}])

@@ -33,7 +33,8 @@ class Topic(Published):
         self._head = None
         if head is not None:
             self._head = DatabaseHead(
-                last_id=head, first_row_id=1, last_row_id=head, rows_counted=head, seal=b"",
+                last_id=head, first_row_id=1, last_row_id=head, rows_counted=head,
+                batches_counted=1, has_rules=True, seal=b"",
                 epoch=1, published_id=0, topic="t", topic_partition=0, database_id="",
             )  # fmt: skip
         for record in records:

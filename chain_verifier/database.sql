@@ -1,0 +1,240 @@
+-- What both modes read of a chain, whose number is $1. Spark's JDBC cannot bind values, so that it
+-- gets whole numbers in their place; so the server plans for this chain's partitions alone.
+--
+-- Of functions and operators that take any array PostgreSQL prefers one of the same name that is made
+-- for this very type: those are named with their schema, so that nobody's own answer instead.
+
+-- head: of a chain the head, the first and the last id that its pages name, what commits counted, and
+-- whether pages can only be what a page must be: every partition has the rules of `chain_page`, as
+-- they are there, and they were validated. One snapshot; of a chain that there is not, the version
+SELECT v.version, v.database_id::text AS database_id,
+       h.last_id, h.last_seal AS seal, h.epoch, h.published_id, h.topic, h.topic_partition,
+       (SELECT p.first_id FROM public.chain_page p
+         WHERE p.chain_id = $1 ORDER BY p.last_id LIMIT 1) AS first_row_id,
+       (SELECT p.last_id FROM public.chain_page p
+         WHERE p.chain_id = $1 ORDER BY p.last_id DESC LIMIT 1) AS last_row_id,
+       b.rows_counted, b.batches_counted,
+       (SELECT coalesce(bool_and(
+                   (SELECT bool_and(a.attnotnull AND coalesce(c.convalidated, true))
+                      FROM pg_catalog.pg_attribute a
+                      LEFT JOIN pg_catalog.pg_constraint c
+                        ON c.conrelid = a.attrelid AND c.contype = 'n' AND a.attnum = ANY (c.conkey)
+                     WHERE a.attrelid = t.relid AND a.attnum > 0 AND NOT a.attisdropped)
+                   AND 3 = (SELECT count(DISTINCT c.conname) FROM pg_catalog.pg_constraint c
+                             WHERE c.conrelid = t.relid AND c.contype = 'c' AND c.convalidated
+                               AND (c.conname, pg_catalog.pg_get_constraintdef(c.oid)) IN (
+                     ('chain_page_ends', 'CHECK ((((ids[1] = first_id) AND (ids[cardinality(ids)] = last_id) AND (pids[1] < first_id)) IS TRUE))'),
+                     ('chain_page_lengths', 'CHECK ((((array_dims(pids) = array_dims(ids)) AND (array_dims(keys) = array_dims(ids)) AND (array_dims(event_times_ns) = array_dims(ids)) AND (array_dims(payloads) = array_dims(ids))) IS TRUE))'),
+                     ('chain_page_no_null', 'CHECK ((COALESCE(array_position(ids, NULL::bigint), array_position(pids, NULL::bigint), array_position(keys, NULL::text), array_position(event_times_ns, NULL::bigint), array_position(payloads, NULL::bytea)) IS NULL))')
+                   ))), false)
+          FROM pg_catalog.pg_partition_tree(
+               pg_catalog.to_regclass(pg_catalog.format('public.chain_page_%s', $1::integer))) t
+       ) AS has_rules
+  FROM public.schema_version v
+ CROSS JOIN (SELECT coalesce(sum(row_count), 0)::bigint AS rows_counted,
+                    count(*) AS batches_counted
+               FROM public.chain_batch WHERE chain_id = $1 AND prev_last_id IS NOT NULL) b
+  LEFT JOIN public.chain_head h ON h.chain_id = $1
+
+-- parts: the ends of $2 ranges of batches behind $3 with about as many rows each, and where the last
+-- batch of each begins. By rows, not by ids: those skip far ahead at a take-over
+SELECT e.until_id, coalesce(p.last_id, e.until_id) AS next_after_id
+  FROM (SELECT max(last_id) AS until_id
+          FROM (SELECT last_id, (sum(row_count) OVER (ORDER BY last_id) - row_count) * $2::integer
+                                / greatest(sum(row_count) OVER (), 1) AS part
+                  FROM public.chain_batch WHERE chain_id = $1 AND last_id > $3) b
+         GROUP BY part) e
+  LEFT JOIN LATERAL (SELECT last_id FROM public.chain_batch
+                      WHERE chain_id = $1 AND last_id < e.until_id
+                      ORDER BY last_id DESC LIMIT 1) p ON true
+
+-- edges: of each page the edge that its rows form, from pid to last_id, and whether they do: each
+-- names the one before it, ids rise, and the page is what a page must be, which is looked at unless
+-- the rules say so ($2): it takes keys and payloads
+SELECT p.last_id, p.first_id, p.pids[1] AS pid, pg_catalog.cardinality(p.ids) AS rows,
+       coalesce(
+           p.ids[:pg_catalog.cardinality(p.ids) - 1] OPERATOR(pg_catalog.=) p.pids[2:]
+           AND (SELECT bool_and(e.pid < e.id)
+                  FROM (SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid) e)
+           AND ($2::boolean OR (
+               p.first_id = p.ids[1] AND p.last_id = p.ids[pg_catalog.cardinality(p.ids)]
+               AND pg_catalog.array_dims(p.ids) = '[1:' || pg_catalog.cardinality(p.ids) || ']'
+               AND pg_catalog.array_dims(p.pids) = pg_catalog.array_dims(p.ids)
+               AND pg_catalog.array_dims(p.keys) = pg_catalog.array_dims(p.ids)
+               AND pg_catalog.array_dims(p.event_times_ns) = pg_catalog.array_dims(p.ids)
+               AND pg_catalog.array_dims(p.payloads) = pg_catalog.array_dims(p.ids)
+               AND coalesce(pg_catalog.array_position(p.keys, NULL),
+                            pg_catalog.array_position(p.event_times_ns, NULL),
+                            pg_catalog.array_position(p.payloads, NULL)) IS NULL)),
+           false) AS is_path
+  FROM public.chain_page p
+ WHERE p.chain_id = $1
+
+-- page_faults: what is wrong with pages, whatever their rows are: ends that are not those of the ids,
+-- columns that do not fit them, and rows that stand behind a higher id. $2 as above
+SELECT p.last_id, f.*
+  FROM public.chain_page p
+  LEFT JOIN LATERAL (SELECT q.last_id FROM public.chain_page q
+                      WHERE q.chain_id = $1 AND q.last_id < p.last_id
+                      ORDER BY q.last_id DESC LIMIT 1) b ON true
+ CROSS JOIN LATERAL (
+       SELECT 'wrong_page' AS kind, p.first_id AS id, p.last_id AS until_id,
+              pg_catalog.array_remove(
+                  ARRAY[p.ids[1], p.ids[pg_catalog.cardinality(p.ids)]], NULL) AS ids,
+              w.columns, NULL::bigint AS after_id, NULL::bigint AS count
+         FROM (SELECT pg_catalog.array_agg(c.name ORDER BY c.nth) AS columns
+                 FROM (VALUES (1, 'ids', pg_catalog.array_dims(p.ids)),
+                              (2, 'pids', pg_catalog.array_dims(p.pids)),
+                              (3, 'keys', pg_catalog.array_dims(p.keys)),
+                              (4, 'event_times_ns', pg_catalog.array_dims(p.event_times_ns)),
+                              (5, 'payloads', pg_catalog.array_dims(p.payloads))) c (nth, name, dims)
+                WHERE c.dims IS DISTINCT FROM '[1:' || pg_catalog.cardinality(p.ids) || ']') w
+        WHERE NOT $2::boolean
+          AND (w.columns IS NOT NULL
+               OR (p.first_id = p.ids[1]
+                   AND p.last_id = p.ids[pg_catalog.cardinality(p.ids)]) IS NOT TRUE)
+       UNION ALL
+       SELECT 'out_of_order', min(r.id), max(r.id), NULL, NULL, r.highest, count(*)
+         FROM (SELECT e.id, greatest(b.last_id, max(e.id) OVER (
+                          ORDER BY e.nth ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS highest
+                 FROM pg_catalog.unnest(p.ids) WITH ORDINALITY AS e (id, nth)) r
+        WHERE r.id < r.highest
+          -- Few pages are looked at so closely.
+          AND (p.first_id <= b.last_id OR p.ids[1] <= b.last_id OR EXISTS (
+               SELECT FROM (SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.ids[2:]) AS next) e
+                WHERE e.next <= e.id))
+        GROUP BY r.highest) f
+ WHERE p.chain_id = $1
+
+-- rows: the rows of the pages, each with the ends of its page, by which a range of them is found
+SELECT r.*, (r.id IS NULL OR r.pid IS NULL OR r.key IS NULL OR r.event_time_ns IS NULL
+             OR r.payload IS NULL) AS has_null
+  FROM (SELECT first_id AS page_first_id, last_id AS page_last_id,
+               pg_catalog.unnest(ids) AS id, pg_catalog.unnest(pids) AS pid,
+               pg_catalog.unnest(keys) AS key, pg_catalog.unnest(event_times_ns) AS event_time_ns,
+               pg_catalog.unnest(payloads) AS payload
+          FROM public.chain_page
+         WHERE chain_id = $1) r
+
+-- rows_at: the rows of the pages in which the ids $2 would stand
+SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid,
+       pg_catalog.unnest(p.keys) AS key, pg_catalog.unnest(p.event_times_ns) AS event_time_ns,
+       pg_catalog.unnest(p.payloads) AS payload
+  FROM public.chain_page p
+ WHERE p.chain_id = $1
+   AND p.last_id = ANY (ARRAY(
+       SELECT (SELECT q.last_id FROM public.chain_page q
+                WHERE q.chain_id = $1 AND q.last_id >= a.id ORDER BY q.last_id LIMIT 1)
+         FROM pg_catalog.unnest($2::bigint[]) AS a (id)))
+
+-- pages: the next pages behind $2, $6 at the most, as many as are needed for $5 bytes: the last may
+-- bring more. Up to $3, and on to the end of the page that holds it, but not beyond $4. Of what is
+-- stored apart, the size alone is read of pages that do not come. Where the primary key was taken
+-- away several pages may end with one id: those come together
+SELECT last_id, ids, pids, keys, event_times_ns, payloads
+  FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
+                      + pg_column_size(event_times_ns) + pg_column_size(payloads)) OVER (
+                      ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+          FROM (SELECT * FROM public.chain_page
+                 WHERE chain_id = $1 AND last_id > $2 AND last_id <= $4
+                   AND last_id <= coalesce((SELECT last_id FROM public.chain_page
+                                             WHERE chain_id = $1 AND last_id >= $3
+                                             ORDER BY last_id LIMIT 1), $3)
+                 ORDER BY last_id FETCH FIRST $6 ROWS WITH TIES) n) s
+ WHERE coalesce(before, 0) < $5
+ ORDER BY last_id
+
+-- page_links: the same, of the columns only those of the links
+SELECT last_id, ids, pids
+  FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids)) OVER (
+                      ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+          FROM (SELECT last_id, ids, pids FROM public.chain_page
+                 WHERE chain_id = $1 AND last_id > $2 AND last_id <= $4
+                   AND last_id <= coalesce((SELECT last_id FROM public.chain_page
+                                             WHERE chain_id = $1 AND last_id >= $3
+                                             ORDER BY last_id LIMIT 1), $3)
+                 ORDER BY last_id FETCH FIRST $6 ROWS WITH TIES) n) s
+ WHERE coalesce(before, 0) < $5
+ ORDER BY last_id
+
+-- sealed_sizes: the next $4 batches behind $2 up to $3, and how many bytes they and those before are
+SELECT last_id, coalesce(sum(bytes) OVER (ORDER BY last_id), 0)::bigint AS bytes
+  FROM (SELECT b.last_id,
+               (SELECT sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
+                           + pg_column_size(event_times_ns) + pg_column_size(payloads))
+                  FROM public.chain_page
+                 WHERE chain_id = $1 AND last_id > b.after_id AND last_id <= b.last_id) AS bytes
+          FROM (SELECT last_id, lag(last_id, 1, $2) OVER (ORDER BY last_id) AS after_id
+                  FROM (SELECT last_id FROM public.chain_batch
+                         WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
+                         ORDER BY last_id LIMIT $4) n) b) s
+ ORDER BY last_id
+
+-- sealed: every batch in the order of ids, with what is stored of it: of its pages the columns as the seal covers them, and
+-- the headers of these arrays, which it does not cover. Behind a batch that claims to have none before
+-- it, which only the first one has not, the pages are those behind the one before that
+SELECT b.last_id AS id, b.first_id, b.prev_last_id, b.row_count, b.epoch, b.seal,
+       p.seal AS seal_before, p.epoch AS epoch_before,
+       (extract(epoch FROM b.committed_at) * 1000000)::bigint AS committed_at_us,
+       s.headers, s.ids, s.pids, s.keys, s.event_times_ns, s.payloads
+  FROM public.chain_batch b
+  LEFT JOIN LATERAL (SELECT last_id, prev_last_id, seal, epoch FROM public.chain_batch
+                      WHERE chain_id = $1 AND last_id < b.last_id
+                      ORDER BY last_id DESC LIMIT 1) p ON true
+ CROSS JOIN LATERAL (
+       SELECT CASE WHEN p.prev_last_id IS NOT NULL THEN p.last_id
+              ELSE coalesce((SELECT max(last_id) FROM public.chain_batch
+                              WHERE chain_id = $1 AND last_id < b.last_id
+                                AND prev_last_id IS NOT NULL),
+                            (SELECT min(last_id) FROM public.chain_batch
+                              WHERE chain_id = $1 AND last_id < b.last_id),
+                            -9223372036854775807)
+              END AS after_id) a
+ CROSS JOIN LATERAL (
+       SELECT string_agg(substr(substr(i.ids, 1, 20) || z.pad, 1, 20)
+                         || substr(substr(i.pids, 1, 20) || z.pad, 1, 20)
+                         || substr(substr(i.keys, 1, 20) || z.pad, 1, 20)
+                         || substr(substr(i.event_times_ns, 1, 20) || z.pad, 1, 20)
+                         || substr(substr(i.payloads, 1, 20) || z.pad, 1, 20), '') AS headers,
+              string_agg(substr(i.ids, 21), '') AS ids,
+              string_agg(substr(i.pids, 21), '') AS pids,
+              string_agg(substr(i.keys, 21), '') AS keys,
+              string_agg(substr(i.event_times_ns, 21), '') AS event_times_ns,
+              string_agg(substr(i.payloads, 21), '') AS payloads
+         FROM (SELECT coalesce(pg_catalog.array_send(ids), '') AS ids,
+                      coalesce(pg_catalog.array_send(pids), '') AS pids,
+                      coalesce(pg_catalog.array_send(keys), '') AS keys,
+                      coalesce(pg_catalog.array_send(event_times_ns), '') AS event_times_ns,
+                      coalesce(pg_catalog.array_send(payloads), '') AS payloads
+                 FROM public.chain_page
+                WHERE chain_id = $1 AND last_id > a.after_id AND last_id <= b.last_id
+                ORDER BY last_id) i
+        -- An array has a header of 20 bytes where it has one dimension; of none, 12.
+        CROSS JOIN (SELECT pg_catalog.decode(repeat('00', 20), 'hex') AS pad) z) s
+ WHERE b.chain_id = $1 AND b.prev_last_id IS NOT NULL
+ ORDER BY b.last_id
+
+-- seal_at: the seal after the batch that ends with an id
+SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
+
+-- batches: of every batch the seal after it, and what the batch behind that seal is to be
+SELECT b.seal AS anchor, b.last_id AS anchor_id, n.last_id AS batch_last_id, n.seal AS batch_seal,
+       n.epoch AS batch_epoch
+  FROM public.chain_batch b LEFT JOIN public.chain_batch n
+    ON n.chain_id = $1 AND n.prev_last_id = b.last_id
+ WHERE b.chain_id = $1
+
+-- batches_at: for each of some ids the batch that ends with it or before, and the one behind that
+SELECT a.at_id, b.last_id AS anchor_id, b.seal AS anchor, n.last_id AS batch_last_id,
+       n.seal AS batch_seal, n.epoch AS batch_epoch
+  FROM unnest($2::bigint[]) AS a (at_id)
+ CROSS JOIN LATERAL (SELECT last_id, seal FROM public.chain_batch
+                      WHERE chain_id = $1 AND last_id <= a.at_id
+                      ORDER BY last_id DESC LIMIT 1) b
+  LEFT JOIN public.chain_batch n ON n.chain_id = $1 AND n.prev_last_id = b.last_id
+
+-- skips: the ranges that were never published, since Kafka was away for long
+SELECT after_id, until_id FROM public.chain_skip WHERE chain_id = $1
+
+-- terms: the keys that sign the frames of each term
+SELECT nonce, frame_key FROM public.chain_term WHERE chain_id = $1
