@@ -52,7 +52,7 @@ WARM_UP_GAPS: Final = 20
 
 
 async def selected(site: Site, chain_id: int, after_id: int, *, as_events: bool) -> float:
-    """Return rows per second of SELECTs from a row per order, one behind the other."""
+    """Return rows per second of SELECTs from a row per order, one after the other."""
     connection = await _plain_connection(site)
     until_id, at = after_id + LONG_GAP_ROWS, after_id
     rows = 0
@@ -99,7 +99,7 @@ async def gaps(site: Site, chain_id: int, last_id: int, rows: int, seed: int) ->
             events = await _select(connection, chain_id, after_id, rows)
             ended = time.perf_counter()
             if [event for run in runs for event in run] != events:
-                raise RuntimeError(f"other rows behind {after_id}")
+                raise RuntimeError(f"other rows after {after_id}")
             if turn >= WARM_UP_GAPS:
                 filled.append((between - began) * 1e3)
                 read.append((ended - between) * 1e3)

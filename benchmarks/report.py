@@ -153,7 +153,7 @@ def _comparison(lines: Lines) -> Iterator[str]:
     common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", _DELIVERED)
     yield ""
     yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
-    yield "waits for the loopback, so this tells more of the machine than of either."
+    yield "waits for the loopback, so this is a figure of the machine more than of either."
 
 
 def _arm_of(rival: str, arm: str) -> str:

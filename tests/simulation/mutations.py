@@ -38,6 +38,12 @@ class Mutation:
 
 TOO_OLD: dict[str, object] = {"key_window_rows": 8, "key_piece_rows": 4}
 
+LED_FOR_LONG: dict[str, object] = {
+    "sequencers": 1, "clients": 3, "calls_per_client": 15, "database_loss": 0.0, "commit_loss": 0.0,
+    "fault_seconds": 6.0, "faults_per_second": 2.0,
+}  # fmt: skip
+"""A leader that has callers when its clock jumps."""
+
 FULL_QUEUE: dict[str, object] = {"publish_queue_bytes_max": 300, "batch_rows_max": 3}
 """Small batches: two of them may come on top of the bound."""
 
@@ -72,10 +78,20 @@ MUTATIONS = (
         ("L1",),
         {"sources": "standby first", "is_standby_stuck": True},
     ),
-    Mutation(sequencing.publish_queue_without_bound, 50, ("L5",), FULL_QUEUE),
-    Mutation(sequencing.full_queue_holds_up_nothing, 50, ("L5",), FULL_QUEUE),
+    Mutation(
+        sequencing.publish_queue_without_bound,
+        50,
+        ("L5",),
+        {**FULL_QUEUE, "publish_wait_seconds": 0.05, "is_broker_gone": True},
+    ),
+    Mutation(
+        sequencing.full_queue_holds_up_nothing,
+        150,
+        ("L5",),
+        {**FULL_QUEUE, "publish_wait_seconds": 1.0},
+    ),
     Mutation(sequencing.part_that_dies_in_silence, 100, ("L4", "L2")),
-    Mutation(sequencing.callers_in_no_list, 300, ("L2",)),
+    Mutation(sequencing.callers_in_no_list, 300, ("L2",), LED_FOR_LONG),
     Mutation(sequencing.warning_taken_for_success, 150, ("S3 not replicated",)),
     Mutation(
         sequencing.mark_before_orders,
