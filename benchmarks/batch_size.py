@@ -21,10 +21,10 @@ STAGES: tuple[Stage, ...] = ("persist", "publish", "deliver")
 
 
 def arms(scope: Scope) -> list[Arm]:
-    """Return every size at every stage, through the engine and through the bare pipe."""
+    """Return every size at every stage, through the engine and both bare pipes."""
     sizes = (100, 5_000) if scope.is_quick else BATCH_ROWS
     stages = STAGES[2:] if scope.is_quick else STAGES
-    rivals = ("engine",) if scope.is_quick else ("bare_pipe", "engine")
+    rivals = ("engine",) if scope.is_quick else ("bare_pages", "bare_pipe", "engine")
     return [
         load_arm(scope, rival, rows, name=f"{rival} {rows} {stage}", stage=stage)
         for rows in sizes

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from chainctl.settings import Settings
+
 
 class Site(Struct, frozen=True):
     """Where the servers are, by role."""
@@ -156,7 +158,7 @@ async def empty_chain(site: Site, chain_id: int) -> None:
             "SELECT topic FROM chain_head WHERE chain_id = $1", chain_id
         )
         async with connection.transaction():
-            await connection.execute(f"DROP TABLE IF EXISTS chain_event_{int(chain_id)} CASCADE")
+            await connection.execute(f"DROP TABLE IF EXISTS chain_page_{int(chain_id)} CASCADE")
             await connection.execute("DELETE FROM chain_key_page WHERE chain_id = $1", chain_id)
             await connection.execute("DELETE FROM chain_client WHERE chain_id = $1", chain_id)
     finally:
@@ -164,10 +166,21 @@ async def empty_chain(site: Site, chain_id: int) -> None:
     await remove_topic(site, topic)
 
 
-async def make_chain(site: Site) -> int:
-    """Make a chain with its topic, and return its number: drawn, since brokers are shared."""
+def draw_chain_id() -> int:
+    """Return a number that no chain has: brokers are shared."""
+    return 1 + secrets.randbelow(CHAIN_ID_MAX)
+
+
+async def prepare_database(site: Site) -> Settings:
+    """Apply the schema where it is not there yet; return settings for more."""
     settings = load_settings({"database": site.admin, "kafka": site.kafka}, {}).settings
     await apply_schema(settings)
-    chain_id = 1 + secrets.randbelow(CHAIN_ID_MAX)
+    return settings
+
+
+async def make_chain(site: Site) -> int:
+    """Make a chain with its topic, and return its number."""
+    settings = await prepare_database(site)
+    chain_id = draw_chain_id()
     await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
     return chain_id

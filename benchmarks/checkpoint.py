@@ -39,8 +39,8 @@ _BEGUN = "SELECT num_timed FROM pg_stat_checkpointer"
 
 
 def arms(scope: Scope) -> list[Arm]:
-    """Return a long run of the engine and of the bare pipe, and a short one of each."""
-    rivals = ("bare_pipe", "engine")
+    """Return a long run of the engine and of the bare pipe of pages, and a short one of each."""
+    rivals = ("bare_pages", "engine")
     short = [load_arm(scope, rival, 1_000, name=f"{rival}, short") for rival in rivals]
     long = [load_arm(scope, rival, 1_000, name=f"{rival}, long", orders=ORDERS) for rival in rivals]
     return short + [

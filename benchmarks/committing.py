@@ -52,15 +52,16 @@ async def submit_many(
     window: int = 0,
     key: Callable[[int], str] | None = None,
     chain_id: int | None = None,
+    payload_bytes: int = 100,
 ) -> float:
     """Return orders per second of the embedded sequencer, publishing to Kafka beside it."""
     chain_id = chain_id or await make_chain(site)
     config = config_of(site, chain_id, batch_rows_max=batch_rows, key_window_rows=window)
     async with open_sequencer(config) as sequencer:
         batches = list(
-            order_batches(orders, batch_rows)
+            order_batches(orders, batch_rows, payload_bytes=payload_bytes)
             if key is None
-            else keyed(orders, batch_rows, key, bytes(100))
+            else keyed(orders, batch_rows, key, bytes(payload_bytes))
         )
         return orders / await submit_all(sequencer, batches)
 

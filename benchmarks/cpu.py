@@ -15,11 +15,11 @@ PROCESSES = ("producer", "receiver", "postgres", "kafka")
 
 
 def arms(scope: Scope) -> list[Arm]:
-    """Return the engine and the bare pipe at each size, with twice the orders of a comparison."""
+    """Return the engine and both bare pipes at each size, with twice the orders of a comparison."""
     return [
         load_arm(scope, rival, rows, orders=2 * scope.orders(rows))
         for rows in BATCH_ROWS
-        for rival in ("bare_pipe", "engine")
+        for rival in ("bare_pages", "bare_pipe", "engine")
     ]
 
 

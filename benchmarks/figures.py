@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {
     "engine": "#0b6e4f",
-    "bare_pipe": "#8d99ae",
+    "bare_pages": "#5c677d",
+    "bare_pipe": "#a9b4c6",
     "kafka_transactions_events": "#d1495b",
     "kafka_transactions_frames": "#edae49",
     "common_way": "#6d597a",
@@ -94,8 +95,8 @@ def _comparison(lines: Lines) -> Figure:
         for place, (rival, arm) in enumerate(members):
             spread = lines.spread(arm, "delivered_per_second")
             if spread is not None:
-                at = index + (place - (len(members) - 1) / 2) * 0.2
-                _bar(axes, at, spread, 0.18, _COLOURS[rival], rival_of(rival).title)
+                at = index + (place - (len(members) - 1) / 2) * 0.17
+                _bar(axes, at, spread, 0.15, _COLOURS[rival], rival_of(rival).title)
     axes.set_xticks(range(len(groups)), [title for title, _ in groups])
     axes.yaxis.set_major_formatter(_thousands)
     axes.set_ylabel("orders/s")
@@ -112,7 +113,7 @@ def _batch_size(lines: Lines) -> Figure:
     stages = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
     sizes = sorted({int(arm.split(" ")[1]) for arm in lines.arms})
     for axes, (stage, done) in zip(columns, stages.items(), strict=True):
-        for rival in ("bare_pipe", "engine"):
+        for rival in ("bare_pages", "bare_pipe", "engine"):
             spreads = {
                 size: spread
                 for size in sizes

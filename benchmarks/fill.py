@@ -1,10 +1,13 @@
-"""What does a fill cost beside a plain SELECT of the same rows, and does it grow with the chain?
+"""What does a fill cost beside a SELECT from a row per order, and does it grow with the chain?
 
-- pages: all rows of a long gap. `records`: keyset pages one after the other, left as the driver's
-  records. `events`: the same, made into events. `fill`: the shipped reader, which checks the start
-  against the database, bounds each page in bytes, makes events, checks every link, and finds the
-  batch that each page ends in;
-- one row: a gap of one row, again and again, beside a SELECT of that row on an open connection;
+The batches have 5,000 orders, so the pages are the largest: a fill of a few cuts them out of one.
+
+- ranges: gaps of 1, 100, 1,000 and 20,000 orders anywhere, filled by the shipped reader, and beside
+  it a plain SELECT of the same orders from a table with a row per order, on an open connection,
+  made into events. The reader checks the start against the database, bounds what it reads in bytes,
+  checks every link, and finds the batch that each run ends in;
+- long: all rows of a long gap. `records`: the SELECT, 5,000 orders at a time, left as the driver's
+  records. `events`: the same, made into events. `fill`: the shipped reader;
 - flat: a gap of 10,000 rows in chains of 10^5, 10^6 and 10^7 rows. `warm`: the rows have just been
   read, as those of a gap have just been written; `cold`: anywhere in a table, of which the larger
   ones do not fit into the server's memory.
@@ -27,7 +30,7 @@ import uvloop
 
 from benchmarks.arms import interleave, ratio, spread
 from benchmarks.chains import Site, benchmark_stack, open_site
-from benchmarks.generated import SQL, generate_chain
+from benchmarks.generated import SQL, generate_chain, generate_rows
 from benchmarks.host import RESULTS, describe_host
 from gapfill import GapReader, GapReaderConfig
 from gapfill.reader import SESSION_SETTINGS
@@ -37,13 +40,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE_ROWS: Final = 5_000
+"""Of a SELECT, of what a reader holds at once, and of a batch."""
 LONG_GAP_ROWS: Final = 300_000
+_MIDDLE_ROWS: Final = 1_000_000
+"""Of the chain that is stored as a row per order, too."""
 FLAT_GAP_ROWS: Final = 10_000
-ONE_ROW_GAPS: Final = 3_000
+RANGES: Final = {1: 1_000, 100: 1_000, 1_000: 500, 20_000: 40}
+"""Rows of a gap, and how many gaps of a repeat."""
+WARM_UP_GAPS: Final = 20
+"""Statements are prepared by then."""
 
 
-async def pages(site: Site, chain_id: int, after_id: int, *, as_events: bool) -> float:
-    """Return rows per second of plain keyset pages."""
+async def selected(site: Site, chain_id: int, after_id: int, *, as_events: bool) -> float:
+    """Return rows per second of SELECTs from a row per order, one behind the other."""
     connection = await _plain_connection(site)
     until_id, at = after_id + LONG_GAP_ROWS, after_id
     rows = 0
@@ -73,25 +82,25 @@ async def fill(site: Site, chain_id: int, after_id: int, rows: int) -> float:
     return _checked(found, rows) / seconds
 
 
-async def one_row(site: Site, chain_id: int, last_id: int, seed: int) -> dict[str, float]:
-    """Return the milliseconds of gaps of one row, filled and plainly read, by turns."""
+async def gaps(site: Site, chain_id: int, last_id: int, rows: int, seed: int) -> dict[str, float]:
+    """Return the milliseconds of gaps of so many rows, filled and plainly read, by turns."""
     random = Random(seed)
     connection = await _plain_connection(site)
     filled, read = [], []
     async with _reader(site, chain_id) as reader:
-        for turn in range(ONE_ROW_GAPS + 100):
-            after_id = random.randrange(1, last_id)
+        for turn in range(RANGES[rows] + WARM_UP_GAPS):
+            after_id = random.randrange(1, last_id - rows)
             mark = (await reader.standing(after_id)).mark
             if mark is None:
                 raise RuntimeError(f"no row {after_id}")
             began = time.perf_counter()
-            found = [run async for run in reader.runs(mark, after_id + 1)]
+            runs = [run.events async for run in reader.runs(mark, after_id + rows)]
             between = time.perf_counter()
-            rows = await connection.fetch(SQL["page"], chain_id, after_id, after_id + 1, PAGE_ROWS)
+            events = await _select(connection, chain_id, after_id, rows)
             ended = time.perf_counter()
-            if found[0].events != list(starmap(Event, rows)):
-                raise RuntimeError(f"another row behind {after_id}")
-            if turn >= 100:  # statements are prepared by then
+            if [event for run in runs for event in run] != events:
+                raise RuntimeError(f"other rows behind {after_id}")
+            if turn >= WARM_UP_GAPS:
                 filled.append((between - began) * 1e3)
                 read.append((ended - between) * 1e3)
     await connection.close()
@@ -100,7 +109,20 @@ async def one_row(site: Site, chain_id: int, last_id: int, seed: int) -> dict[st
         "select_p50": statistics.median(read),
         "fill_p99": _p99(filled),
         "select_p99": _p99(read),
+        "rate_to_select": statistics.median(read) / statistics.median(filled),
     }
+
+
+async def _select(
+    connection: asyncpg.Connection[asyncpg.Record], chain_id: int, after_id: int, rows: int
+) -> list[Event]:
+    """Return the next rows, read as a program would that only wants them."""
+    until_id, found = after_id + rows, []
+    while after_id < until_id:
+        page = await connection.fetch(SQL["page"], chain_id, after_id, until_id, PAGE_ROWS)
+        after_id = page[-1][0]
+        found += starmap(Event, page)
+    return found
 
 
 async def _plain_connection(site: Site) -> asyncpg.Connection[asyncpg.Record]:
@@ -122,15 +144,15 @@ def _checked(rows: int, expected: int) -> int:
 
 
 def _p99(values: list[float]) -> float:
-    return statistics.quantiles(values, n=100)[98]
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
-async def measure_pages(site: Site, chain_id: int, repeats: int) -> dict[str, Any]:
-    """Compare fill and plain pages of a long gap."""
+async def measure_long(site: Site, chain_id: int, repeats: int) -> dict[str, Any]:
+    """Compare fill and SELECT over a long gap."""
     figures = await interleave(
         {
-            "records": lambda: pages(site, chain_id, 1_000, as_events=False),
-            "events": lambda: pages(site, chain_id, 1_000, as_events=True),
+            "records": lambda: selected(site, chain_id, 1_000, as_events=False),
+            "events": lambda: selected(site, chain_id, 1_000, as_events=True),
             "fill": lambda: fill(site, chain_id, 1_000, LONG_GAP_ROWS),
         },
         repeats,
@@ -154,16 +176,18 @@ async def measure_pages(site: Site, chain_id: int, repeats: int) -> dict[str, An
     return found
 
 
-async def measure_one_row(site: Site, chain_id: int, last_id: int, repeats: int) -> dict[str, Any]:
-    """Compare gaps of one row with the SELECT of that row."""
-    rounds = [await one_row(site, chain_id, last_id, seed) for seed in range(repeats)]
-    found: dict[str, Any] = {name: spread([r[name] for r in rounds]) for name in rounds[0]}
-    for percentile in ("p50", "p99"):
-        found[f"ratio_{percentile}"] = spread(
-            [r[f"fill_{percentile}"] / r[f"select_{percentile}"] for r in rounds]
-        )
-    for name, value in found.items():
-        print(f"{name:12} {value['median']:.3f} ({value['min']:.3f} to {value['max']:.3f})")
+async def measure_ranges(site: Site, chain_id: int, last_id: int, repeats: int) -> dict[str, Any]:
+    """Compare fill and SELECT by the rows of a gap."""
+    found: dict[str, Any] = {}
+    for rows in RANGES:
+        rounds = [await gaps(site, chain_id, last_id, rows, seed) for seed in range(repeats)]
+        found[str(rows)] = {name: spread([each[name] for each in rounds]) for name in rounds[0]}
+        for name, value in found[str(rows)].items():
+            print(
+                f"{rows:6,} rows {name:14} {value['median']:.3f}"
+                f" ({value['min']:.3f} to {value['max']:.3f})",
+                flush=True,
+            )
     return found
 
 
@@ -211,8 +235,10 @@ async def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print only")
     arguments = parser.parse_args()
     site = open_site(benchmark_stack())
-    sizes = sorted({100_000, 1_000_000, arguments.largest})
-    chains = {rows: await generate_chain(site, rows) for rows in sizes}
+    sizes = sorted({100_000, _MIDDLE_ROWS, arguments.largest})
+    chains = {rows: await generate_chain(site, rows, batch_rows=PAGE_ROWS) for rows in sizes}
+    middle = chains[_MIDDLE_ROWS]
+    await generate_rows(site, middle, _MIDDLE_ROWS)
     result = {
         "benchmark": "fill",
         "host": describe_host(),
@@ -220,8 +246,8 @@ async def main() -> None:
         "payload_bytes": 100,
         "page_rows": PAGE_ROWS,
         "long_gap_rows": LONG_GAP_ROWS,
-        "pages": await measure_pages(site, chains[1_000_000], arguments.repeats),
-        "one_row_ms": await measure_one_row(site, chains[1_000_000], 1_000_000, arguments.repeats),
+        "ranges_ms": await measure_ranges(site, middle, _MIDDLE_ROWS, arguments.repeats),
+        "long": await measure_long(site, middle, arguments.repeats),
         "flat_warm_seconds": await measure_flat(site, chains, 4 * arguments.repeats, is_warm=True),
         "flat_cold_seconds": await measure_flat(site, chains, 2 * arguments.repeats, is_warm=False),
     }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from benchmarks.chains import make_chain
+from benchmarks.rivals.order_rows import make_partition
+from orderchain.page_image import PAGE_ROWS_MAX
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -17,24 +19,54 @@ BATCH_ROWS: Final = 1_000
 _CHUNK_ROWS: Final = 1_000_000
 
 
-async def generate_chain(site: Site, rows: int) -> int:
-    """Return a new chain whose ids are 1 to `rows`, in batches of `BATCH_ROWS`, ready to read."""
+async def generate_chain(
+    site: Site, rows: int, *, batch_rows: int = BATCH_ROWS, page_rows: int = PAGE_ROWS_MAX
+) -> int:
+    """Return a new chain whose ids are 1 to `rows`, ready to read.
+
+    A batch is one page, or as many of `page_rows` as it takes; then it has to be a multiple of it.
+    """
     chain_id = await make_chain(site)
-    await grow_chain(site, chain_id, 0, rows)
+    await grow_chain(site, chain_id, 0, rows, batch_rows=batch_rows, page_rows=page_rows)
     return chain_id
 
 
-async def grow_chain(site: Site, chain_id: int, after_id: int, last_id: int) -> None:
-    """Add the rows behind `after_id`, the head, up to `last_id`; they show all at once."""
+async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
+    """Store what `generate_chain` made in the table of a row per order, too."""
+    await make_partition(site, chain_id)
+    connection = await asyncpg.connect(site.admin)
+    try:
+        await connection.execute(SQL["rows"], chain_id, 1, rows)
+        await connection.execute("VACUUM (ANALYZE) bare_event")
+    finally:
+        await connection.close()
+
+
+async def grow_chain(
+    site: Site,
+    chain_id: int,
+    after_id: int,
+    last_id: int,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    page_rows: int = PAGE_ROWS_MAX,
+) -> None:
+    """Add the rows after `after_id`, the head, up to `last_id`; they show all at once.
+
+    Raises ValueError where a page would be of two batches.
+    """
+    page_rows = min(page_rows, batch_rows)
+    if batch_rows % page_rows:
+        raise ValueError(f"batch_rows was {batch_rows}, expected a multiple of {page_rows}")
     connection = await asyncpg.connect(site.admin)
     try:
         for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
             last = min(first + _CHUNK_ROWS - 1, last_id)
             await connection.execute(SQL["extend"], chain_id, last)
-            await connection.execute(SQL["rows"], chain_id, first, last)
-            await connection.execute(SQL["batches"], chain_id, first, last, BATCH_ROWS)
+            await connection.execute(SQL["pages"], chain_id, first, last, page_rows)
+            await connection.execute(SQL["batches"], chain_id, first, last, batch_rows)
         await connection.execute(SQL["head"], chain_id, last_id)
         # What a chain that grew by and by has had done by autovacuum.
-        await connection.execute("VACUUM (ANALYZE) chain_event, chain_batch")
+        await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
     finally:
         await connection.close()

@@ -1,7 +1,19 @@
 -- Chains for measurements, made by the server itself: true links and batches, made-up seals.
 
--- rows: linked rows, ids without holes, each payload 100 bytes
-INSERT INTO chain_event (chain_id, id, pid, key, event_time_ns, payload)
+-- pages: linked rows, ids without holes, each payload 100 bytes, in pages of $4 rows
+INSERT INTO chain_page (chain_id, first_id, last_id, ids, pids, keys, event_times_ns, payloads)
+SELECT $1::integer, ids[1], ids[cardinality(ids)], ids, pids, keys, event_times_ns, payloads
+FROM generate_series($2::bigint, $3::bigint, $4::bigint) AS first_id
+CROSS JOIN LATERAL (
+    SELECT array_agg(n) AS ids, array_agg(n - 1) AS pids,
+           array_agg(format('client-%s#%s', n % 64, n)) AS keys,
+           array_agg(1700000000000000000 + n) AS event_times_ns,
+           array_agg(sha512(int8send(n)) || decode(repeat('00', 36), 'hex')) AS payloads
+    FROM generate_series(first_id, least(first_id + $4 - 1, $3)) n
+) AS columns;
+
+-- rows: the same rows as a row per order
+INSERT INTO bare_event (chain_id, id, pid, key, event_time_ns, payload)
 SELECT $1::integer, n, n - 1, format('client-%s#%s', n % 64, n), 1700000000000000000 + n,
        sha512(int8send(n)) || decode(repeat('00', 36), 'hex')
 FROM generate_series($2::bigint, $3::bigint) n;
@@ -9,11 +21,12 @@ FROM generate_series($2::bigint, $3::bigint) n;
 -- batches: the batches of those rows, each of $4 rows; a seal here is the hash of the last id
 INSERT INTO chain_batch
     (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
-SELECT $1::integer, n + 1, n + $4, n, $4, 1, sha256(int8send(n + $4)), now()
-FROM generate_series($2::bigint - 1, $3::bigint - 1, $4::bigint) n;
+SELECT $1::integer, n + 1, last_id, n, last_id - n, 1, sha256(int8send(last_id)), now()
+FROM generate_series($2::bigint - 1, $3::bigint - 1, $4::bigint) n
+CROSS JOIN LATERAL (SELECT least(n + $4, $3) AS last_id) AS batch;
 
 -- extend: partitions for ids up to one
-SELECT chain_event_extend($1, $2);
+SELECT chain_page_extend($1, $2);
 
 -- head: where the chain stands then
 UPDATE chain_head
@@ -21,14 +34,15 @@ SET epoch = 1, nonce = sha256('benchmark')::bytea, last_id = $2, published_id = 
     last_seal = sha256(int8send($2))
 WHERE chain_id = $1;
 
--- page: what a program would write that only wants the next rows
+-- page: what a program would write that only wants the next rows of a row per order
 SELECT id, pid, key, event_time_ns, payload
-FROM chain_event
+FROM bare_event
 WHERE chain_id = $1 AND id > $2 AND id <= $3
 ORDER BY id
 LIMIT $4;
 
--- lag: what a DBA would write to see whether a chain is one: rows that do not name the one before
+-- lag: what a DBA would write to see whether a chain is one: rows that do not name the one before.
+-- The view has no order: PostgreSQL sorts the rows.
 SELECT count(*)
 FROM (
     SELECT pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before

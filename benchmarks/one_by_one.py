@@ -2,8 +2,8 @@
 
 - one future each: `submit_nowait`, 20,000 futures waiting at most;
 - one task each: 20,000 tasks that await one `submit` after the other;
-- one order: submitted when nothing is under way, beside a single INSERT of the same row, as far
-  apart.
+- one order: submitted when nothing is under way, beside a single INSERT of the same order as a
+  row of its own, as far apart.
 
     python -m benchmarks.one_by_one [--repeats 5]
 """
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from benchmarks.arms import interleave
-from benchmarks.chains import Site, make_chain
+from benchmarks.chains import Site, draw_chain_id, make_chain
 from benchmarks.committing import Figures, config_of, run, tell
+from benchmarks.rivals.order_rows import SQL, drop_partition, make_partition
 from benchmarks.workload import EVENT_TIME_NS, order_batches
 from sequencer import Ack, open_sequencer
 
@@ -74,20 +75,18 @@ async def one_order(site: Site, count: int = 200) -> float:
 
 
 async def one_insert(site: Site, count: int = 200) -> float:
-    """Return the median seconds of a single INSERT of the same row, as far apart."""
-    chain_id = await make_chain(site)
+    """Return the median seconds of a single INSERT of the same order as a row, as far apart."""
+    chain_id = draw_chain_id()
+    await make_partition(site, chain_id)
     connection = await asyncpg.connect(site.sequencer)
-    insert = (
-        "INSERT INTO chain_event (chain_id, id, pid, key, event_time_ns, payload) "
-        "VALUES ($1, $2, $3, $4, $5, $6)"
-    )
     seconds = await median_seconds(
         lambda n: connection.execute(
-            insert, chain_id, n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100)
+            SQL["rows_insert"], chain_id, n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100)
         ),
         count,
     )
     await connection.close()
+    await drop_partition(site, chain_id)
     return seconds
 
 

@@ -31,12 +31,13 @@ class Program(Struct, frozen=True):
 
 
 PROGRAMS = {
-    "commit_path": Program("The commit path against a bare COPY", (), 240),
+    "commit_path": Program("The commit path, and pages against a row per order", (), 300),
     "key_kinds": Program("What keys cost, by their kind", (), 240),
     "one_by_one": Program("Orders one by one, and one alone", (), 90),
     "receiver_core": Program("The receiver's core, without a network", (), 120),
     "fill": Program("Gap fill by the size of the gap and of the table", (), 240),
     "large_gap": Program("What a gap of a million rows takes of memory", (), 60),
+    "full_rate": Program("A minute at the highest rate", (), 240),
     "loss": Program("The rate end to end while frames are lost", (), 120),
     "catch_up": Program("Catching up after a pause", (), 120),
     "outbox_cycle": Program("A full cycle of the outbox beside the row-by-row way", (), 240),

@@ -23,8 +23,7 @@ SELECT first_id, last_id, prev_last_id, row_count, epoch, seal,
   FROM chain_batch WHERE chain_id = $1 AND last_id > 0 ORDER BY last_id
 """
 _ROWS = """
-SELECT id, pid, key, event_time_ns, payload
-  FROM chain_event WHERE chain_id = $1 AND id BETWEEN $2 AND $3 ORDER BY id
+SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2, $3) ORDER BY id
 """
 
 
@@ -44,7 +43,7 @@ async def prove(dsn: str, chain_id: int, load: Load, untimed_orders: int | None 
         )
         chain = _Chain(chain_id, genesis_seal(head["database_id"], chain_id), load)
         for batch in await connection.fetch(_BATCHES, chain_id):
-            rows = await connection.fetch(_ROWS, chain_id, batch["first_id"], batch["last_id"])
+            rows = await connection.fetch(_ROWS, chain_id, batch["prev_last_id"], batch["last_id"])
             chain.add(batch, [Event(*row) for row in rows])
     finally:
         await connection.close()

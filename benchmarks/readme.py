@@ -25,8 +25,8 @@ END = "<!-- benchmark: end -->"
 _ROWS = (100, 1_000, 5_000)
 _RATE = "delivered_per_second"
 _SHOWN = (
-    "bare_pipe", "engine", "kafka_transactions_events", "kafka_transactions_frames",
-    "event_sourcing", "nats_jetstream", "common_way",
+    "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
+    "kafka_transactions_frames", "event_sourcing", "nats_jetstream", "common_way",
 )  # fmt: skip
 
 

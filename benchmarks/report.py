@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.arm_log import read_lines
+from benchmarks.comparison import COMMON_ROWS
 from benchmarks.cpu import PROCESSES
 from benchmarks.figures import draw_figures
 from benchmarks.goals import Goal, arm_name, goals, rounds_against_best
@@ -17,7 +18,14 @@ from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
 from benchmarks.programs import PROGRAMS, figures_of, last_result
 from benchmarks.questions import NAMES, question_of
 from benchmarks.runner import CONDITIONS, Conditions
-from benchmarks.summary import Lines, Spread, all_per_million, own_share, per_million
+from benchmarks.summary import (
+    Lines,
+    Spread,
+    all_per_million,
+    as_spread,
+    own_share,
+    per_million,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +34,10 @@ if TYPE_CHECKING:
 TABLE = "table.md"
 _MACHINE = ("processor", "cores", "memory_gib", "kernel")
 """What tells one machine from another."""
+
+_DELIVERED = "delivered_per_second"
+_BASES = {"bare_pages": "/ bare pipe of pages", "bare_pipe": "/ a row per order"}
+"""What rates are held against, with the titles of the columns."""
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -59,22 +71,22 @@ def _page(
     yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
     yield ""
     yield from _told_conditions(conditions)
-    yield from _goals(goals(lines))
+    results = {name: found for name in PROGRAMS if (found := last_result(name, folder))}
+    yield from _goals(goals(lines, results))
     for name, these in lines.items():
         yield f"## {question_of(name).TITLE}"
         yield ""
         yield from _SECTIONS[name](these)
         yield from _left_out(these)
         yield ""
-    for name, program in PROGRAMS.items():
-        if (result := last_result(name, folder)) is not None:
-            yield f"## {program.title}"
-            yield ""
-            yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
-            yield ""
-            rows = [(where, cell(_as_spread(found))) for where, found in figures_of(result)]
-            yield from _table(("figure", "median (lowest to highest)"), rows)
-            yield ""
+    for name, result in results.items():
+        yield f"## {PROGRAMS[name].title}"
+        yield ""
+        yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
+        yield ""
+        rows = [(where, cell(as_spread(found))) for where, found in figures_of(result)]
+        yield from _table(("figure", "median (lowest to highest)"), rows)
+        yield ""
 
 
 def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
@@ -126,16 +138,27 @@ def _comparison(lines: Lines) -> Iterator[str]:
     rows = []
     for arm in lines.arms:
         figure = "persisted_per_second" if arm.endswith("persisting") else "delivered_per_second"
-        base = arm.replace(arm.partition(" ")[0], "bare_pipe").removesuffix(" with keys")
         rows.append(
             (
                 arm.replace("_", " "),
                 cell(lines.spread(arm, figure)),
-                cell(lines.ratio(arm, base, figure)),
+                *(
+                    cell(lines.ratio(arm, _arm_of(base, arm).removesuffix(" with keys"), figure))
+                    for base in _BASES
+                ),
                 cell(lines.spread(arm, own_share) if _has_receiver(arm) else None),
             )
         )
-    yield from _table(("rival, batch", "orders/s", "/ bare pipe", "own share of CPU"), rows)
+    yield from _table(("rival, batch", "orders/s", *_BASES.values(), "own share of CPU"), rows)
+    common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", _DELIVERED)
+    yield ""
+    yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
+    yield "waits for the loopback, so this tells more of the machine than of either."
+
+
+def _arm_of(rival: str, arm: str) -> str:
+    """Return the name of the arm of `rival` that is run as `arm` is."""
+    return arm.replace(arm.partition(" ")[0], rival)
 
 
 def _has_receiver(arm: str) -> bool:
@@ -154,10 +177,10 @@ def _batch_size(lines: Lines) -> Iterator[str]:
                 stage,
                 rival.replace("_", " "),
                 cell(lines.spread(arm, figure)),
-                cell(lines.ratio(arm, f"bare_pipe {size} {stage}", figure)),
+                *(cell(lines.ratio(arm, _arm_of(base, arm), figure)) for base in _BASES),
             )
         )
-    yield from _table(("batch", "stage", "rival", "orders/s", "/ bare pipe"), rows)
+    yield from _table(("batch", "stage", "rival", "orders/s", *_BASES.values()), rows)
 
 
 def _switches(lines: Lines) -> Iterator[str]:
@@ -313,7 +336,3 @@ def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def _as_spread(found: Mapping[str, float]) -> Spread:
-    return Spread(found["median"], found["min"], found["max"], 2)

@@ -39,7 +39,7 @@ WARM_UP = (
     Load(rival="kafka_transactions_frames", orders=100_000, batch_rows=100),
     Load(rival="kafka_transactions_events", orders=100_000, batch_rows=100),
     Load(rival="engine", orders=200_000, batch_rows=1_000),
-    Load(rival="bare_pipe", orders=200_000, batch_rows=1_000),
+    Load(rival="bare_pages", orders=200_000, batch_rows=1_000),
 )
 """Java compiles what runs often: a broker that has just started is three times slower."""
 

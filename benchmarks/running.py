@@ -65,11 +65,11 @@ async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> di
             await receiving.expect(b"ready")
         if before is not None:
             await before()
-        servers = await ServerLoad.now(venue)
+        servers = await ServerLoad.now(venue.site)
         await producing.tell(b"go\n")
         produced = await producing.result(Produced)
         received = None if receiving is None else await receiving.result(Received)
-        used = (await ServerLoad.now(venue)).since(servers)
+        used = (await ServerLoad.now(venue.site)).since(servers)
     return {**_figures(load, produced, received), **used}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import sys
 import time
@@ -12,6 +13,7 @@ import msgspec
 import uvloop
 
 from benchmarks.children import job_of
+from benchmarks.impaired_receiving import resident_mib
 from benchmarks.workload import order_batches
 from sequencer import SequencerConfig, open_sequencer
 
@@ -29,6 +31,8 @@ class SequencingJob(msgspec.Struct, frozen=True):
     payload_bytes: int = 100
     orders_per_second: int = 0
     """How fast orders arrive, whatever becomes of them; 0: as fast as they are taken."""
+    distinct_orders: int = 0
+    """Submit so many again and again, keys not compared: for more than memory holds. 0: all."""
 
 
 class Sequenced(msgspec.Struct, frozen=True):
@@ -39,6 +43,12 @@ class Sequenced(msgspec.Struct, frozen=True):
     last_id: int
     memory_mib: float
     cpu_seconds: float
+    waits: int
+    """Commits that the publish queue held up."""
+    waited_seconds: float
+    head_published: int
+    memories_mib: list[float]
+    """Resident, once for each time that all distinct orders were submitted."""
 
 
 async def run(job: SequencingJob) -> Sequenced:
@@ -48,12 +58,19 @@ async def run(job: SequencingJob) -> Sequenced:
         database=job.database,
         kafka=job.kafka,
         batch_rows_max=job.batch_rows,
+        **({"key_window_rows": 0} if job.distinct_orders else {}),
     )
-    batches = list(order_batches(job.orders, job.batch_rows, payload_bytes=job.payload_bytes))
+    distinct = job.distinct_orders or job.orders
+    batches = list(order_batches(distinct, job.batch_rows, payload_bytes=job.payload_bytes))
+    gc.freeze()
+    memories: list[float] = []
     async with open_sequencer(config) as sequencer:
         began_ns, cpu = time.monotonic_ns(), time.process_time()
         in_flight: deque[asyncio.Task[object]] = deque()
-        for number, orders in enumerate(batches):
+        for number in range(job.orders // job.batch_rows):
+            orders = batches[number % len(batches)]
+            if not number % len(batches):
+                memories.append(resident_mib())
             if job.orders_per_second:
                 due_ns = began_ns + number * job.batch_rows * 10**9 // job.orders_per_second
                 await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
@@ -64,12 +81,17 @@ async def run(job: SequencingJob) -> Sequenced:
         await asyncio.gather(*in_flight)
         committed_ns = time.monotonic_ns()
         last_id = sequencer.stats().head_persisted
+    stats = sequencer.stats()
     return Sequenced(
         began_ns,
         committed_ns,
         last_id,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         time.process_time() - cpu,
+        stats.publish_waits,
+        stats.publish_waited_seconds,
+        stats.head_published,
+        memories,
     )
 
 

@@ -10,7 +10,7 @@ import asyncpg
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from benchmarks.load import Venue
+    from benchmarks.chains import Site
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _LOOK = """
@@ -30,9 +30,9 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     """Of 16 MB, used ones and those that are kept to be used again."""
 
     @classmethod
-    async def now(cls, venue: Venue) -> ServerLoad:
+    async def now(cls, site: Site) -> ServerLoad:
         """Return the counters of this instant."""
-        connection = await asyncpg.connect(venue.site.admin)
+        connection = await asyncpg.connect(site.admin)
         try:
             row = await connection.fetchrow(_LOOK)
         finally:
@@ -41,7 +41,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
         return cls(
             cpu_seconds={
                 name: _tree_cpu_seconds(process_id, children)
-                for name, process_id in venue.site.process_ids.items()
+                for name, process_id in site.process_ids.items()
             },
             checkpoints=row["checkpoints"],
             wal_bytes=row["wal_bytes"],

@@ -1,10 +1,11 @@
 """Does the check of a database keep the reading side busy?
 
-All over the same rows of one table, by turns:
-- bare: `count` and `sum` of id and pid, read by JDBC in the check's own partitions;
+All over the same rows of one chain, by turns:
+- bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the
+  check has;
 - check: `verify --source database` whole, from opening it to the report (Spark is up already);
 - local: the same with `--local`, on one core;
-- lag: PostgreSQL's own `lag()` over the primary key, which needs no reader at all;
+- lag: PostgreSQL's own `lag()` over the view, which needs no reader at all, but sorts the rows;
 - aggregate: PostgreSQL's own `count` and `sum`, beside it.
 
 PostgreSQL answers on the same cores as Spark reads.
@@ -58,11 +59,16 @@ class Bench:
         source = DatabaseSource(database=self._site.auditor)
         partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
         address = chain_address(self._site.auditor)
-        table = f"(SELECT id, pid FROM chain_event WHERE chain_id = {self._chain_id}) AS bare"  # noqa: S608
+        # By the end of its page, which is in the index: from the view a part could not be read.
+        table = f"""(
+            SELECT page.last_id, event.id, event.pid
+            FROM chain_page AS page, unnest(page.ids, page.pids) AS event (id, pid)
+            WHERE page.chain_id = {self._chain_id}
+        ) AS bare"""  # noqa: S608 - a number of ours
         rows = self._spark.read.jdbc(
             address.url,
             table,
-            column="id",
+            column="last_id",
             lowerBound=1,
             upperBound=self._rows + 1,
             numPartitions=partitions,

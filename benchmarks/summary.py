@@ -10,7 +10,7 @@ from msgspec import Struct
 from benchmarks.percentiles import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from benchmarks.question import Figures, Line
 
@@ -22,6 +22,11 @@ class Spread(Struct, frozen=True):
     low: float
     high: float
     count: int
+
+
+def as_spread(found: Mapping[str, float]) -> Spread:
+    """Return the spread that a program of its own has saved."""
+    return Spread(found["median"], found["min"], found["max"], 2)
 
 
 class Lines:

@@ -22,6 +22,8 @@ COMMAND_SECONDS: Final = 60.0
 to wait for another one's lock."""
 
 SERVER_VERSION_MIN: Final = 150_000
+_NO_WAY_UP: Final = "there is no way up: apply it to an empty database"
+"""What an older version is refused with: none was released, so no migration is owed."""
 _ENCODING: Final = "UTF8"
 """Of every database: others lack characters that keys have."""
 
@@ -66,7 +68,10 @@ async def database_id(connection: Connection) -> UUID:
 
 def version_refusal(version: int | None, expected: int = SCHEMA_VERSION) -> SchemaError:
     """Return what to say of a schema of another version."""
-    hint = "; use a newer chainctl" if version is not None and version > expected else ""
+    hint = ""
+    if version is not None:
+        is_newer = version > expected
+        hint = "; use a newer chainctl" if is_newer else f"; {_NO_WAY_UP}"
     return SchemaError("schema version", version, f"{expected}{hint}")
 
 

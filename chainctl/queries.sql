@@ -44,9 +44,12 @@ SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
    AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
  ORDER BY step
 
--- relations: the tables of the schema public
+-- tables: the tables of the schema public
 SELECT relname FROM pg_class
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
+
+-- views: the views of the schema public
+SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'v'
 
 -- functions: the functions of the schema public
 SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _BANNER: Final = re.compile(r"^-- -{10,} (?P<title>.+)$", re.MULTILINE)
 _TABLE: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
+_VIEW: Final = re.compile(r"^CREATE VIEW (\w+)", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^CREATE FUNCTION (\w+)", re.MULTILINE)
 DATABASE_SECTION: Final = "database"
 _GRANT_SECTIONS: Final = (DATABASE_SECTION, "roles", "row security", "grants")
@@ -41,5 +42,6 @@ def expected_objects(schema: str, roles: Sequence[str] = LOGIN_ROLES) -> list[tu
     return [
         *(("role", name) for name in (OWNER, *roles)),
         *(("table", name) for name in _TABLE.findall(schema)),
+        *(("view", name) for name in _VIEW.findall(schema)),
         *(("function", name) for name in _FUNCTION.findall(schema)),
     ]

@@ -20,8 +20,8 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     """A DatabaseConfig, or a libpq URL; the role `gap_reader` is enough."""
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
-    """Rows read at once, and the rest of the stored page that holds the last of them. Two such reads
-    are in memory at most: the caller's and the next."""
+    """Rows read at once, and the rest of the stored page that holds the last of them. Two such
+    reads are in memory at most: the caller's and the next."""
     page_bytes: Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
     """Bytes of keys and payloads after which a read ends early, with the stored page it is in."""
     connect_seconds: Seconds = 5.0

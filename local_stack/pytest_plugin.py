@@ -1,4 +1,4 @@
-"""Fixtures for those who embed the engine: real servers, and a chain in memory with faults.
+"""Fixtures for those who embed the engine: real servers, a chain and an outbox in memory.
 
 pytest loads this in every project of an environment where the engine is installed. So it imports
 nothing but pytest itself until a fixture is used, adds no hook, and every name begins with
@@ -7,6 +7,7 @@ nothing but pytest itself until a fixture is used, adds no hook, and every name 
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from local_stack.kafka import KafkaServer
     from local_stack.memory_chain import MemoryChain
     from local_stack.postgres import PostgresServer
+    from outbox.testing import MemoryOutbox
 
 
 def make_server_folder() -> Path:
@@ -136,3 +138,18 @@ def orderchain_memory_chain() -> MemoryChain:
     from local_stack.memory_chain import MemoryChain
 
     return MemoryChain()
+
+
+@pytest.fixture
+def orderchain_outbox(request: pytest.FixtureRequest) -> Iterator[MemoryOutbox]:
+    """The outbox in memory, with crashes, repeats and reordering; see `outbox.testing`.
+
+    Its seed is the fixture's parameter, or else ORDERCHAIN_OUTBOX_SEED, or else 0.
+    """
+    from outbox.testing import MemoryOutbox
+
+    seed = int(getattr(request, "param", os.environ.get("ORDERCHAIN_OUTBOX_SEED", "0")))
+    print(f"outbox with ORDERCHAIN_OUTBOX_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
+    outbox = MemoryOutbox(seed)
+    yield outbox
+    outbox.close()

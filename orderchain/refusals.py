@@ -79,10 +79,14 @@ def statement_refusal(
 
 
 def schema_refusal(error: BaseException) -> SchemaError | None:
-    """Return a SchemaError when `error` tells that our tables are not there, else None."""
-    if sqlstate_of(error) in _SCHEMA_SQLSTATES:
-        return SchemaError("schema", "none", "the engine's tables (chainctl schema apply)")
-    return None
+    """Return a SchemaError when `error` tells that our tables are not there, else None.
+
+    Those of another version may be: what is missing is named.
+    """
+    if sqlstate_of(error) not in _SCHEMA_SQLSTATES:
+        return None
+    expected = f"the tables that `chainctl schema apply` makes ({reason_of(error)})"
+    return SchemaError("schema", "none, or of another version", expected)
 
 
 def privilege_refusal(error: BaseException, dsn: str, role: str) -> ConnectError | None:

@@ -36,8 +36,8 @@ def next_seal(
     """Return the seal after a batch, from the seal before it and all that is stored of it.
 
     `pages` hold the rows of the batch, in order; where one page ends and the next begins makes no
-    difference: a column is covered whole, then the next. `committed_at_us` counts microseconds since
-    1970 UTC, as the sequencer set it.
+    difference: a column is covered whole, then the next. `committed_at_us` counts microseconds
+    since 1970 UTC, as the sequencer set it.
     """
     columns = zip(*(page.columns for page in pages), strict=True)
     return seal_over(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FULL: Final = "53000"
 """What outbox_add_many raises; the server itself has longer codes for what it runs out of."""
 
-_STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
+STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
 
 
 async def add(
@@ -79,7 +79,7 @@ async def store_messages(
         return
     try:
         refused = await connection.fetch(
-            _STORE,
+            STORE,
             [message.message_id for message in messages],
             [message.destination for message in messages],
             [message.key for message in messages],

@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 _CONSTRAINT_CLASS = "23"
 """Violations of constraints, which may be checked at the commit: a message's own fault."""
 
+_BROKEN = "25P02"
+"""A statement of the handler's has failed, and the handler went on as if nothing were."""
+
 AWAY = (RetryError, ConnectError, OSError, *DRIVER_ERRORS)
 """What a database that is away, or in trouble, raises. TimeoutError is an OSError."""
 
@@ -119,7 +122,7 @@ class FreshAttempt:
             await give_up_or_park(self._kit, self.deliveries[0], error)
 
     async def _end_unless_committed(self, error: BaseException) -> None:
-        if sqlstate_of(error).startswith(_CONSTRAINT_CLASS):
+        if _is_own_fault(error):
             await self._fail(error)
             return
         self._kit.interrupted(error)
@@ -179,7 +182,7 @@ class ParkedAttempt:
                 await self._outer.commit()
             kit.connections.check_commit(self._locking)
         except AWAY as error:
-            if sqlstate_of(error).startswith(_CONSTRAINT_CLASS):
+            if _is_own_fault(error):
                 await self.fail(error)
             else:
                 self._break_off(error)
@@ -293,6 +296,12 @@ async def give_up_or_park(kit: ConsumerKit, delivery: Delivery, error: BaseExcep
         )
         kit.parked(delivery, now_ns if until_ns is None else until_ns)
     kit.release([delivery])
+
+
+def _is_own_fault(error: BaseException) -> bool:
+    """Say whether what came at the commit is the fault of what the handler has done."""
+    state = sqlstate_of(error)
+    return state == _BROKEN or state.startswith(_CONSTRAINT_CLASS)
 
 
 def error_text(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 
@@ -36,6 +36,33 @@ _TRANSIENT_SQLSTATES: Final = frozenset({
 })  # fmt: skip
 
 
+class TellingConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
+    """A connection whose commit fails where the server has rolled back instead.
+
+    That is what the server does with a transaction that an error has broken, and asyncpg passes
+    over the word in which it says so. A handler may have hidden that error.
+    """
+
+    async def execute(
+        self,
+        query: str,
+        *args: Any,  # noqa: ANN401 - as asyncpg has it
+        timeout: float | None = None,
+    ) -> str:
+        """See asyncpg. Raises InFailedSQLTransactionError for a commit that was none."""
+        status: str = await super().execute(query, *args, timeout=timeout)
+        if status == "ROLLBACK" and query.startswith("COMMIT"):
+            raise rolled_back()
+        return status
+
+
+def rolled_back() -> asyncpg.PostgresError:
+    """Return what a commit raises that was none."""
+    return asyncpg.InFailedSQLTransactionError(
+        "a statement has failed and its error was hidden: the transaction is rolled back"
+    )
+
+
 class Connections:
     """Connections that are used in turn; a broken one is thrown away.
 
@@ -57,7 +84,9 @@ class Connections:
                 return connection
         try:
             connection = await asyncpg.connect(
-                self._config.database, timeout=self._config.connect_seconds
+                self._config.database,
+                timeout=self._config.connect_seconds,
+                connection_class=TellingConnection,
             )
         except (OSError, ValueError, *DRIVER_ERRORS) as error:
             raise connect_refusal(error, self._config.database) from error

@@ -128,11 +128,7 @@ class Consumer:
         self._parts = Parts("consumer", self._wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
-        durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
-        confirms = self._confirms
-        self._parts.begin(
-            "topics", durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
-        )
+        self._parts.begin("topics", self._look_at_topics())
         self._settled = self._parts.begin("settling", self._settling.run())
 
     def stats(self) -> ConsumerStats:
@@ -323,6 +319,11 @@ class Consumer:
             raise
         self._connections.give_back(connection)
         return inbox
+
+    async def _look_at_topics(self) -> None:
+        durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
+        confirms = self._confirms
+        await durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
 
     async def _abandon_handed(self) -> None:
         """Roll back what was handed out, or is about to be, and is not finished."""

@@ -26,8 +26,8 @@ WAIT_SECONDS: Final = 2.0
 """How long a check waits for a local transaction that has decided and not yet committed. Below the
 deadline of whoever asks, or the answer would come too late to be one."""
 
-_DECIDE: Final = "SELECT outbox_decide($1)"
-_CHECK: Final = "SELECT outbox_check_decision($1, $2)"
+DECIDE: Final = "SELECT outbox_decide($1)"
+CHECK: Final = "SELECT outbox_check_decision($1, $2)"
 _FORGET: Final = "SELECT outbox_forget_decisions($1, $2)"
 
 
@@ -56,7 +56,7 @@ async def decide(connection: Connection, message_id: UUID) -> None:
         expected = "one in a transaction: the decision is part of what it tells of"
         raise SettingError("connection", "outside of a transaction", expected)
     try:
-        await connection.execute(_DECIDE, message_id)
+        await connection.execute(DECIDE, message_id)
     except asyncpg.UniqueViolationError as error:
         raise DecisionRefused(message_id, error.detail or "not seen") from error
 
@@ -81,7 +81,7 @@ async def check_decision(
 
     connection.add_log_listener(heard)
     try:
-        found = await connection.fetchval(_CHECK, message_id, int(wait_seconds * 1_000))
+        found = await connection.fetchval(CHECK, message_id, int(wait_seconds * 1_000))
     finally:
         connection.remove_log_listener(heard)
     return Answer.UNKNOWN if cut else Answer(found)

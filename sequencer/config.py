@@ -57,12 +57,12 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """Bytes of one record. Frames are cut smaller where the topic's `max.message.bytes` is lower; a
     batch with a row that fits into none is not published, and recorded as skipped."""
     publish_queue_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MAX, le=2**32)] = 32 * 2**20
-    """Bytes of committed rows that may wait for the broker; with more, the next commit waits. What was
-    on its way to the database by then, two batches at most, may come on top."""
+    """Bytes of committed rows that may wait for the broker; with more, the next commit waits. What
+    was on its way to the database by then, two batches at most, may come on top."""
     publish_wait_seconds: Seconds = 5.0
     """How long a commit waits for a broker that does not keep up, or does not answer. Past it, what
-    waits is forgotten: the receivers read those rows from the database, and the publisher goes on at
-    the head. A broker that was silent for so long already is not waited for at all."""
+    waits is forgotten: the receivers read those rows from the database, and the publisher goes on
+    at the head. A broker that was silent for so long already is not waited for at all."""
     tail_rows_max: Annotated[int, Meta(ge=0, le=10**9)] = 100_000
     """Rows that a start publishes again; a longer unpublished tail is skipped and recorded."""
     heartbeat_seconds: Seconds = 0.25

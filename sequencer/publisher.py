@@ -1,4 +1,4 @@
-"""Publishes what was committed, in order; a full queue holds up the next commit for a bounded time."""
+"""Publishes what was committed, in order; a full queue holds up a commit for a bounded time."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ failed send repeats them all."""
 class Publisher:
     """A queue of committed batches that empties into a sink.
 
-    While the broker acknowledges, a full queue slows the commits down. It forgets only a broker that
-    is away: then the queue is dropped, and when the broker is back the head is published with a
-    heartbeat, the skipped range is recorded, and the receivers, who have followed by the database, go
-    on live.
+    While the broker acknowledges, a full queue slows the commits down. It forgets only a broker
+    that is away: then the queue is dropped, and when the broker is back the head is published with
+    a heartbeat, the skipped range is recorded, and the receivers, which have followed by the
+    database, go on live.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from local_stack import PostgresServer
     from tests.secured_kafka import SecuredKafka
+    from tests.secured_postgres import SecuredPostgres
 
 RoleDsn = Callable[[str], str]
 
@@ -123,6 +124,20 @@ def secured_kafka(session_folder: Path) -> Iterator[SecuredKafka]:
 
     with secured_kafka_in(session_folder) as kafka:
         yield kafka
+
+
+@pytest.fixture(scope="session")
+def secured_postgres(session_folder: Path) -> Iterator[SecuredPostgres]:
+    """A PostgreSQL with TLS and logins by password and certificate. Tests do not stop it."""
+    from tests.certificates import Authority
+    from tests.secured_postgres import secured_postgres_in
+
+    folder = session_folder / "secured-postgres-certificates"
+    folder.mkdir(mode=0o755)
+    authority = Authority(folder)
+    files = authority.server()
+    with secured_postgres_in(session_folder / "secured-postgres", authority, files) as server:
+        yield server
 
 
 @pytest.fixture

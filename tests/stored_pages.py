@@ -1,7 +1,7 @@
 """Rows put into pages, and changed there behind the engine's back, as an owner could.
 
-`LET_TAMPER` makes the view `chain_event` writable: each row that is inserted, changed or deleted there
-is added to, changed in or taken out of the arrays of its page. So a test says what is done to a row.
+`LET_TAMPER` makes the view `chain_event` writable: a row that is inserted, changed or deleted there
+is added to, changed in or taken out of the arrays of its page. So tests say what is done to a row.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ BEGIN
            SET ids = page.ids[:place] || NEW.id || page.ids[place + 1:],
                pids = page.pids[:place] || NEW.pid || page.pids[place + 1:],
                keys = page.keys[:place] || NEW.key || page.keys[place + 1:],
-               event_times_ns =
-                   page.event_times_ns[:place] || NEW.event_time_ns || page.event_times_ns[place + 1:],
+               event_times_ns = page.event_times_ns[:place] || NEW.event_time_ns
+                   || page.event_times_ns[place + 1:],
                payloads = page.payloads[:place] || NEW.payload || page.payloads[place + 1:],
                last_id = greatest(page.last_id, NEW.id)
          WHERE stored.chain_id = page.chain_id AND stored.last_id = page.last_id

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from benchmarks.rivals.rival import Rival
 
 _CLASSES = {
+    "bare_pages": "BarePages",
     "bare_pipe": "BarePipe",
     "common_way": "CommonWay",
     "engine": "Engine",

@@ -1,4 +1,4 @@
-"""The ceiling: bytes made before, one COPY and one send a batch, decoded and not looked at."""
+"""A row per order: bytes made before, one COPY and one send a batch, decoded and not looked at."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import asyncpg
 
-from benchmarks.chains import empty_chain, make_chain
-from benchmarks.rivals.durable import stored_chain_rows
+from benchmarks.chains import draw_chain_id
+from benchmarks.rivals import order_rows
+from benchmarks.rivals.durable import stored_bare_rows
 from benchmarks.rivals.records import (
     Numbering,
     RecordSender,
@@ -17,7 +18,6 @@ from benchmarks.rivals.records import (
     drop_topic,
     new_topic,
 )
-from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER, row_images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
     from benchmarks.rivals.rival import Tally
+    from orderchain.event import Event
     from sequencer import Order
 
 Ready = tuple[memoryview, list[bytes]]
 
 
 class BarePipe:
-    """What disk, PostgreSQL, Kafka and their clients allow, on the engine's own table."""
+    """What disk, PostgreSQL, Kafka and their clients allow where each order is a stored row."""
 
-    title = "bare pipe"
+    title = "bare pipe, a row per order"
     ack = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
 
     def absence(self) -> str | None:
@@ -41,13 +42,9 @@ class BarePipe:
         return None
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make a chain for its table, and a topic."""
-        chain_id = await make_chain(site)
-        connection = await asyncpg.connect(site.admin)
-        try:
-            await connection.execute("SELECT chain_event_extend($1, $2)", chain_id, load.all_orders)
-        finally:
-            await connection.close()
+        """Make its part of the table, and a topic."""
+        chain_id = draw_chain_id()
+        await order_rows.make_partition(site, chain_id)
         return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
 
     def producer(self, venue: Venue) -> BareProducer:
@@ -60,16 +57,19 @@ class BarePipe:
 
     async def stored(self, venue: Venue) -> Stored:
         """Count the rows and check their links."""
-        return await stored_chain_rows(venue.site.admin, int(venue.place["chain_id"]))
+        return await stored_bare_rows(venue.site.admin, int(venue.place["chain_id"]))
 
     async def clean_up(self, venue: Venue) -> None:
-        """Remove rows and topics."""
-        await empty_chain(venue.site, int(venue.place["chain_id"]))
+        """Remove rows and topic."""
+        await order_rows.drop_partition(venue.site, int(venue.place["chain_id"]))
         await drop_topic(venue)
 
 
 class BareProducer:
     """COPY, which is a commit; then a send whose acknowledgement is awaited behind the next."""
+
+    table = order_rows.TABLE
+    columns: Sequence[str] = order_rows.COLUMNS
 
     def __init__(self, venue: Venue) -> None:
         self._venue = venue
@@ -89,20 +89,23 @@ class BareProducer:
         if self._sender is not None:
             await self._sender.__aexit__(*error)
 
+    def copy_bytes(self, events: Sequence[Event]) -> bytes:
+        """Return what COPY takes for a batch."""
+        return order_rows.copy_bytes(self._chain_id, events)
+
     def ready(self, batches: Sequence[list[Order]]) -> list[Ready]:
         """Return every batch as it goes to the database, and as it goes to the broker."""
         made = []
         for batch in batches:
             events = self._numbering.events(batch)
-            rows = COPY_HEADER + row_images(self._chain_id, events) + COPY_TRAILER
-            made.append((memoryview(rows), list(bodies(events))))
+            made.append((memoryview(self.copy_bytes(events)), list(bodies(events))))
         return made
 
     async def send(self, batches: Sequence[Ready]) -> None:
         """Store and send each."""
         copy, sender = self._connection.copy_to_table, self._sender
         for rows, records in batches:
-            await copy("chain_event", source=rows, columns=COLUMNS, format="binary")
+            await copy(self.table, source=rows, columns=self.columns, format="binary")
             if sender is not None:
                 for record in records:
                     await sender.send(record)

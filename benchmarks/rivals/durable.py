@@ -16,6 +16,11 @@ async def stored_chain_rows(dsn: str, chain_id: int) -> Stored:
     return await _stored(dsn, SQL["chain_rows"], chain_id)
 
 
+async def stored_bare_rows(dsn: str, chain_id: int) -> Stored:
+    """Count the rows of the table of a row per order, and check their links."""
+    return await _stored(dsn, SQL["rows_stored"], chain_id)
+
+
 async def stored_common_rows(dsn: str) -> Stored:
     """Count the rows of the common way, and check their links."""
     return await _stored(dsn, SQL["common_rows"])

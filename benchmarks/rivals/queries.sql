@@ -21,7 +21,40 @@ SELECT count(*) AS rows, max(sequence_id) AS last_id,
                lag(sequence_id, 1, 0::bigint) OVER (ORDER BY sequence_id) AS before
           FROM rival_event) AS linked;
 
--- chain_rows: the same of a chain
+-- rows_table: the table of a row per order, once; see `order_rows.py`
+CREATE TABLE IF NOT EXISTS bare_event (
+    chain_id      integer NOT NULL,
+    id            bigint  NOT NULL,
+    pid           bigint  NOT NULL,
+    key           text    NOT NULL,
+    event_time_ns bigint  NOT NULL,
+    payload       bytea   NOT NULL,
+    PRIMARY KEY (chain_id, id),
+    CHECK (id > pid)
+) PARTITION BY LIST (chain_id);
+GRANT SELECT, INSERT ON bare_event TO sequencer_writer;
+GRANT SELECT ON bare_event TO gap_reader, auditor;
+
+-- rows_partition: the statements that make the partitions of a chain, as deep as those of `chain_page`
+SELECT format(
+    'CREATE TABLE %1$I PARTITION OF bare_event FOR VALUES IN (%2$s) PARTITION BY RANGE (id);'
+    'CREATE TABLE %3$I PARTITION OF %1$I FOR VALUES FROM (MINVALUE) TO (MAXVALUE)',
+    'bare_event_' || $1::integer, $1::integer, 'bare_event_' || $1::integer || '_0'
+);
+
+-- rows_insert: one order as a row
+INSERT INTO bare_event (chain_id, id, pid, key, event_time_ns, payload)
+VALUES ($1, $2, $3, $4, $5, $6);
+
+-- rows_drop: the statement that removes them
+SELECT format('DROP TABLE IF EXISTS %I', 'bare_event_' || $1::integer);
+
+-- rows_stored: how many rows a chain has there, and how many do not follow the one before
+SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> before) AS broken
+  FROM (SELECT id, pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
+          FROM bare_event WHERE chain_id = $1) AS linked;
+
+-- chain_rows: the same of a chain in pages
 SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> before) AS broken
   FROM (SELECT id, pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
           FROM chain_event WHERE chain_id = $1) AS linked;

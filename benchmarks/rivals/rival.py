@@ -65,7 +65,7 @@ class Producer(Protocol):
     ) -> None: ...
 
     def ready(self, batches: Sequence[list[Order]]) -> Sequence[Any]:
-        """Return the batches as `send` takes them. It is not timed: only the bare pipe encodes."""
+        """Return the batches as `send` takes them. It is not timed: only the bare pipes encode."""
         ...
 
     async def send(self, batches: Sequence[Any]) -> None:

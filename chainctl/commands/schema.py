@@ -29,7 +29,12 @@ _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
 _APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
 """Who may apply the schema; see `docs/permissions.md`."""
 
-_QUERY_OF_KIND: Final = {"role": "roles", "table": "relations", "function": "functions"}
+_QUERY_OF_KIND: Final = {
+    "role": "roles",
+    "table": "tables",
+    "view": "views",
+    "function": "functions",
+}
 
 
 part_option: Final = click.option(
@@ -77,8 +82,8 @@ def apply(settings: Settings, part_name: str) -> None:
 @json_option
 @uses_settings("database", "connect_seconds")
 def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
-    """Compare the database with the part's SQL: version, tables, functions, roles, and the steps
-    that `apply` leaves to a DBA.
+    """Compare the database with the part's SQL: version, tables, views, functions, roles, and the
+    steps that `apply` leaves to a DBA.
 
     Exit code 1 when something is missing, 2 when the schema is not there or of another version.
     """

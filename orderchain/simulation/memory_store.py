@@ -452,7 +452,10 @@ class MemoryKeyStore:
 
     async def page(self, after_id: int) -> KeyPage:
         """Return one page; see `orderchain.ports.KeyStore.page`."""
-        return self._chain().key_pages[after_id]
+        page = self._chain().key_pages.get(after_id)
+        if page is None:
+            raise RetryError(f"chain {self._chain_id}: the page of keys behind {after_id} is gone")
+        return page
 
     async def clients(self) -> list[ClientNumber]:
         """Return all clients; see `orderchain.ports.KeyStore.clients`."""

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from tests.cli.sizes import FILLED_ROWS as ROWS
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ def delete_row(module_settings: dict[str, str], filled: int) -> Callable[[int], 
 
     async def delete(row_id: int) -> None:
         connection = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
+        await connection.execute(LET_TAMPER)
         query = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
         await connection.execute(query, filled, row_id)
         await connection.close()

@@ -14,6 +14,7 @@ from orderchain.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from local_stack import PostgresServer
     from tests.cli.conftest import Call, Refused
@@ -66,11 +67,16 @@ def test_schema_check_with_a_missing_object_names_it_and_ends_with_one(
     empty_database_name: str,
 ) -> None:
     call("schema", "apply", settings=settings)
-    postgres_server.execute("DROP TABLE chain_skip", database=empty_database_name)
+    postgres_server.execute(
+        "DROP TABLE chain_skip; DROP VIEW chain_event;"
+        "DROP FUNCTION chain_events(integer, bigint, bigint);",
+        database=empty_database_name,
+    )
+    missing = ["table chain_skip", "view chain_event", "function chain_events"]
     done = call("schema", "check", "--json", settings=settings)
     assert done.code == 1
-    assert json.loads(done.out)["missing"] == ["table chain_skip"]
-    assert done.err == "chainctl: missing: table chain_skip\n"
+    assert json.loads(done.out)["missing"] == missing
+    assert done.err == f"chainctl: missing: {', '.join(missing)}\n"
 
 
 def test_schema_that_is_missing_is_refused_by_every_command(
@@ -103,14 +109,63 @@ def test_schema_of_another_version_is_refused_by_every_command(
     settings: dict[str, str],
     postgres_server: PostgresServer,
     empty_database_name: str,
+    tmp_path: Path,
     change: str,
     version: int,
 ) -> None:
     call("schema", "apply", settings=settings)
     postgres_server.execute(change, database=empty_database_name)
-    for arguments in (["schema", "apply"], ["schema", "check"], ["chain", "list"]):
-        line = refused(*arguments, settings=settings)
-        assert f"schema version was {version}, expected {SCHEMA_VERSION}" in line, arguments
+    (tmp_path / "o.csv").write_text("a\n1\n")
+    both = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    for arguments in (
+        ["schema", "apply"],
+        ["schema", "check"],
+        ["chain", "list"],
+        ["status", "--chain", 1],
+        ["fill", "--chain", 1, "--after", 0, "--until", 1],
+        ["receive", "--chain", 1, "--output", "j"],
+        ["sequence", "--chain", 1, "--input", "o.csv"],
+    ):
+        line = refused(*arguments, settings=both)
+        assert f"schema version was {version}, expected" in line, arguments
+    assert not (tmp_path / "j").exists()
+
+
+def test_schema_with_a_row_per_order_is_refused_by_every_command(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+    tmp_path: Path,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "DROP VIEW chain_event; DROP TABLE chain_page; UPDATE schema_version SET version = 1;"
+        "DROP FUNCTION chain_events(integer, bigint, bigint);"
+        "CREATE TABLE chain_event (chain_id integer, id bigint, pid bigint, key text,"
+        " event_time_ns bigint, payload bytea, PRIMARY KEY (chain_id, id))"
+        " PARTITION BY LIST (chain_id)",
+        database=empty_database_name,
+    )
+    (tmp_path / "o.csv").write_text("a\n1\n")
+    both = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    for arguments in (
+        ["schema", "apply"],
+        ["schema", "check"],
+        ["chain", "list"],
+        ["status", "--chain", 1],
+        ["fill", "--chain", 1, "--after", 0, "--until", 1],
+        ["receive", "--chain", 1, "--output", "j"],
+        ["sequence", "--chain", 1, "--input", "o.csv"],
+    ):
+        line = refused(*arguments, settings=both)
+        # A fill asks for the version and for pages at once.
+        missing = "schema was 'none, or of another version'"
+        told = missing if arguments[0] == "fill" else "schema version was 1, expected"
+        assert told in line, arguments
+    line = refused("schema", "apply", settings=settings)
+    assert "expected 2; there is no way up: apply it to an empty database" in line
 
 
 def test_schema_over_tables_of_somebody_else_is_refused_whole(

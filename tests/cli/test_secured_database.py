@@ -11,10 +11,9 @@ import pytest
 from local_stack.postgres import SUPERUSER
 from tests.certificates import HOST, Authority
 from tests.cli.sizes import FILLED_ROWS
-from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres, secured_postgres_in
+from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from local_stack import KafkaServer
@@ -26,13 +25,8 @@ WAYS = ["url", "keywords", "environment", "certificate"]
 
 
 @pytest.fixture(scope="module")
-def secured(session_folder: Path) -> Iterator[SecuredPostgres]:
-    folder = session_folder / "command-certificates"
-    folder.mkdir(mode=0o755)
-    authority = Authority(folder)
-    files = authority.server()
-    with secured_postgres_in(session_folder / "secured-command", authority, files) as server:
-        yield server
+def secured(secured_postgres: SecuredPostgres) -> SecuredPostgres:
+    return secured_postgres
 
 
 @pytest.fixture(scope="module")

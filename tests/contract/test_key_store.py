@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orderchain.errors import RetryError
 from orderchain.key_page import ClientNumber, KeyPage
 
 from .test_chain_store import next_batch, take_over
@@ -74,6 +75,9 @@ async def test_forgotten_pages_are_gone_and_later_ones_stay(open_keys: OpenKeys)
     await keys.save(KeyPage(after_id=3, until_id=6, spans=b"", hashes=b""), [])
     await keys.forget(3)
     assert await keys.outline() == [(3, 6, 0)]
+    # A leader that is about to lose the chain may forget what the next one has just listed.
+    with pytest.raises(RetryError, match="behind 0 is gone"):
+        await keys.page(0)
 
 
 @pytest.mark.parametrize("salted", [1, 2])

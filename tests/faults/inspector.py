@@ -11,9 +11,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from orderchain.event import Event
 from orderchain.frame import FrameHeader, decode_body, decode_header, is_signed
-from orderchain.page_image import event_pages
+from orderchain.page_image import PAGE_ROWS_MAX, event_pages
 from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
 from sequencer import SequencerConfig
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +45,16 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 
     async def value(self, statement: str, *values: object) -> object:
         return (await self.fetch(statement, *values))[0][0]
+
+    async def tamper(self, *statements: str) -> None:
+        """Run statements as the owner could; those on `chain_event` change arrays in pages."""
+        connection = await asyncpg.connect(self.database)
+        try:
+            await connection.execute(LET_TAMPER)
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
 
     async def rows(self) -> list[Event]:
         records = await self.fetch(
@@ -94,6 +105,7 @@ async def inspect(chain: Chain, acked: Iterable[Acked] = ()) -> list[Event]:
     rows = await chain.rows()
     await _check_links(chain, len(rows))
     await _check_batches(chain, rows)
+    await _check_pages(chain)
     _check_keys(rows)
     _check_acked(rows, acked)
     return rows
@@ -182,6 +194,19 @@ async def _check_batches(chain: Chain, rows: list[Event]) -> None:
     assert (head["last_id"], head["last_seal"]) == (batches[-1]["last_id"], batches[-1]["seal"])
     assert head["published_id"] in {batch["last_id"] for batch in batches}
     assert head["epoch"] >= batches[-1]["epoch"]
+
+
+async def _check_pages(chain: Chain) -> None:
+    """Every page is a slice of one batch; the CHECKs of the table hold its ends and lengths."""
+    strange = await chain.fetch(
+        "SELECT page.first_id, page.last_id, cardinality(page.ids) FROM chain_page AS page "
+        "LEFT JOIN chain_batch AS batch ON batch.chain_id = page.chain_id "
+        "AND batch.first_id <= page.first_id AND batch.last_id >= page.last_id "
+        "WHERE page.chain_id = $1 AND (batch.chain_id IS NULL OR cardinality(page.ids) > $2)",
+        chain.chain_id,
+        PAGE_ROWS_MAX,
+    )
+    assert not strange, f"pages that are no slice of a batch: {strange[:5]}"
 
 
 def _check_keys(rows: list[Event]) -> None:

@@ -91,18 +91,47 @@ async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
     chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka(
-        publish_seconds=1.0, publish_queue_bytes_max=FRAME_BYTES_MAX
+        publish_seconds=1.0, publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=1.0
     )
     async with open_sequencer(chain.config) as sequencer:
         await submit_each(sequencer, make_orders(5))
         await asyncio.to_thread(kafka_to_break.stop)
         await submit_each(sequencer, make_orders(60, start=100, size=200_000))
-        assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX
+        stats = sequencer.stats()
+        # At most the first order without room waited: from then on the broker counts as away.
+        assert stats.publish_waits <= 1
+        assert stats.publish_queue_bytes <= FRAME_BYTES_MAX
         await asyncio.to_thread(kafka_to_break.start)
         await until_published(sequencer)
         await submit_each(sequencer, make_orders(5, start=1_000))
     assert len(await chain.fetch("SELECT * FROM chain_skip")) >= 1
     await assert_whole(chain, 70)
+
+
+async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    async with proxy_before(kafka_to_break) as proxy:
+        chain = await chain_on_breakable_kafka(
+            publish_seconds=60.0,
+            publish_queue_bytes_max=FRAME_BYTES_MAX,
+            publish_wait_seconds=60.0,
+        )
+        # A part of what the database takes.
+        proxy.bytes_per_second = 10 * 2**20
+        async with open_sequencer(
+            chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")
+        ) as sequencer:
+            for start in range(0, 20_000, 1_000):
+                await sequencer.submit_many(make_orders(1_000, start=start, size=2_000))
+                assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX + 2 * 2_100_000
+            stats = sequencer.stats()
+            await until_published(sequencer)
+    assert stats.publish_waits > 0
+    assert stats.publish_waited_seconds > 0
+    assert stats.send_failures == 0
+    assert await chain.fetch("SELECT * FROM chain_skip") == []
+    await assert_whole(chain, 20_000)
 
 
 async def test_frozen_broker_makes_no_submit_wait(

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from .conftest import MakeChain
     from .inspector import Chain
 
+JOIN_PAGES = """
+    UPDATE chain_page
+       SET first_id = whole.ids[1], ids = whole.ids, pids = whole.pids, keys = whole.keys,
+           event_times_ns = whole.times_ns, payloads = whole.payloads
+      FROM (SELECT array_agg(id ORDER BY id) AS ids, array_agg(pid ORDER BY id) AS pids,
+                   array_agg(key ORDER BY id) AS keys, array_agg(payload ORDER BY id) AS payloads,
+                   array_agg(event_time_ns ORDER BY id) AS times_ns
+              FROM chain_event) AS whole
+     WHERE last_id = 20;
+    DELETE FROM chain_page WHERE last_id = 10;
+"""
+"""Every row is what it was, and so is every seal."""
+
 BREAKS = {
     "a row is gone": "DELETE FROM chain_event WHERE id = 5",
     "the last row is gone": "DELETE FROM chain_event WHERE id = 20",
@@ -27,6 +40,10 @@ BREAKS = {
     "a batch tells of another epoch": "UPDATE chain_batch SET epoch = 9 WHERE last_id = 10",
     "a batch counts wrongly": "UPDATE chain_batch SET row_count = 9 WHERE last_id = 10",
     "a seal is changed": "UPDATE chain_batch SET seal = sha256('x') WHERE last_id = 10",
+    "a row is added": "INSERT INTO chain_event VALUES (1, 21, 20, 'k21', 0, '')",
+    "two rows are swapped": "UPDATE chain_event SET payload = "
+    "CASE id WHEN 5 THEN 'x5'::bytea ELSE 'x4'::bytea END WHERE id IN (5, 6)",
+    "a page holds two batches": JOIN_PAGES,
     "the head is behind": "UPDATE chain_head SET last_id = 10, published_id = 10",
 }
 
@@ -57,7 +74,7 @@ async def test_inspector_finds_a_chain_that_was_tampered_with(
     make_chain: MakeChain, what: str
 ) -> None:
     chain, acked = await make_twenty_rows(make_chain)
-    await chain.fetch(BREAKS[what])
+    await chain.tamper(BREAKS[what])
     with pytest.raises(AssertionError):
         await inspect(chain, acked)
 
@@ -76,6 +93,6 @@ async def test_inspector_finds_a_frame_that_the_database_does_not_hold(
 ) -> None:
     chain, acked = await make_twenty_rows(make_chain)
     rows = await inspect(chain, acked)
-    await chain.fetch("UPDATE chain_event SET payload = 'other' WHERE id = 5")
+    await chain.tamper("UPDATE chain_event SET payload = 'other' WHERE id = 5")
     with pytest.raises(AssertionError):
         await inspect_topic(chain, [*rows[:4], *(await chain.rows())[4:]])

@@ -79,13 +79,19 @@ class MemoryReadConnection:
         ]
 
     def _opening(
-        self, chain: MemoryChain, after_id: int, until_id: int, rows: int, batches: int
+        self,
+        chain: MemoryChain,
+        after_id: int,
+        until_id: int,
+        is_short: bool,
+        batches: int,
     ) -> Sequence[Any]:
         (found,) = self._standing(chain, after_id, None, 0)
-        events = list(map(_row, rows_between(chain, after_id, until_id, rows)))
+        rows = until_id - after_id if is_short else 0
+        events = rows_between(chain, after_id, until_id, rows)
         ahead = self._batches_after(chain, after_id, batches)
         columns = zip(*ahead, strict=True) if ahead else [None] * 3
-        fields = zip(*events, strict=True) if events else [None] * 5
+        fields = _columns(events) if events else [None] * 5
         return [
             {
                 **found,
@@ -97,21 +103,18 @@ class MemoryReadConnection:
     def _page(
         self, chain: MemoryChain, after_id: int, until_id: int, rows: int, bytes_: int
     ) -> Sequence[Any]:
-        found = rows_between(chain, after_id, until_id, rows)
-        if sum(len(event.payload) for event in found) > bytes_:
-            return []
-        return list(map(_row, found))
-
-    def _page_by_bytes(
-        self, chain: MemoryChain, after_id: int, until_id: int, rows: int, bytes_: int
-    ) -> Sequence[Any]:
-        found: list[Any] = []
-        total = 0
-        for event in rows_between(chain, after_id, until_id, rows):
-            if total >= bytes_:
+        # A batch is stored as one page here.
+        found: list[Sequence[Any]] = []
+        rows_before = bytes_before = 0
+        for batch in chain.batches:
+            events = [event for event in batch.events if after_id < event.id <= until_id]
+            if not events:
+                continue
+            if found and (rows_before >= rows or bytes_before >= bytes_):
                 break
-            found.append(_row(event))
-            total += len(event.payload)
+            found.append(_columns(events))
+            rows_before += batch.last_id - batch.first_id + 1
+            bytes_before += batch.size
         return found
 
     def _batches_after(self, chain: MemoryChain, known_id: int, limit: int) -> Sequence[Any]:
@@ -122,5 +125,6 @@ class MemoryReadConnection:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 
-def _row(event: Event) -> tuple[Any, ...]:
-    return (event.id, event.pid, event.key, event.event_time_ns, event.payload)
+def _columns(events: Sequence[Event]) -> Sequence[Any]:
+    rows = ((e.id, e.pid, e.key, e.event_time_ns, e.payload) for e in events)
+    return list(zip(*rows, strict=True))

@@ -39,7 +39,6 @@ HEARTBEAT_SECONDS = 0.25
 RECOVER_SECONDS = 8.0
 INTAKE_STOP_SECONDS = 1.0
 KAFKA_AWAY_SECONDS = 0.5
-PUBLISH_WAIT_SECONDS = 0.3
 
 
 class DriftingClock:
@@ -198,7 +197,7 @@ class SequencerHost(Host):
             kafka_at_start="optional",
             when_kafka_is_away="refuse" if refuses else "continue",
             kafka_away_seconds=KAFKA_AWAY_SECONDS,
-            publish_wait_seconds=PUBLISH_WAIT_SECONDS,
+            publish_wait_seconds=plan.publish_wait_seconds,
         )
         return Sequencer(
             scaled_down(

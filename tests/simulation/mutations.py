@@ -38,6 +38,9 @@ class Mutation:
 
 TOO_OLD: dict[str, object] = {"key_window_rows": 8, "key_piece_rows": 4}
 
+FULL_QUEUE: dict[str, object] = {"publish_queue_bytes_max": 300, "batch_rows_max": 3}
+"""Small batches: two of them may come on top of the bound."""
+
 MUTATIONS = (
     Mutation(sequencing.no_fence, 100, ("S1", "S7")),
     Mutation(sequencing.blind_retry, 100, ("S4", "S9")),
@@ -69,7 +72,8 @@ MUTATIONS = (
         ("L1",),
         {"sources": "standby first", "is_standby_stuck": True},
     ),
-    Mutation(sequencing.publish_queue_without_bound, 50, ("L5",), {"publish_queue_bytes_max": 300}),
+    Mutation(sequencing.publish_queue_without_bound, 50, ("L5",), FULL_QUEUE),
+    Mutation(sequencing.full_queue_holds_up_nothing, 50, ("L5",), FULL_QUEUE),
     Mutation(sequencing.part_that_dies_in_silence, 100, ("L4", "L2")),
     Mutation(sequencing.callers_in_no_list, 300, ("L2",)),
     Mutation(sequencing.warning_taken_for_success, 150, ("S3 not replicated",)),

@@ -47,6 +47,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     queue_bytes_max: int
     publish_queue_bytes_max: int
     """Small ones are full at times, so that callers wait and frames are forgotten."""
+    publish_wait_seconds: float
+    """A short one has a full queue forgotten soon, a long one has commits wait for the broker."""
     core_bounds: int
     """Nonces that a receiver knows, sights of a head; and in hundreds the bytes it can compare."""
     key_window_rows: int
@@ -92,7 +94,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             topic_partitions=random.choice((1, 2)),
             down_at_stop=random.choice(("nothing", "database", "broker", "everything")),
             queue_bytes_max=random.choice((100, 1_000_000)),
-            publish_queue_bytes_max=random.choice((300, 1_000_000, 1_000_000)),
+            publish_queue_bytes_max=random.choice((60, 300, 1_000_000)),
             core_bounds=random.choice((2, 16)),
             key_window_rows=random.choice((8, 1_000_000, 1_000_000)),
             key_piece_rows=random.choice((4, 16, 65_536)),
@@ -103,4 +105,5 @@ class Plan(Struct, frozen=True, kw_only=True):
             patience_seconds=random.choice((0.005, 0.05, 1_000.0)),
             wrong_seals=random.choice((0.0, 0.0, 0.1, 0.5)),
             refuses_without_kafka=random.random() < 0.2,
+            publish_wait_seconds=random.choice((0.05, 0.3, 1.0)),
         )

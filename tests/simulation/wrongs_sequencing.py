@@ -174,7 +174,19 @@ def stop_without_deadline() -> Iterator[None]:
 
 @contextmanager
 def publish_queue_without_bound() -> Iterator[None]:
+    """A broker that is away is never forgotten."""
     with patch.object(Publisher, "forget", lambda self, until_id: None):
+        yield
+
+
+@contextmanager
+def full_queue_holds_up_nothing() -> Iterator[None]:
+    """Commits go on while the broker does not keep up."""
+
+    async def room(self: Publisher) -> None:
+        pass
+
+    with patch.object(Publisher, "room", room):
         yield
 
 

@@ -11,16 +11,21 @@ import pytest
 from benchmarks import chains, open_load_ends, switches
 from benchmarks.arm_log import read_lines
 from benchmarks.chains import Site, make_chain, write_log_files
+from benchmarks.generated import generate_chain, generate_rows, grow_chain
 from benchmarks.load import Load, Stored, Venue
 from benchmarks.open_load_ends import OpenJob, measure_floor, run_open
 from benchmarks.percentiles import merged
 from benchmarks.question import Arm, Scope
-from benchmarks.rivals import NAMES, rival_of
+from benchmarks.rivals import NAMES, order_rows, rival_of
+from benchmarks.rivals.durable import stored_bare_rows, stored_chain_rows
 from benchmarks.rivals.engine import Engine
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.runner import Options, Runner, Step
 from benchmarks.running import run_load
+from gapfill import GapReader, GapReaderConfig
+from orderchain.event import Event
 from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +79,7 @@ async def test_rival_hands_on_and_stores_every_order_in_its_order(site: Site, ri
 
 
 @pytest.mark.parametrize("stage", ["persist", "publish"])
-@pytest.mark.parametrize("rival", ["bare_pipe", "engine"])
+@pytest.mark.parametrize("rival", ["bare_pages", "bare_pipe", "engine"])
 async def test_rival_without_a_receiver_stores_every_order(
     site: Site, rival: str, stage: str
 ) -> None:
@@ -91,6 +96,53 @@ async def test_engine_with_switches_is_proven_all_the_same(
     async with asyncio.timeout(RUN_SECONDS):
         figures = await run_load(site, small(with_keys=with_keys, with_seal=with_seal))
     assert figures["delivered_per_second"] > 0
+
+
+TWO_ORDERS = [Event(1, 0, "a", 7, b"x"), Event(2, 1, "b#2", 8, b"")]
+
+
+async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
+    await order_rows.make_partition(site, 9)
+    connection = await asyncpg.connect(site.sequencer)
+    try:
+        await connection.copy_to_table(
+            order_rows.TABLE,
+            source=memoryview(order_rows.copy_bytes(9, TWO_ORDERS)),
+            columns=order_rows.COLUMNS,
+            format="binary",
+        )
+        rows = await connection.fetch("SELECT * FROM bare_event ORDER BY id")
+        assert [Event(*row[1:]) for row in rows] == TWO_ORDERS
+    finally:
+        await connection.close()
+    await order_rows.drop_partition(site, 9)
+
+
+async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site) -> None:
+    chain_id = await generate_chain(site, 1_050, batch_rows=100, page_rows=50)
+    await grow_chain(site, chain_id, 1_050, 1_300, batch_rows=100)
+    await generate_rows(site, chain_id, 1_300)
+    stored = await stored_chain_rows(site.admin, chain_id)
+    assert (stored.rows, stored.last_id) == (1_300, 1_300)
+    assert await stored_bare_rows(site.admin, chain_id) == stored
+    connection = await asyncpg.connect(site.admin)
+    try:
+        sizes = await connection.fetch("SELECT cardinality(ids) FROM chain_page ORDER BY last_id")
+        assert [size for (size,) in sizes] == [*[50] * 21, 100, 100, 50]
+        both = "SELECT {} FROM {} WHERE chain_id = $1 ORDER BY id"
+        columns = "id, pid, key, event_time_ns, payload"
+        rows, events = [
+            await connection.fetch(both.format(columns, table), chain_id)
+            for table in ("bare_event", "chain_event")
+        ]
+        assert rows == events
+    finally:
+        await connection.close()
+    async with GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id)) as reader:
+        mark = (await reader.standing(0)).mark
+        assert mark is not None
+        runs = [run async for run in reader.runs(mark, 1_300)]
+    assert [event.id for run in runs for event in run.events] == list(range(1, 1_301))
 
 
 async def test_chain_that_is_grown_before_holds_all_orders(site: Site) -> None:
@@ -121,6 +173,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         async def stored(self: Engine, venue: Venue) -> Stored:
             connection = await asyncpg.connect(venue.site.admin)
             try:
+                await connection.execute(LET_TAMPER)
                 await connection.execute(statement, venue.place["chain_id"])
             finally:
                 await connection.close()

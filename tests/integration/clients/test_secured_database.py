@@ -23,11 +23,11 @@ from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, op
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import ConnectError
 from tests.certificates import HOST, Authority
-from tests.secured_postgres import CERTIFIED, SecuredPostgres, secured_postgres_in
+from tests.secured_postgres import CERTIFIED, SecuredPostgres
 from tests.sockets import no_socket_left
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from local_stack import KafkaServer
@@ -38,14 +38,9 @@ ROWS = 100
 SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def secured(session_folder: Path) -> Iterator[SecuredPostgres]:
-    folder = session_folder / "database-certificates"
-    folder.mkdir(mode=0o755)
-    authority = Authority(folder)
-    files = authority.server()
-    with secured_postgres_in(session_folder / "secured-database", authority, files) as server:
-        yield server
+@pytest.fixture
+def secured(secured_postgres: SecuredPostgres) -> SecuredPostgres:
+    return secured_postgres
 
 
 @pytest.fixture

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+OUTBOX_GUIDE = Path(__file__).parents[3] / "docs" / "choosing-a-delivery-mode.md"
+CARELESS = """
+import json
+
+BOOK = "INSERT INTO balance VALUES ($1, $2) ON CONFLICT (account) DO UPDATE SET ..."
+MAILS = []
+
+async def book(delivery, connection):
+    trade = json.loads(delivery.payload)
+    await connection.execute(BOOK, trade["account"], trade["qty"])
+    MAILS.append(delivery.message_id)
+"""
 
 SERVICE = '''
 import asyncio
@@ -171,3 +186,49 @@ def test_killed_service_reaches_nothing_any_more(project: pytest.Pytester) -> No
         """
     )
     run(project).assert_outcomes(passed=1)
+
+
+@pytest.fixture
+def outbox_project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with the files of the guide, as they are written there."""
+    text = OUTBOX_GUIDE.read_text(encoding="utf-8")
+    found = re.findall(r"^```python (\w+\.py)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in found} == {"handlers.py", "test_handlers.py"}
+    for name, content in found:
+        (pytester.path / name).write_text(content, encoding="utf-8")
+    return pytester
+
+
+def test_guide_to_the_outbox_as_written_passes(outbox_project: pytest.Pytester) -> None:
+    run(outbox_project, "-W", "error").assert_outcomes(passed=1)
+
+
+def test_test_of_the_guide_has_ten_lines(outbox_project: pytest.Pytester) -> None:
+    body = (outbox_project.path / "test_handlers.py").read_text().partition("def test_")[2]
+    assert len(body.strip().splitlines()) <= 10
+
+
+def test_careless_handler_fails_with_every_seed_and_the_seed_is_shown(
+    outbox_project: pytest.Pytester,
+) -> None:
+    (outbox_project.path / "handlers.py").write_text(CARELESS, encoding="utf-8")
+    test = (outbox_project.path / "test_handlers.py").read_text()
+    seeds = "@pytest.mark.parametrize('orderchain_outbox', range(20), indirect=True)\n"
+    test = test.replace("def test_", f"{seeds}def test_")
+    test = test.replace("    outbox = ", "    MAILS.clear()\n    outbox = ")
+    test = f"import pytest\nfrom handlers import MAILS\n{test}"
+    test += "    assert len(MAILS) == len(set(MAILS)), 'a mail was sent twice'\n"
+    (outbox_project.path / "test_handlers.py").write_text(test)
+    shown = run(outbox_project)
+    shown.assert_outcomes(failed=20)
+    shown.stdout.fnmatch_lines(["*ORDERCHAIN_OUTBOX_SEED=17*"])
+    assert shown.stdout.str().count("AssertionError: a mail was sent twice") >= 20
+
+
+def test_seed_of_the_environment_counts(
+    outbox_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERCHAIN_OUTBOX_SEED", "4711")
+    test = "def test_seed(orderchain_outbox):\n    assert orderchain_outbox.seed == 4711\n"
+    outbox_project.makepyfile(test_handlers=test)
+    run(outbox_project).assert_outcomes(passed=1)

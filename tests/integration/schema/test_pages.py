@@ -27,7 +27,7 @@ PAGE = {
 
 
 def insert(**changed: str) -> str:
-    return f"INSERT INTO chain_page VALUES (1, {', '.join((PAGE | changed).values())})"
+    return f"INSERT INTO chain_page VALUES (1, {', '.join((PAGE | changed).values())})"  # noqa: S608
 
 
 async def test_page_with_equal_columns_goes_in(connect: Connect) -> None:

@@ -56,14 +56,32 @@ def test_figures_of_a_run_that_failed_are_in_no_median() -> None:
 
 def test_goal_is_reached_by_its_median_and_not_measured_without() -> None:
     lines = {
-        "comparison": Lines(rates("engine 100", 60, 80, 70) + rates("bare_pipe 100", 100, 100, 100))
+        "comparison": Lines(
+            rates("engine 100", 60, 80, 70) + rates("bare_pages 100", 100, 100, 100)
+        )
     }
     found = {goal.text: goal for goal in goals(lines)}
-    missed = found["end to end / bare pipe, batch 100"]
+    missed = found["end to end / bare pipe of pages, batch 100"]
     assert missed.measured == Spread(0.7, 0.6, 0.8, 3)
     assert missed.is_reached is False
-    assert found["end to end / bare pipe, batch 1,000"].is_reached is None
+    assert found["end to end / bare pipe of pages, batch 1,000"].is_reached is None
     assert Goal(text="", bound="<=", target=1, measured=Spread(1, 1, 1, 1)).is_reached is True
+
+
+def test_goals_of_programs_are_those_of_their_last_result() -> None:
+    spread = {"median": 0.4, "min": 0.3, "max": 0.5}
+    results = {
+        "commit_path": {
+            "figures": {"cost of an order, batch 1000": {"cpu_us": {"pages": {"ratio": spread}}}}
+        },
+        "fill": {"ranges_ms": {"100": {"rate_to_select": spread}}},
+    }
+    found = {goal.text: goal for goal in goals({}, results)}
+    cpu = found["server CPU of a commit, pages / a row per order, batch 1,000"]
+    assert (cpu.measured, cpu.is_reached) == (Spread(0.4, 0.3, 0.5, 2), True)
+    fill = found["rate of a fill of 100 orders / a SELECT from a row per order"]
+    assert fill.is_reached is False
+    assert found["disk, pages / a row per order, batch 1,000"].is_reached is None
 
 
 def test_self_clocking_is_held_against_the_best_fixed_size_of_its_own_round() -> None:

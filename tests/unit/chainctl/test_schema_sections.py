@@ -32,6 +32,7 @@ def test_expected_objects_name_every_table_and_function_of_the_schema() -> None:
         kind == "table" for kind, _ in objects
     )
     assert ("function", "chain_create") in objects
+    assert ("view", "chain_event") in objects
     assert ("role", "orderchain_owner") in objects
 
 

@@ -35,12 +35,11 @@ PUBLIC = {
     "SnapshotStore SourceRecord",
     "printable": "printable",
     "reasons": "reason_of",
-    "refusals": "connect_refusal is_too_many_connections privilege_refusal read_only_refusal "
-    "schema_refusal sqlstate_of statement_refusal",
     "page_image": "column_pages event_pages page_image PageImage",
+    "refusals": "connect_refusal privilege_refusal schema_refusal sqlstate_of statement_refusal",
     "run": "Run",
     "schema": "schema_sql",
-    "seal": "genesis_seal next_seal",
+    "seal": "content_of genesis_seal next_seal seal_over",
     "sql": "load_sql parse_sql",
     "topic": "default_topic topic_refusal",
 }

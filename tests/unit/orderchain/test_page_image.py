@@ -18,6 +18,7 @@ from orderchain.page_image import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
     PageImage,
+    column_pages,
     event_pages,
 )
 
@@ -109,17 +110,23 @@ def rows(*payload_sizes: int) -> list[Event]:
     return [Event(at, at - 1, "k", 0, bytes(size)) for at, size in enumerate(payload_sizes, 1)]
 
 
+ROW_BYTES = 12 + 12 + 5 + 12 + 4
+"""Of a row with a key of one byte and no payload."""
+
+
 @pytest.mark.parametrize(
     ("events", "row_counts"),
     [
         (rows(*[0] * PAGE_ROWS_MAX), [PAGE_ROWS_MAX]),
-        (rows(*[0] * (PAGE_ROWS_MAX + 1)), [PAGE_ROWS_MAX, 1]),
-        (rows(*[0] * (2 * PAGE_ROWS_MAX + 7)), [PAGE_ROWS_MAX, PAGE_ROWS_MAX, 7]),
-        (rows(PAGE_BYTES_MAX - 2, 0), [2]),
-        (rows(PAGE_BYTES_MAX - 1, 0), [1, 1]),
+        (rows(*[0] * (PAGE_ROWS_MAX + 1)), [PAGE_ROWS_MAX // 2 + 1, PAGE_ROWS_MAX // 2]),
+        (rows(*[0] * (3 * PAGE_ROWS_MAX)), [PAGE_ROWS_MAX] * 3),
+        (rows(PAGE_BYTES_MAX - 2 * ROW_BYTES, 0), [2]),
+        (rows(PAGE_BYTES_MAX - 2 * ROW_BYTES + 1, 0), [1, 1]),
         (rows(PAGE_BYTES_MAX + 9, PAGE_BYTES_MAX + 9, 0, 0), [1, 1, 2]),
         (rows(0, PAGE_BYTES_MAX, 0), [1, 1, 1]),
+        (rows(*[PAGE_BYTES_MAX // 4] * 7), [3, 2, 2]),
     ],
+    ids=lambda value: str(value) if isinstance(value[0], int) else "",
 )
 def test_pages_end_by_rows_and_by_bytes(events: list[Event], row_counts: list[int]) -> None:
     pages = event_pages(events)
@@ -131,6 +138,25 @@ def test_pages_end_by_rows_and_by_bytes(events: list[Event], row_counts: list[in
     ]
     whole = [b"".join(map(element, column)) for column in columns_of(events)]
     assert content_of(events) == b"".join(whole)
+
+
+@PATIENT
+@given(
+    first=st.integers(2, 2**62),
+    pid=st.integers(0, 1),
+    sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=9),
+    times=st.sampled_from([1, 20, 300]),
+)
+def test_pages_of_linked_rows_are_those_of_the_rows(
+    first: int, pid: int, sizes: list[int], times: int
+) -> None:
+    payloads = [bytes(size) for size in sizes] * times
+    ids = tuple(range(first, first + len(payloads)))
+    pids = (pid, *ids[:-1])
+    keys = [f"k{n % 13}" for n in range(len(ids))]
+    made = map(Event, ids, pids, keys, ids, payloads)
+    linked = column_pages(ids, pids, list(map(str.encode, keys)), ids, payloads, is_linked=True)
+    assert linked == event_pages(list(made))
 
 
 def test_copy_frame_is_the_documented_signature_flags_and_trailer() -> None:

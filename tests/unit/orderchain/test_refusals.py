@@ -85,6 +85,7 @@ def test_schema_refusal_with_missing_table_tells_how_to_apply(error: Exception) 
     refusal = schema_refusal(error)
     assert isinstance(refusal, SchemaError)
     assert "chainctl schema apply" in str(refusal)
+    assert str(error) in str(refusal)
 
 
 @pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("no"), OSError(), ValueError()])

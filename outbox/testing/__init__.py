@@ -1,0 +1,12 @@
+"""The outbox without servers, for tests of handlers and of what adds messages.
+
+The pytest fixture `orderchain_outbox` gives a `MemoryOutbox`. The consumer in it is the real one;
+database, broker and relay are stand-ins that decide by the same cores. `docs/
+choosing-a-delivery-mode.md` shows a test, and says what they cannot stand for.
+"""
+
+from outbox.testing.awkwardness import Awkwardness
+from outbox.testing.memory_database import MemoryConnection
+from outbox.testing.memory_outbox import MemoryOutbox, NotWorkedOff
+
+__all__ = ["Awkwardness", "MemoryConnection", "MemoryOutbox", "NotWorkedOff"]

@@ -1,0 +1,186 @@
+"""Where a consumer's process is killed: at each await of its handler, and where it is drawn.
+
+A killed process stands still for good: no `finally` of it runs, as with kill -9. Its open
+transactions are rolled back by the database, and its messages come again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from outbox.testing.memory_database import AFTER_COMMIT, BEFORE_COMMIT
+from outbox.testing.standing_still import stand_still
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Sequence
+    from uuid import UUID
+
+    from outbox.attempts import Attempt
+    from outbox.connections import Connection
+    from outbox.delivery import Delivery
+    from outbox.testing.awkwardness import Faults
+    from outbox.testing.memory_database import MemoryConnection
+
+AWAITS_MAX: Final = 1_000
+"""Of a handler, that are tried one by one: one that awaits more often is tried at drawn ones."""
+
+DRAWN_AWAITS: Final = 8
+"""A drawn crash falls on one of so many first awaits, or on the end if there are fewer."""
+
+
+@dataclass
+class Point:
+    """Where one attempt ends its process."""
+
+    awaits: int | None = None
+    """At this await, counted from 1; 0: before the first step. None: at none."""
+    commit: str | None = None
+    """BEFORE_COMMIT or AFTER_COMMIT; None: at neither."""
+    loses_answer: bool = False
+
+
+class CrashPlan:
+    """Says for each attempt of a consumer where its process ends. It outlives the processes."""
+
+    def __init__(self, faults: Faults, first_await: int = 0) -> None:
+        """A loop of the user's own has no moment before its first step: it begins at await 1."""
+        self._faults = faults
+        self._next_await: int | None = first_await  # None: every await has been tried
+        self._owes_after_commit = True
+        self._cut_off: set[UUID] = set()
+
+    def draw(self, deliveries: Sequence[Delivery]) -> Point:
+        """Return the point of an attempt on these messages."""
+        awkward, random = self._faults.awkward, self._faults.random
+        if awkward.at_each_await and self._next_await is not None:
+            self._next_await += 1
+            # A handler with fewer awaits reaches its commit: then all of them have been tried.
+            return Point(awaits=self._next_await - 1, commit=BEFORE_COMMIT)
+        new = [each.message_id for each in deliveries if each.message_id not in self._cut_off]
+        if new and len(self._cut_off) < awkward.cut_off:
+            return Point(commit=BEFORE_COMMIT)
+        # Behind those: what has committed is not handled in vain any more.
+        if awkward.at_each_await and self._owes_after_commit:
+            self._owes_after_commit = False
+            return Point(commit=AFTER_COMMIT)
+        if self._faults.happens("killed"):
+            drawn = random.randint(0, DRAWN_AWAITS)
+            return Point(awaits=drawn, commit=random.choice((BEFORE_COMMIT, AFTER_COMMIT)))
+        return Point(loses_answer=self._faults.happens("commit_answer_lost"))
+
+    def returned(self, deliveries: Sequence[Delivery]) -> None:
+        """Take note that a process ends behind the return of its handler."""
+        self._next_await = None
+        self._cut_off.update(each.message_id for each in deliveries)
+        self._faults.counts["cut_off"] += len(deliveries)
+
+    def committed(self) -> None:
+        """Take note that a process ends behind its commit, before anybody has heard of it."""
+        self._faults.counts["killed_after_commit"] += 1
+
+    def missed(self, point: Point) -> None:
+        """Take note that a handler has failed before the point came: it is tried again."""
+        if self._next_await is not None and point.awaits is not None:
+            self._next_await = min(self._next_await, point.awaits)
+
+    def reached(self) -> None:
+        """Take note that a process ends at an await."""
+        self._faults.counts["killed_at_await"] += 1
+        if self._next_await is not None and self._next_await > AWAITS_MAX:
+            self._next_await = None
+
+
+class CrashingAttempt:
+    """An attempt of the consumer's (`outbox.attempts.Attempt`), with the point where it ends."""
+
+    def __init__(self, attempt: Attempt, plan: CrashPlan, kill: Callable[[], None]) -> None:
+        self._attempt = attempt
+        self._plan = plan
+        self._kill = kill
+        self._point = point = plan.draw(attempt.deliveries)
+        self._awaits = 0
+        self.is_over = False
+        if attempt.connection is not None:
+            connection = cast("MemoryConnection", attempt.connection)
+            connection.at_commit = self._at_commit
+            connection.loses_answer = point.loses_answer
+
+    @property
+    def deliveries(self) -> Sequence[Delivery]:
+        """See `Attempt.deliveries`."""
+        return self._attempt.deliveries
+
+    @property
+    def connection(self) -> Connection | None:
+        """See `Attempt.connection`."""
+        return self._attempt.connection
+
+    async def succeed(self) -> None:
+        """See `Attempt.succeed`."""
+        self.is_over = True
+        if self.connection is None:
+            await self._at_commit(BEFORE_COMMIT)
+        await self._attempt.succeed()
+        if self.connection is None:
+            await self._at_commit(AFTER_COMMIT)
+
+    async def fail(self, error: BaseException) -> None:
+        """See `Attempt.fail`."""
+        self.is_over = True
+        self._plan.missed(self._point)
+        self._point = Point()
+        await self._attempt.fail(error)
+
+    async def before(self) -> None:
+        """End the process before the handler's first step, if that is the point."""
+        if self._point.awaits == 0:
+            await self._die()
+
+    def is_end(self) -> bool:
+        """Count one await of the handler; say whether the process ends here, and kill it."""
+        self._awaits += 1
+        if self.is_over or self._awaits != self._point.awaits:
+            return False
+        self._plan.reached()
+        self._kill()
+        return True
+
+    async def _at_commit(self, where: str) -> None:
+        if self._point.commit != where:
+            return
+        if where == BEFORE_COMMIT:
+            self._plan.returned(self.deliveries)
+        else:
+            self._plan.committed()
+        self._kill()
+        await stand_still()
+
+    async def _die(self) -> None:
+        self._plan.reached()
+        self._kill()
+        await stand_still()
+
+
+class Stepped:
+    """Awaits `work` on, and asks at each of its awaits whether its process ends there."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], is_end: Callable[[], bool]) -> None:
+        self._work = work
+        self._is_end = is_end
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        """Pass on what `work` waits for, and what comes of it."""
+        error: BaseException | None = None
+        while True:
+            try:
+                awaited = self._work.send(None) if error is None else self._work.throw(error)
+            except StopIteration:
+                return
+            # A process that was just killed is not resumed: what it waits for comes to nobody.
+            self._is_end()
+            try:
+                yield awaited
+                error = None
+            except BaseException as raised:  # noqa: BLE001 - it is handed in, whatever it is
+                error = raised

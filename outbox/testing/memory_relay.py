@@ -1,0 +1,354 @@
+"""A sender's tables in memory, and a relay on them: stored, sent, confirmed, given up.
+
+What becomes of a delivery is decided where the real relay has it decided: `outbox.statuses`,
+`outbox.resend`, `outbox.check_back`. Records and confirms are the real ones, byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+from uuid import UUID
+
+import msgspec
+
+from orderchain.errors import OrderchainError
+from orderchain.simulation.virtual_loop import virtual_clock
+from outbox.adding import add
+from outbox.check_back import Answer, CheckRules, after_check, may_ask
+from outbox.confirm_record import APPLIED, decode_confirms
+from outbox.headers import common_headers, record_headers
+from outbox.limits import OPEN_SECONDS_MAX
+from outbox.message import Message, smallest_id
+from outbox.proof import KEY_BYTES, is_proven, token_of
+from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds, why_given_up
+from outbox.statuses import FINAL, SENDABLE, Change, Status, after
+from outbox.store import RETRY_SLACK_SECONDS, progress_of
+from outbox.testing.memory_database import stored_already
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import datetime
+
+    from outbox.confirm_record import Confirm
+    from outbox.destination import Destination
+    from outbox.resend import Place
+    from outbox.testing.awkwardness import Faults
+    from outbox.testing.memory_broker import MemoryBroker
+    from outbox.testing.memory_database import MemoryConnection
+
+    Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
+    """A sender's check endpoint."""
+
+ROUND_SECONDS_MAX: Final = 0.5
+"""How late the relay is. Virtual."""
+
+IDLE_SECONDS: Final = 3_600.0
+"""Until it looks again where nothing is stored. What is stored wakes it."""
+
+
+@dataclass
+class Row:
+    """One delivery: a line of `outbox_pending`, and at its end of `outbox_done`."""
+
+    message: Message
+    consumer: str
+    status: Status
+    is_decided: bool
+    next_send_at: float
+    sender: str | None = None
+    send_count: int = 0
+    check_count: int = 0
+    place: tuple[str, int, int] | None = None
+    sent_at: float | None = None
+    is_done: bool = False
+    error: str | None = None
+
+    def change(self, change: Change, *, is_final: bool = False) -> None:
+        """Go on along the table of statuses. Raises TransitionRefused."""
+        self.status = after(self.status, change, is_decided=self.is_decided)
+        self.is_done = is_final or self.status in FINAL
+
+
+class MemoryRelay:
+    """The sender's side. One message has one row per consumer."""
+
+    def __init__(self, broker: MemoryBroker, faults: Faults) -> None:
+        self.destinations: dict[str, Destination] = {}
+        self.rules = CheckRules()
+        self.rows: dict[tuple[UUID, str], Row] = {}
+        self._broker = broker
+        self._faults = faults
+        self._confirm_key = faults.random.randbytes(KEY_BYTES)
+        self._asks: dict[str, Ask] = {}
+        self._read: dict[tuple[str, int], int] = {}  # of confirm topics
+        self._progress: dict[Place, int] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left that it would do by itself."""
+        return not any(self._has_to_do(row) for row in self.rows.values())
+
+    def on_check(self, sender: str, ask: Ask) -> None:
+        """Have `ask` asked about the messages that `sender` has prepared and not decided."""
+        self._asks[sender] = ask
+
+    # -- what is stored ----------------------------------------------------------------------------
+
+    async def add_many(self, connection: MemoryConnection, *columns: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+        """Do what the function `outbox_add_many` does, in the connection's transaction.
+
+        Returns what is refused. Raises what the driver raises for an id that is stored already.
+        """
+        given = _messages(*columns[:5])
+        _claim, check_at, sender = columns[5:]
+        refused = [
+            {"position": position, "destination": each.destination, "payload_bytes_max": most}
+            for position, each in enumerate(given, start=1)
+            if (most := self._most(each)) is None or len(each.payload) > most
+        ]
+        if not refused:
+            self._store(connection, given, check_at, sender)
+        return refused
+
+    async def add_one(self, connection: MemoryConnection, *fields: Any) -> list[tuple[UUID]]:  # noqa: ANN401
+        """Do what the function `outbox_add` does."""
+        key, headers, message_id = [*fields[2:], None, None, None][:3]
+        own = msgspec.json.decode(headers) if isinstance(headers, str) else headers
+        stored = await add(
+            cast("Any", connection), *fields[:2], key=key, headers=own, message_id=message_id
+        )
+        return [(stored,)]
+
+    def _most(self, message: Message) -> int | None:
+        known = self.destinations.get(message.destination)
+        return None if known is None else known.payload_bytes_max
+
+    def _store(
+        self,
+        connection: MemoryConnection,
+        messages: Sequence[Message],
+        check_at: datetime | None,
+        sender: str | None,
+    ) -> None:
+        rows: dict[tuple[UUID, str], Row] = {}
+        for message in messages:
+            for consumer in self.destinations[message.destination].deliveries:
+                key = message.message_id, consumer
+                if key in self.rows or key in rows:
+                    raise stored_already("message", message.message_id)
+                status = Status.INIT if check_at is None else Status.PREPARED
+                due = self._now() if check_at is None else check_at.timestamp()
+                rows[key] = Row(message, consumer, status, check_at is None, due, sender)
+
+        def appear() -> None:
+            self.rows.update(rows)
+            self._broker.wake()
+
+        connection.required.add(appear)
+
+    # -- what a sender decides ---------------------------------------------------------------------
+
+    def decide(self, change: Change, message_ids: Sequence[UUID]) -> int:
+        """Commit or roll back prepared messages; return how many were undecided until now."""
+        decided = set()
+        for row in self._rows_of(message_ids):
+            if not row.is_decided:
+                row.change(change)
+                row.is_decided = True
+                row.next_send_at = self._now()
+                decided.add(row.message.message_id)
+        self._broker.wake()
+        return len(decided)
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take confirms in, check, send; for ever."""
+        while True:
+            if (idle := self._idle_seconds()) > 0:
+                await self._broker.arrival(idle)
+            await asyncio.sleep(self._faults.random.uniform(0.0, ROUND_SECONDS_MAX))
+            self._take_confirms()
+            await self._check()
+            self._sweep()
+
+    def _idle_seconds(self) -> float:
+        """Return how long nothing falls due."""
+        ahead = (row.next_send_at for row in self.rows.values() if self._has_to_do(row))
+        return min(ahead, default=self._now() + IDLE_SECONDS) - self._now()
+
+    def _sweep(self) -> None:
+        """Send what is due, in any order: several relays, and what the fast path has missed."""
+        now = self._now()
+        due: dict[UUID, list[Row]] = {}
+        for row in self.rows.values():
+            if not row.is_done and row.status in SENDABLE and row.next_send_at <= now:
+                due.setdefault(row.message.message_id, []).append(row)
+        messages = list(due)
+        self._faults.random.shuffle(messages)
+        for message_id in messages:
+            claimed = [row for row in due[message_id] if self._is_to_be_sent(row, now)]
+            if claimed:
+                self._send(claimed, now)
+
+    def _is_to_be_sent(self, row: Row, now: float) -> bool:
+        rules = self.destinations[row.message.destination]
+        seen = _as_due(row, now)
+        match judge(seen, rules, self._progress):
+            case Verdict.WAIT:
+                row.next_send_at = now + queue_wait_seconds(seen, rules)
+                return False
+            case Verdict.GIVE_UP:
+                row.change(Change.TRIES_USED_UP)
+                row.error = row.error or why_given_up(seen, rules)
+                return False
+        return True
+
+    def _send(self, claimed: Sequence[Row], now: float) -> None:
+        """Send one record for all of a message's deliveries that are due."""
+        message = claimed[0].message
+        rules = self.destinations[message.destination]
+        if self._faults.happens("broker_away"):
+            return  # which is no try: they are due still
+        common = common_headers(rules, self._oldest_unfinished())
+        token = None
+        if rules.confirm == "required":
+            token = token_of(self._confirm_key, message.message_id.bytes)
+        headers = record_headers(message.message_id, message.headers, common, token)
+        key = None if message.key is None else message.key.encode()
+        record = self._broker.send(
+            rules.topic, key, message.payload, headers, time_ms=int(now * 1_000)
+        )
+        # The last try is acknowledged: nothing becomes abnormal that a consumer would have taken.
+        is_last = max(row.send_count for row in claimed) + 1 >= rules.tries_max
+        is_known = is_last or not self._faults.happens("acknowledgement_lost")
+        for row in claimed:
+            row.next_send_at = now + wait_seconds(rules, row.send_count)
+            row.send_count += 1
+            row.place = (record.topic, record.partition, record.offset) if is_known else None
+            if is_known:
+                row.sent_at = now
+                row.change(Change.ACKNOWLEDGED, is_final=rules.confirm == "none")
+            else:
+                row.error = "the acknowledgement was lost"
+
+    def _take_confirms(self) -> None:
+        topics = sorted({each.confirm_topic for each in self.destinations.values()} - {""})
+        for place in self._broker.places(topics):
+            log = self._broker.log(place)
+            for record in log[self._read.get(place, 0) :]:
+                self._take_confirm(record.value)
+            self._read[place] = len(log)
+
+    def _take_confirm(self, value: bytes) -> None:
+        told = decode_confirms(value)
+        if not all(self._is_proven(told.consumer, confirm) for confirm in told.confirms):
+            return  # as a forged one: nothing in it counts
+        for confirm in told.confirms:
+            row = self.rows.get((UUID(bytes=confirm.message_id), told.consumer))
+            if row is None or row.is_done or not row.is_decided:
+                continue
+            if confirm.kind == APPLIED:
+                row.change(Change.APPLIED)
+            elif row.status in SENDABLE:
+                until = confirm.until_unix_ns / 1e9 + RETRY_SLACK_SECONDS
+                row.next_send_at = max(row.next_send_at, until)
+        self._progress |= progress_of(told.consumer, told.progress)
+
+    def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
+        return is_proven(
+            self._confirm_key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns,
+            confirm.proof,
+        )  # fmt: skip
+
+    # -- check-back --------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        for sender, ask in self._asks.items():
+            due = self._due_checks(sender)
+            if due:
+                answers = await self._answers(ask, [row.message.message_id for row in due])
+                for row in due:
+                    if not row.is_decided:  # the decision may have come meanwhile
+                        self._checked(row, answers.get(row.message.message_id))
+
+    def _due_checks(self, sender: str) -> list[Row]:
+        """Return what to ask about now; what was asked about often enough becomes abnormal."""
+        now, due = self._now(), []
+        for row in self.rows.values():
+            is_prepared = row.status is Status.PREPARED and row.sender == sender
+            if not is_prepared or row.next_send_at > now:
+                continue
+            if may_ask(self.rules, row.check_count):
+                due.append(row)
+            else:
+                row.change(Change.CHECKS_USED_UP)
+        return due
+
+    async def _answers(self, ask: Ask, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        try:
+            answers = await ask(list(dict.fromkeys(message_ids)))
+        except (OrderchainError, OSError):
+            return {}
+        return {} if self._faults.happens("check_unanswered") else answers
+
+    def _checked(self, row: Row, answer: Answer | None) -> None:
+        outcome = after_check(self.rules, row.check_count, answer)
+        row.check_count = outcome.check_count
+        if outcome.change is not None:
+            self.decide(outcome.change, [row.message.message_id])
+        else:
+            row.next_send_at = self._now() + outcome.again_seconds
+
+    # -- shared ------------------------------------------------------------------------------------
+
+    def _has_to_do(self, row: Row) -> bool:
+        is_asked_about = row.status is Status.PREPARED and row.sender in self._asks
+        return not row.is_done and (row.status in SENDABLE or is_asked_about)
+
+    def _rows_of(self, message_ids: Sequence[UUID]) -> list[Row]:
+        wanted = set(message_ids)
+        return [row for (message_id, _), row in self.rows.items() if message_id in wanted]
+
+    def _oldest_unfinished(self) -> UUID:
+        unfinished = [key for (key, _), row in self.rows.items() if not row.is_done]
+        return min([*unfinished, smallest_id(self._now() - OPEN_SECONDS_MAX)])
+
+    def _now(self) -> float:
+        return virtual_clock().wall_ns() / 1e9
+
+
+def _as_due(row: Row, now: float) -> Due:
+    topic, partition, offset = row.place or (None, None, None)
+    return Due(
+        message_id=row.message.message_id,
+        consumer=row.consumer,
+        destination=row.message.destination,
+        status=row.status,
+        send_count=row.send_count,
+        claim_count=0,  # no relay here dies between claim and send
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        sent_seconds=None if row.sent_at is None else now - row.sent_at,
+        size=len(row.message.payload),
+    )
+
+
+def _messages(
+    message_ids: Sequence[UUID],
+    destinations: Sequence[str],
+    keys: Sequence[str | None],
+    headers: Sequence[str | None],
+    payloads: Sequence[bytes],
+) -> list[Message]:
+    """Return what the columns of `outbox_add_many` hold; headers come as JSON."""
+    own = [None if each is None else msgspec.json.decode(each) for each in headers]
+    return [
+        Message(message_id, destination, payload, key, header)
+        for message_id, destination, payload, key, header in zip(
+            message_ids, destinations, payloads, keys, own, strict=True
+        )
+    ]

@@ -1,0 +1,350 @@
+"""An outbox in memory, and one of a real PostgreSQL and a real Kafka, to be used in the same way.
+
+A handler gets the connection of either, and does the same with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Protocol
+
+import asyncpg
+
+from outbox import (
+    Consumer,
+    ConsumerConfig,
+    Destination,
+    Message,
+    Relay,
+    RelayConfig,
+    Status,
+    create_destination_topics,
+    save_destinations,
+)
+from outbox.adding import store_messages
+from outbox.check_back import CheckRules
+from outbox.checking import CheckBack, CheckingConfig
+from outbox.dead_letter import DeadLetter, DeadLetters
+from outbox.prepared import decide_messages
+from outbox.session import Session
+from outbox.statuses import SENDABLE, Change
+from outbox.testing import MemoryOutbox
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from uuid import UUID
+
+    from outbox.business import BusinessTransaction
+    from outbox.check_back import Answer
+
+    Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
+
+DEADLINE_SECONDS = 60.0
+CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL CHECK (note <> 'bad'))"
+APPLY = "INSERT INTO effect VALUES ($1, $2)"
+"""Refuses the note `bad`, as a constraint does."""
+
+RULES = CheckRules(first_seconds=0.05, again_seconds=0.05, unanswered_seconds=0.05, answers_max=2)
+
+
+class Rig(Protocol):
+    """One destination, one consumer, one table of effects."""
+
+    destination: Destination
+
+    def set_up(self, **settings: Any) -> Destination: ...
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any: ...
+    async def connect(self) -> Any: ...
+    def transaction(self, connection: Any) -> Any: ...
+    async def prepare(self, messages: Sequence[Message]) -> None: ...
+    async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None: ...
+    def on_check(self, ask: Ask) -> None: ...
+    def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None: ...
+    def work_off_by(self, service: Any, **settings: Any) -> None: ...
+    def effects(self) -> Counter[str]: ...
+    def statuses(self) -> dict[UUID, Status]: ...
+    def dead_letters(self) -> list[DeadLetter]: ...
+    def spare_lives(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def _destination(**settings: Any) -> Destination:
+    given: dict[str, Any] = {
+        "name": "clearing", "topic": "clearing", "resend_filter": False,
+        "resend_seconds": 5.0, **settings,
+    }  # fmt: skip
+    if given.get("confirm", "required") == "required":
+        given.setdefault("consumers", (given["topic"],))
+    return Destination(**given)
+
+
+def add_all(rig: Rig, *notes: str, key: str | None = None) -> list[UUID]:
+    """Store a message for each note, each in a transaction of its own; return their ids."""
+
+    async def business() -> list[UUID]:
+        connection, ids = await rig.connect(), []
+        for note in notes:
+            async with rig.transaction(connection) as messages:
+                ids.append(await messages.add("clearing", note.encode(), key=key))
+        await connection.close()
+        return ids
+
+    found: list[UUID] = rig.run(business())
+    return found
+
+
+# -- in memory -----------------------------------------------------------------------------------
+
+
+def _applied(tables: dict[str, Any], message_id: UUID, note: str) -> None:
+    if note == "bad":
+        raise asyncpg.CheckViolationError("new row violates check constraint")
+    tables["effect"].append(note)
+
+
+class MemoryRig:
+    """The double, with all its faults."""
+
+    def __init__(self, seed: int) -> None:
+        self.outbox = MemoryOutbox(seed)
+        self.outbox.tables["effect"] = []
+        self.outbox.answer(APPLY, _applied)
+        self.destination = self.set_up()
+
+    def set_up(self, **settings: Any) -> Destination:
+        self.destination = _destination(**settings)
+        self.outbox.set_up(self.destination)
+        return self.destination
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.outbox.run(work)
+
+    async def connect(self) -> Any:
+        return await self.outbox.connect()
+
+    def transaction(self, connection: Any) -> Any:
+        return self.outbox.transaction(connection)
+
+    async def prepare(self, messages: Sequence[Message]) -> None:
+        await self.outbox.message_client("payments").prepare(messages)
+
+    async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None:
+        client = self.outbox.message_client("payments")
+        await (client.commit if change is Change.COMMITTED else client.rollback)(message_ids)
+
+    def on_check(self, ask: Ask) -> None:
+        self.outbox.on_check("payments", ask, RULES)
+
+    def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None:
+        self.outbox.work_off(handler, self._config(settings), many=many)
+
+    def work_off_by(self, service: Any, **settings: Any) -> None:
+        self.outbox.work_off_by(service, self._config(settings))
+
+    def _config(self, settings: dict[str, Any]) -> ConsumerConfig:
+        return self.outbox.config(**{"name": "clearing", **settings})
+
+    def effects(self) -> Counter[str]:
+        return Counter(self.outbox.tables["effect"])
+
+    def statuses(self) -> dict[UUID, Status]:
+        return self.outbox.statuses()
+
+    def dead_letters(self) -> list[DeadLetter]:
+        return self.outbox.dead_letters()
+
+    def spare_lives(self) -> None:
+        """Kill nobody, for what only one life can show."""
+        awkward = self.outbox.awkward
+        awkward.cut_off, awkward.at_each_await, awkward.killed = 0, False, 0.0
+        awkward.commit_answer_lost = 0.0
+
+    def close(self) -> None:
+        self.outbox.close()
+
+
+# -- the real one --------------------------------------------------------------------------------
+
+
+class RealRig:
+    """Tables of sender and consumer in one database, a topic of this test's, a relay."""
+
+    def __init__(self, dsn: str, kafka: str, name: str) -> None:
+        self._dsn = dsn
+        self._kafka = kafka
+        self._name = name
+        self._runner = asyncio.Runner()
+        self._ask: Ask | None = None
+        self._relay: Relay | None = None
+        self._closing = AsyncExitStack()
+        self.run(self._apply_schemas())
+        self.destination = self.set_up()
+
+    async def _apply_schemas(self) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        for part in ("schema.sql", "inbox.sql", "decision.sql"):
+            async with connection.transaction():
+                await connection.execute((files("outbox") / part).read_text(encoding="utf-8"))
+        await connection.execute(CREATE)
+        await connection.close()
+
+    def set_up(self, **settings: Any) -> Destination:
+        given = {"topic": self._name, **settings}
+        self.destination = destination = _destination(**given)
+        self.run(self._set_up(destination))
+        return destination
+
+    async def _set_up(self, destination: Destination) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        await save_destinations(connection, [destination])
+        await connection.close()
+        await create_destination_topics(self._kafka, [destination], partitions=3)
+        if self._relay is not None:
+            await self._relay.keep()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    async def connect(self) -> Any:
+        return await asyncpg.connect(self._dsn)
+
+    @asynccontextmanager
+    async def transaction(self, connection: Any) -> AsyncIterator[BusinessTransaction]:
+        if self._relay is None:
+            config = RelayConfig(
+                database=self._dsn, kafka=self._kafka, name=f"{self._name}-relay",
+                sweep_seconds=0.2, ack_linger_seconds=0.0,
+            )  # fmt: skip
+            self._relay = await self._closing.enter_async_context(Relay(config))
+        async with self._relay.transaction(connection) as messages:
+            yield messages
+
+    async def prepare(self, messages: Sequence[Message]) -> None:
+        connection = await self.connect()
+        async with connection.transaction():
+            now = datetime.fromtimestamp(time.time() + RULES.first_seconds, UTC)
+            await store_messages(connection, messages, check_at=now, sender="payments")
+        await connection.close()
+
+    async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None:
+        session = Session(self._relay_config(), "test")
+        await decide_messages(session, change, message_ids)
+        await session.close()
+
+    def on_check(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def _relay_config(self) -> RelayConfig:
+        return RelayConfig(database=self._dsn, kafka=self._kafka, name=f"{self._name}-relay")
+
+    def _config(self, settings: dict[str, Any]) -> ConsumerConfig:
+        topic = self.destination.topic
+        return ConsumerConfig(**{
+            "name": topic, "topics": (topic,), "kafka": self._kafka, "database": self._dsn,
+            "retry_poll_seconds": 0.05, "busy_seconds": 0.05, "commit_seconds": 0.1, **settings,
+        })  # fmt: skip
+
+    def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None:
+        async def service(consumer: Consumer) -> None:
+            await (consumer.run_many if many else consumer.run)(handler)
+
+        self.work_off_by(service, **settings)
+
+    def work_off_by(self, service: Any, **settings: Any) -> None:
+        self.run(self._work_off(service, self._config(settings)))
+
+    async def _work_off(self, service: Any, config: ConsumerConfig) -> None:
+        connection = await self.connect()
+        async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
+            if self._relay is None:
+                async with self.transaction(connection):  # starts the relay
+                    pass
+            consumer = await stack.enter_async_context(Consumer(config))
+            working = asyncio.create_task(service(consumer))
+            check_back = None
+            if self._ask is not None:
+                ask = self._ask
+                check_back = CheckBack(
+                    self._relay_config(), lambda _, ids: ask(ids), CheckingConfig(rules=RULES)
+                )
+                stack.push_async_callback(check_back.close)
+            while not await self._is_worked_off(connection, config):
+                if check_back is not None:
+                    await check_back.check_once()
+                if working.done():
+                    working.result()
+                    raise AssertionError("the consumer has returned")
+                # Nothing tells when other processes have done it.
+                await asyncio.sleep(0.05)
+            consumer.stop()
+            await working
+        await connection.close()
+
+    async def _is_worked_off(self, connection: Any, config: ConsumerConfig) -> bool:
+        left = await connection.fetchrow(
+            "SELECT (SELECT count(*) FROM outbox_message m WHERE NOT EXISTS ("
+            "          SELECT FROM inbox i WHERE i.message_id = m.message_id)"
+            "        AND NOT EXISTS (SELECT FROM inbox_dead d WHERE d.message_id = m.message_id)"
+            "        AND NOT EXISTS (SELECT FROM outbox_pending p"
+            "                         WHERE p.message_id = m.message_id AND NOT p.is_decided)"
+            "        AND NOT EXISTS (SELECT FROM outbox_done e"
+            "                         WHERE e.message_id = m.message_id AND e.status = 5)"
+            " ) AS unread,"
+            " (SELECT count(*) FROM inbox_parked) AS parked,"
+            " (SELECT count(*) FROM outbox_pending WHERE status = ANY ($1::smallint[])) AS open",
+            [*map(int, SENDABLE), *([int(Status.PREPARED)] if self._ask else [])],
+        )
+        # An idempotent consumer writes nothing down: its confirms say it.
+        if left["parked"] or (left["unread"] and not config.idempotent):
+            return False
+        if left["open"]:
+            # The resends of what is a dead letter need not be waited for.
+            await connection.execute(
+                "UPDATE outbox_pending SET next_send_at = now() - interval '1 second'"
+                " WHERE next_send_at < 'infinity' AND status <> 4"
+                " AND message_id IN (SELECT message_id FROM inbox_dead)"
+            )
+        return not left["open"]
+
+    def effects(self) -> Counter[str]:
+        rows = self.run(self._fetch("SELECT note FROM effect"))
+        return Counter(row["note"] for row in rows)
+
+    def statuses(self) -> dict[UUID, Status]:
+        rows = self.run(
+            self._fetch(
+                "SELECT message_id, status FROM outbox_pending"
+                " UNION ALL SELECT message_id, status FROM outbox_done"
+            )
+        )
+        return {row["message_id"]: Status(row["status"]) for row in rows}
+
+    async def _fetch(self, statement: str) -> list[Any]:
+        connection = await self.connect()
+        rows = await connection.fetch(statement)
+        await connection.close()
+        return list(rows)
+
+    def dead_letters(self) -> list[DeadLetter]:
+        async def listed() -> list[DeadLetter]:
+            connection = await self.connect()
+            letters = await DeadLetters(connection).list()
+            await connection.close()
+            return list(letters)
+
+        found: list[DeadLetter] = self.run(listed())
+        return found
+
+    def spare_lives(self) -> None:
+        """Nobody is killed here."""
+
+    def close(self) -> None:
+        try:
+            self.run(self._closing.aclose())
+        finally:
+            self._runner.close()
