@@ -153,8 +153,8 @@ class Verification(Generic[T]):
             if topic is not None:
                 notes += topic.notes_on(horizon, self._horizon, self._skips)
                 parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
-            parts.append(self._judge_pages(table, examined))
             parts.append(self._judge_count(table, examined, joined(parts)))
+            parts.append(self._judge_pages(table, examined))
             parts.append(self._judge_seals(table))
             parts.append(self._judge_mark(table))
             if has_keys:

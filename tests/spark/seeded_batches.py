@@ -231,6 +231,28 @@ def _swapped_rows(place: _Place) -> None:
     place.mismatch()
 
 
+def _deleted_page(place: _Place) -> None:
+    rows = place.batch.rows[:_PAGE_ROWS]
+    place.harmed.act("DELETE FROM chain_page WHERE chain_id = $1 AND last_id = $2", rows[-1].id)
+    place.harmed.rows_missing += len(rows)
+    place.expect(Kind.GAP, after_id=place.batch.prev_last_id, until_id=rows[-1].id)
+    count = len(place.batch.rows)
+    place.expect(Kind.BATCH_COUNT, **place.ends, count=count - len(rows), expected_count=count)
+
+
+def _misplaced_row(place: _Place) -> None:
+    """The last two rows of a page stand in each other's place, and it says so of its end."""
+    before, last = place.batch.rows[_PAGE_ROWS - 2 : _PAGE_ROWS]
+    columns = ("ids", "pids", "keys", "event_times_ns", "payloads")
+    swap = ", ".join(f"{name} = {name}[:1] || {name}[3:3] || {name}[2:2]" for name in columns)
+    place.harmed.act(
+        f"UPDATE chain_page SET {swap}, last_id = ids[2] WHERE chain_id = $1 AND last_id = $2",  # noqa: S608
+        last.id,
+    )
+    place.expect(Kind.OUT_OF_ORDER, id=before.id, until_id=before.id, after_id=last.id, count=1)
+    place.mismatch()
+
+
 def _wrong_count(place: _Place) -> None:
     by = place.rng.choice([-1, 1, 3])
     place.harmed.act(
@@ -299,8 +321,9 @@ def _other_time(place: _Place) -> None:
 
 
 _FAULTS: Final[tuple[Callable[[_Place], None], ...]] = (
-    _deleted_row, _deleted_batch, _forked_row, _orphaned_row, _changed_row, _swapped_rows,
-    _wrong_count, _wrong_range, _fallen_epoch, _raised_epoch, _other_seal, _other_time,
+    _deleted_row, _deleted_batch, _deleted_page, _misplaced_row, _forked_row,
+    _orphaned_row, _changed_row, _swapped_rows, _wrong_count, _wrong_range, _fallen_epoch,
+    _raised_epoch, _other_seal, _other_time,
 )  # fmt: skip
 
 _REGION: Final = 3

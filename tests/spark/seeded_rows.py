@@ -31,6 +31,7 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.BEYOND_HEAD: ("id", "pid", "until_id"),
     Kind.OUT_OF_ORDER: ("id", "until_id", "after_id", "count"),
     Kind.ROW_COUNT: ("count", "expected_count"),
+    Kind.WRONG_PAGE: ("id", "until_id", "ids", "columns"),
     Kind.WRONG_EPOCH: ("id", "until_id", "epoch", "expected_epoch"),
     Kind.SEAL_MISMATCH: ("id", "until_id"),
     Kind.HEAD_SEAL: ("id",),
