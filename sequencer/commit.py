@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orderchain.clients.postgres import sqlstate_of
 from orderchain.errors import Fenced, IntakeMoved, OrderchainError, UnknownOutcome
-from orderchain.refusals import sqlstate_of
 from orderchain.row_image import COLUMNS, COPY_HEADER, COPY_TRAILER
 from orderchain.sql import load_sql
 from sequencer.prepared import call

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orderchain.errors import RefusedError
     from outbox.prepared import Standing
     from outbox.service.config import ServiceConfig
-    from outbox.session import Session
+    from outbox.session import OutboxSession
     from outbox.store import Applied
 
 SQL: Final = load_sql("outbox.service", "service.sql")
@@ -176,7 +176,7 @@ class MessageDesk:
             seen.add(message.message_id)
 
     async def _new_of(
-        self, session: Session, sender: str, messages: Sequence[Message]
+        self, session: OutboxSession, sender: str, messages: Sequence[Message]
     ) -> list[Message]:
         """Return those that are not stored yet. Raises Refusal where another one has the id."""
         ids = sorted(message.message_id for message in messages)
@@ -193,7 +193,7 @@ class MessageDesk:
 
 
 async def _stored(
-    session: Session, messages: Sequence[Message], sender: str, check_at: datetime | None
+    session: OutboxSession, messages: Sequence[Message], sender: str, check_at: datetime | None
 ) -> bool:
     """Store messages; False where another instance was faster with one of them."""
     if not messages:
