@@ -22,6 +22,7 @@ from outbox.store import RelayStore, headers_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from orderchain.errors import RefusedError
     from outbox.prepared import Standing
@@ -198,13 +199,17 @@ async def _stored(
     """Store messages; False where another instance was faster with one of them."""
     if not messages:
         return True
-    refused: RefusedError | None = None
-    async with session.transaction() as connection:
+
+    async def store(connection: Connection) -> RefusedError | None:
         try:
-            await store_messages(connection, messages, check_at=check_at, sender=sender)
+            async with connection.transaction():
+                await store_messages(connection, messages, check_at=check_at, sender=sender)
         except (MessageError, DestinationMissing) as error:
-            # Nothing was stored, and the connection is as good as before: it is not given up.
-            refused = error
+            # Nothing is stored, and the connection is as good as before: it is not given up.
+            return error
+        return None
+
+    refused = await session.run(store)
     if refused is None:
         return True
     if refused.field == "message_id":

@@ -25,7 +25,7 @@ from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, op
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import connect
 from orderchain.errors import ConnectError
-from orderchain.roles import OUTBOX_ROLES
+from orderchain.roles import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES
 from outbox import (
     Consumer,
     ConsumerConfig,
@@ -161,10 +161,10 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
 ) -> None:
     topic = f"clearing.{database_name}"
     await make_outbox(secured, database_name, kafka_server.bootstrap, topic)
-    kafka, login = kafka_server.bootstrap, {"kafka": kafka_server.bootstrap, "database": reached}
-    relay = RelayConfig(name=f"{database_name}.relay", sweep_seconds=3_600.0, **login)
+    kafka = kafka_server.bootstrap
+    relay = RelayConfig(database=reached, kafka=kafka, name=f"{database_name}.relay")
     service = ServiceConfig(relay=relay, port=0)
-    consumer = ConsumerConfig(name=CONSUMER, topics=(topic,), **login)
+    consumer = ConsumerConfig(name=CONSUMER, topics=(topic,), database=reached, kafka=kafka)
     business = await connect(
         DatabaseConfig.of(reached), application_name="business", within_seconds=SECONDS
     )
@@ -207,7 +207,7 @@ async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, 
     for part in ("schema.sql", "inbox.sql", "callback.sql"):
         text = (files("outbox") / part).read_text()
         secured.server.execute(f"BEGIN; {text} COMMIT", database=database_name)
-    roles = ", ".join(OUTBOX_ROLES)
+    roles = ", ".join({*OUTBOX_ROLES, *INBOX_ROLES, *CALLBACK_ROLES})
     secured.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=database_name)
     owner = await connect(
         secured.right(SUPERUSER, dbname=database_name),
