@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matcher_receiver.gap_recorder import GapRecorder
 from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.postgres import sqlstate_of
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import ChainMissing, SchemaError, SettingError, StillHalted
-from orderchain.refusals import sqlstate_of
 from orderchain.roles import RECEIVER_WRITER
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.sql import load_sql

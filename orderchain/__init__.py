@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     )
     from outbox.errors import (
         BadRecord as BadRecord,
-        CutWait as CutWait,
         DestinationMissing as DestinationMissing,
         MessageError as MessageError,
         OutboxFull as OutboxFull,
@@ -189,7 +188,6 @@ _NAMES = {
     ),
     "outbox.errors": (
         "BadRecord",
-        "CutWait",
         "DestinationMissing",
         "MessageError",
         "OutboxFull",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 _HIDDEN: Final = "***"
 _SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
@@ -23,30 +21,6 @@ def mask_dsn(dsn: str) -> str:
     netloc = f"{user}{colon and ':' + _HIDDEN}{at}{hosts}"
     options = urlencode(_masked_options(parts.query), safe="*")
     return urlunsplit((parts.scheme, netloc, parts.path, options, ""))
-
-
-def hosts_of(dsn: str) -> str:
-    """Return the `host:port` part of `dsn` without user and password; empty if it names none."""
-    parts = _safe_parts(dsn)
-    return "" if parts is None else parts.netloc.rpartition("@")[2]
-
-
-def login_of(dsn: str) -> str:
-    """Return the name that a client logs in as with `dsn`; empty where that cannot be said.
-
-    It is the URL's user, else its option `user`, else PGUSER, else the user of this process.
-    """
-    parts = _safe_parts(dsn)
-    if parts is None:
-        return ""
-    user, _, _ = parts.netloc.rpartition("@")[0].partition(":")
-    named = unquote(user) or dict(parse_qsl(parts.query)).get("user") or os.environ.get("PGUSER")
-    if named:
-        return named
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number that has no name
-        return ""
 
 
 def _safe_parts(dsn: str) -> SplitResult | None:

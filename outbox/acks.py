@@ -8,12 +8,7 @@ moment before.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
-
-from orderchain.errors import OrderchainError
-from orderchain.reasons import reason_of
-from outbox.errors import LASTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,11 +17,6 @@ if TYPE_CHECKING:
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
     from outbox.store import Ack, RelayStore
-
-_log = logging.getLogger(__name__)
-
-_PAUSE_SECONDS = 0.5
-"""Between two tries to write while the database is away."""
 
 
 class AckWriter:
@@ -75,19 +65,13 @@ class AckWriter:
         self._stats.acks_overtaken += before - len(self._young) - len(self._old)
 
     async def run(self) -> None:
-        """Write what comes, until cancelled."""
+        """Write what comes, until cancelled. Raises RetryError: then call it again."""
         while True:
             await self._waiting.wait()
             lingers = self._config.ack_linger_seconds > 0
             if lingers:
                 await asyncio.sleep(self._config.ack_linger_seconds)
-            try:
-                await self.write(spares_young=lingers)
-            except LASTING:
-                raise
-            except OrderchainError as error:
-                _log.warning("acknowledgements wait for the database: %s", reason_of(error))
-                await asyncio.sleep(_PAUSE_SECONDS)
+            await self.write(spares_young=lingers)
 
     async def write(self, *, spares_young: bool = False) -> None:
         """Write everything that waits. What could not be written waits on; raises RetryError.

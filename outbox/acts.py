@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -15,9 +15,7 @@ from outbox.message import smallest_id
 from outbox.statuses import FINAL, Change, Status, sources
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    from orderchain.clients.postgres import Connection, Record
 
 _SQL: Final = load_sql("outbox", "acts.sql")
 
@@ -159,9 +157,7 @@ async def troubles(
     return {name: "; ".join(wrong) for name, wrong in found.items()}
 
 
-async def look(
-    connection: Connection, message_id: UUID
-) -> tuple[asyncpg.Record | None, list[asyncpg.Record]]:
+async def look(connection: Connection, message_id: UUID) -> tuple[Record | None, list[Record]]:
     """Return a message and the acts on it; no message where it is not known, or was dropped."""
     message = await connection.fetchrow(_SQL["message"], message_id)
     return message, list(await connection.fetch(_SQL["acts"], message_id))
@@ -187,7 +183,7 @@ def checked_text(field: str, text: str) -> str:
     return stripped
 
 
-def _delivery(row: asyncpg.Record) -> Delivery:
+def _delivery(row: Record) -> Delivery:
     due = row["next_send_at"]
     return Delivery(
         message_id=row["message_id"],
@@ -205,7 +201,7 @@ def _delivery(row: asyncpg.Record) -> Delivery:
     )
 
 
-def _changed(row: asyncpg.Record) -> Changed:
+def _changed(row: Record) -> Changed:
     status = Status(row["status"]).name.lower()
     return Changed(message_id=row["message_id"], consumer=row["consumer"], status=status)
 

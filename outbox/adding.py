@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
 import msgspec
 
+from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
 from orderchain.errors import SettingError
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.limits import MESSAGES_MAX
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from orderchain.clients.postgres import Connection, Record
+
 _FULL: Final = "53000"
 """What outbox_add_many raises; the server itself has longer codes for what it runs out of."""
 
@@ -24,7 +26,7 @@ STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
 
 
 async def add(
-    connection: asyncpg.Connection,
+    connection: Connection,
     destination: str,
     payload: bytes,
     *,
@@ -45,7 +47,7 @@ async def add(
     return chosen
 
 
-async def add_many(connection: asyncpg.Connection, messages: Sequence[Message]) -> None:
+async def add_many(connection: Connection, messages: Sequence[Message]) -> None:
     """Store all of `messages` or none, in one statement; else as `add`.
 
     Draw their ids by `outbox.message.draw_message_ids`.
@@ -54,7 +56,7 @@ async def add_many(connection: asyncpg.Connection, messages: Sequence[Message]) 
 
 
 async def store_messages(
-    connection: asyncpg.Connection,
+    connection: Connection,
     messages: Sequence[Message],
     *,
     claim: UUID | None = None,
@@ -89,13 +91,14 @@ async def store_messages(
             check_at,
             sender,
         )
-    except asyncpg.InsufficientResourcesError as error:
-        if error.sqlstate != _FULL:
-            raise
-        raise OutboxFull(f"{error} (chainctl outbox keep)") from error
-    except asyncpg.UniqueViolationError as error:
-        shown = str(messages[0].message_id) if len(messages) == 1 else "one of several"
-        raise MessageError("message_id", shown, "an id that is not stored yet") from error
+    except DRIVER_ERRORS as error:
+        state = sqlstate_of(error)
+        if state == _FULL:
+            raise OutboxFull(f"{error} (chainctl outbox keep)") from error
+        if state == UNIQUE_VIOLATION:
+            shown = str(messages[0].message_id) if len(messages) == 1 else "one of several"
+            raise MessageError("message_id", shown, "an id that is not stored yet") from error
+        raise
     if refused:
         raise _refusal(messages, refused[0])
 
@@ -104,7 +107,7 @@ def _json(headers: Mapping[str, str] | None) -> str | None:
     return msgspec.json.encode(headers).decode() if headers else None
 
 
-def _refusal(messages: Sequence[Message], row: asyncpg.Record) -> Exception:
+def _refusal(messages: Sequence[Message], row: Record) -> Exception:
     """Return what to raise for the first refused message."""
     if row["payload_bytes_max"] is None:
         return DestinationMissing(row["destination"])

@@ -11,10 +11,10 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from orderchain.errors import ConnectError, RetryError
 from orderchain.printable import printable
-from orderchain.refusals import sqlstate_of
-from outbox.connections import DRIVER_ERRORS, is_interruption
+from outbox.connections import is_interruption
 from outbox.consumer_kit import Refused
 from outbox.inbox import REFUSED, TRIES_USED_UP, shown
 from outbox.parts import uninterrupted
@@ -23,7 +23,7 @@ from outbox.retries import GiveUp, after_failure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.connections import Connection
+    from orderchain.clients.postgres import Connection
     from outbox.consumer_kit import ConsumerKit
     from outbox.delivery import Delivery
 
@@ -35,7 +35,7 @@ _CONSTRAINT_CLASS = "23"
 _BROKEN = "25P02"
 """A statement of the handler's has failed, and the handler went on as if nothing were."""
 
-AWAY = (RetryError, ConnectError, OSError, *DRIVER_ERRORS)
+AWAY = (RetryError, ConnectError, *DRIVER_ERRORS)
 """What a database that is away, or in trouble, raises. TimeoutError is an OSError."""
 
 

@@ -11,27 +11,25 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
+from orderchain.clients.durability import is_durable, watch_for_cancelled_waits
+from orderchain.clients.postgres import sqlstate_of
 from orderchain.errors import SettingError
 from outbox.adding import store_messages
-from outbox.durability import SYNCHRONOUS, is_cut_wait, is_durable
+from outbox.durability import SYNCHRONOUS
 from outbox.message import Message, draw_message_ids
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-    from typing import Any
     from uuid import UUID
 
-_REFUSED_COMMITS = (
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.SerializationError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.InFailedSQLTransactionError,
-)
-"""A server's answers to a commit that say that there was none."""
+    from orderchain.clients.postgres import Connection
+
+_CONSTRAINT_CLASS: Final = "23"
+_REFUSED_COMMITS: Final = frozenset({"40001", "40P01", "25P02"})
+"""What else a server answers to a commit that says that there was none: could not serialize,
+deadlock, a transaction that is broken."""
 
 
 class BusinessTransaction:
@@ -39,7 +37,7 @@ class BusinessTransaction:
 
     def __init__(
         self,
-        connection: asyncpg.Connection[asyncpg.Record],
+        connection: Connection,
         claim: UUID | None,
         check: Callable[[], None] = lambda: None,
         *,
@@ -104,12 +102,14 @@ class Commit:
 
     def is_rolled_back(self, error: BaseException) -> bool:
         """Whether `error` has rolled the transaction back, and not left open what became of it."""
-        return not self.has_begun or isinstance(error, _REFUSED_COMMITS)
+        state = sqlstate_of(error)
+        is_refused = state in _REFUSED_COMMITS or state.startswith(_CONSTRAINT_CLASS)
+        return is_refused or not self.has_begun
 
 
 @asynccontextmanager
 async def watched_transaction(
-    connection: asyncpg.Connection[asyncpg.Record], commit: Commit | None = None
+    connection: Connection, commit: Commit | None = None
 ) -> AsyncIterator[Commit]:
     """Hold a transaction that commits at the end of the block, and say what that came to.
 
@@ -121,18 +121,11 @@ async def watched_transaction(
         expected = "one outside of a transaction: what it adds is sent at the end of this one"
         raise SettingError("connection", "in a transaction", expected)
     commit = commit or Commit()
-
-    def heard(_: object, message: Any) -> None:  # noqa: ANN401 - of the driver's, untyped
-        commit.was_cut = commit.was_cut or is_cut_wait(message)
-
-    try:
+    with watch_for_cancelled_waits(connection) as was_cancelled:
         async with connection.transaction():
             yield commit
             if commit.matters:
                 # As late as can be: what the block has set for its transaction counts.
                 commit.is_durable = is_durable(await connection.fetchval(SYNCHRONOUS))
-                connection.add_log_listener(heard)
             commit.has_begun = True
-    finally:
-        if not connection.is_closed():
-            connection.remove_log_listener(heard)
+        commit.was_cut = commit.matters and was_cancelled()

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.backoff import step_seconds
 from orderchain.config import Config
 from orderchain.errors import SettingError
 from outbox.statuses import Change
@@ -79,5 +80,5 @@ def after_check(rules: CheckRules, check_count: int, answer: Answer | None) -> O
         return Outcome(Change.ROLLED_BACK, check_count + 1)
     if answer is None:
         return Outcome(None, check_count, rules.unanswered_seconds)
-    again = min(rules.again_seconds * 2.0 ** min(check_count, 60), rules.again_seconds_max)
+    again = step_seconds(rules.again_seconds, rules.again_seconds_max, check_count)
     return Outcome(None, check_count + 1, again)

@@ -19,7 +19,7 @@ from orderchain.reasons import reason_of
 from outbox.check_back import Answer, CheckRules, after_check, may_ask
 from outbox.errors import LASTING
 from outbox.prepared import Again, ask_again, claim_checks, decide_messages, give_up_checks
-from outbox.session import Session
+from outbox.session import OutboxSession
 from outbox.statuses import Change
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CheckBack:
         on_abnormal: Callable[[Sequence[Abnormal]], None] | None = None,
     ) -> None:
         self._config = config or CheckingConfig()
-        self._session = Session(database, "check-back")
+        self._session = OutboxSession(database, "check-back")
         self._ask = ask
         self._clock = clock or SystemClock()
         self._tell = on_abnormal or _log_abnormal

@@ -12,8 +12,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from asyncpg.pgproto import pgproto
-
+from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -24,6 +23,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.postgres import DriverUUID
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
@@ -66,7 +66,7 @@ _GATHERED: Final = 500
 _PROGRESS_SECONDS: Final = 0.5
 """How often the consumers' progress is written. The sweep, which reads it, is no faster."""
 
-_PAUSE_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = (0.25, 1.0)
 """Between two tries while the broker or the database is away."""
 
 MISSING_SECONDS: Final = 5.0
@@ -102,6 +102,7 @@ class ConfirmIntake:
         self._confirm_key: bytes | None = None
         self._told: dict[Place, int] = {}  # progress that is not written yet
         self._told_at = 0.0
+        self._pauses = Backoff(*_PAUSE_SECONDS)
 
     def refresh(self) -> None:
         """Look at the destinations again: some may have a new confirm topic."""
@@ -123,7 +124,7 @@ class ConfirmIntake:
             except (*DRIVER_ERRORS, OrderchainError) as error:
                 reason = reason_of(not_allowed(error, self._kafka) or error)
                 _log.warning("confirms can't be taken in: %s", reason)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(self._pauses.next_seconds())
 
     async def _follow(self, topics: list[str]) -> None:
         """Take in the confirms of those of `topics` that are there, until others are wanted."""
@@ -179,6 +180,7 @@ class ConfirmIntake:
                     return
                 looked_at = loop.time()
             fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+            self._pauses.reset()
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)
@@ -215,7 +217,7 @@ class ConfirmIntake:
             if len(proven) < len(told.confirms):
                 self._drop_forged(record.topic, consumer, len(told.confirms) - len(proven))
             for confirm in proven:
-                message_id = pgproto.UUID(confirm.message_id)
+                message_id = DriverUUID(confirm.message_id)
                 if confirm.kind == APPLIED:
                     applied.append((message_id, consumer))
                 else:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
-from orderchain.refusals import connect_refusal, sqlstate_of
-from outbox.durability import BARRIER, PIN, check_durability, listen_for_cut_waits
-from outbox.errors import CutWait
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
+from orderchain.clients.session import Connections, SessionConfig
+from orderchain.roles import OUTBOX_CONSUMER
+from outbox.durability import BARRIER, keep_durable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
+    from orderchain.clients.postgres import Connection
     from outbox.consumer_config import ConsumerConfig
-
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
-    Record: TypeAlias = asyncpg.Record
-
-DRIVER_ERRORS: Final = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    # What the driver raises when the server ended the session between two of our statements.
-    asyncpg.InternalClientError,
-)
 
 _TRANSIENT_SQLSTATES: Final = frozenset({
     "40001",  # could not serialize: nobody's fault, the next try may pass
@@ -36,78 +24,27 @@ _TRANSIENT_SQLSTATES: Final = frozenset({
 })  # fmt: skip
 
 
-class TellingConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
-    """A connection whose commit fails where the server has rolled back instead.
-
-    That is what the server does with a transaction that an error has broken, and asyncpg passes
-    over the word in which it says so. A handler may have hidden that error.
-    """
-
-    async def execute(
-        self,
-        query: str,
-        *args: Any,  # noqa: ANN401 - as asyncpg has it
-        timeout: float | None = None,
-    ) -> str:
-        """See asyncpg. Raises InFailedSQLTransactionError for a commit that was none."""
-        status: str = await super().execute(query, *args, timeout=timeout)
-        if status == "ROLLBACK" and query.startswith("COMMIT"):
-            raise rolled_back()
-        return status
-
-
-def rolled_back() -> asyncpg.PostgresError:
-    """Return what a commit raises that was none."""
-    return asyncpg.InFailedSQLTransactionError(
-        "a statement has failed and its error was hidden: the transaction is rolled back"
-    )
-
-
-class Connections:
-    """Connections that are used in turn; a broken one is thrown away.
-
-    Not asyncpg's own pool: that one resets a connection at each return, which is a round trip a
-    message.
-    """
+class ConsumerConnections(Connections):
+    """Connections of a consumer, whose commits last. The settings are the handler's own."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        self._config = config
-        self._free: list[Connection] = []
-        self._cut: set[Connection] = set()
-        """Those whose last wait for a synchronous standby was cut off."""
-
-    async def take(self) -> Connection:
-        """Return a connection. Raises ConnectError, RetryError, DurabilityError."""
-        while self._free:
-            connection = self._free.pop()
-            if not connection.is_closed():
-                return connection
-        try:
-            connection = await asyncpg.connect(
-                self._config.database,
-                timeout=self._config.connect_seconds,
-                connection_class=TellingConnection,
-            )
-        except (OSError, ValueError, *DRIVER_ERRORS) as error:
-            raise connect_refusal(error, self._config.database) from error
-        try:
-            await self.check_durability(connection)
-            listen_for_cut_waits(connection, lambda: self._cut.add(connection))
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
+        session = SessionConfig(
+            database=DatabaseConfig.of(config.database),
+            application_name=f"orderchain outbox consumer {config.name}",
+            role=OUTBOX_CONSUMER,
+            pooler="refused",  # what `keep_durable` pins is the session's own
+            watches_standby=True,
+            connect_seconds=config.connect_seconds,
+            statement_seconds=config.statement_seconds,
+            close_seconds=config.close_seconds,
+        )
+        super().__init__(session, prepare=self.check_durability)
+        self._is_unsafe = config.unsafe_durability
 
     async def check_durability(self, connection: Connection) -> None:
         """Raise DurabilityError where the server may lose what this connection has committed."""
-        settings = await connection.fetchrow(PIN, timeout=self._config.statement_seconds)
-        check_durability(settings, unsafe=self._config.unsafe_durability)
-
-    def check_commit(self, connection: Connection) -> None:
-        """Raise CutWait when the commit just made may not outlive a failover."""
-        if connection in self._cut:
-            self._cut.discard(connection)
-            raise CutWait
+        async with asyncio.timeout(self._config.statement_seconds):
+            await keep_durable(connection, unsafe=self._is_unsafe)
 
     async def barrier(self) -> None:
         """Return once what can be read here outlives a failover. Raises what a database raises."""
@@ -116,51 +53,18 @@ class Connections:
             await connection.execute(BARRIER, timeout=self._config.statement_seconds)
             self.check_commit(connection)
         except BaseException:
-            connection.terminate()
-            raise
-        self.give_back(connection)
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection for the next one. What still has a transaction open is ended."""
-        if connection.is_closed() or connection.is_in_transaction() or connection in self._cut:
-            self.drop(connection)
-        else:
-            self._free.append(connection)
-
-    def drop(self, connection: Connection) -> None:
-        """Close a connection at once. What a failed statement leaves on the wire is not read."""
-        self._cut.discard(connection)
-        connection.terminate()
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
-        """A connection with a transaction that commits at the end of the block."""
-        connection = await self.take()
-        seconds = self._config.statement_seconds
-        transaction = connection.transaction(isolation="read_committed")
-        try:
-            async with asyncio.timeout(seconds):
-                await transaction.start()
-            yield connection
-            async with asyncio.timeout(seconds):
-                await transaction.commit()
-            self.check_commit(connection)
-        except BaseException:
             self.drop(connection)
             raise
         self.give_back(connection)
 
-    async def close(self) -> None:
-        """Close those that are not in use; never raises."""
-        free, self._free = self._free, []
-        for connection in free:
-            with suppress(OSError, *DRIVER_ERRORS):
-                await connection.close(timeout=self._config.close_seconds)
+    def refusal(self, error: Exception) -> Exception:
+        """Return what to raise where a statement raised `error`; see `statement_refusal`."""
+        return statement_refusal(error, self._config.database, self._config.role)
 
 
 def is_interruption(error: BaseException, connection: Connection | None) -> bool:
     """Say whether work was broken off from outside, so that the message is not to blame."""
     if sqlstate_of(error) in _TRANSIENT_SQLSTATES:
         return True
-    is_driver = isinstance(error, (OSError, *DRIVER_ERRORS))
+    is_driver = isinstance(error, DRIVER_ERRORS)
     return is_driver and connection is not None and connection.is_closed()

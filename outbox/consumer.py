@@ -16,14 +16,12 @@ from contextlib import AsyncExitStack
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from orderchain.clients.postgres import DRIVER_ERRORS
 from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
-from orderchain.refusals import privilege_refusal, schema_refusal
-from orderchain.roles import OUTBOX_CONSUMER
-from outbox.attempts import AWAY
 from outbox.confirm_sender import ConfirmSender
-from outbox.connections import Connections
+from outbox.connections import ConsumerConnections
 from outbox.consumer_kit import ConsumerKit, ConsumerStats
 from outbox.filters import Filter, MemoryFilter
 from outbox.handling import Handling
@@ -75,7 +73,7 @@ class Consumer:
         self._config = config
         self._clock = clock or SystemClock()
         self._filter = filter or MemoryFilter()
-        self._connections = Connections(config)
+        self._connections = ConsumerConnections(config)
         self._lanes: Lanes[Delivery] = Lanes()
         self._source = RecordSource(config, self._drop)
         self._confirms = ConfirmSender(config)
@@ -310,12 +308,10 @@ class Consumer:
         try:
             inbox = await Inbox.open(connection, config.name, config.statement_seconds)
             await inbox.know_topics(connection, config.topics)
-        except AWAY as error:
-            connection.terminate()
-            if refusal := schema_refusal(error) or privilege_refusal(
-                error, self._config.database, OUTBOX_CONSUMER
-            ):
-                raise refusal from error
+        except BaseException as error:
+            self._connections.drop(connection)
+            if isinstance(error, DRIVER_ERRORS):
+                raise self._connections.refusal(error) from error
             raise
         self._connections.give_back(connection)
         return inbox

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Topic
 from outbox.retries import RetryLevels
 from outbox.starts import StartAt
@@ -24,9 +24,9 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
-    database: Annotated[str, Meta(min_length=1)]
-    """A libpq URL of the consumer's own database: a role with the rights of `outbox_consumer`, and
-    those that the handler needs."""
+    database: str | DatabaseConfig
+    """The consumer's own database: a DatabaseConfig, or a text as libpq takes it. The role has the
+    rights of `outbox_consumer`, and those that the handler needs."""
     idempotent: bool = False
     """Say so only of a handler whose effect is the same however often it runs. It gets no
     transaction and no inbox row is written; parked messages and dead letters stand in the database
@@ -73,4 +73,5 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     """Deadline of each step of the stop."""
 
     def __repr__(self) -> str:
-        return f"ConsumerConfig({self.name!r}, {self.topics}, {mask_dsn(self.database)})"
+        shown = DatabaseConfig.of(self.database).shown
+        return f"ConsumerConfig({self.name!r}, {self.topics}, {shown})"

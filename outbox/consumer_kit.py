@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orderchain.backoff import Backoff
 from orderchain.reasons import reason_of
 from outbox.confirm_record import APPLIED, RETRYING, Confirm
 from outbox.proof import proof_of
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from orderchain.clock import Clock
     from outbox.confirm_sender import ConfirmSender
-    from outbox.connections import Connections
+    from outbox.connections import ConsumerConnections
     from outbox.consumer_config import ConsumerConfig
     from outbox.delivery import Delivery
     from outbox.filters import Filter
@@ -68,7 +69,7 @@ class ConsumerKit:
 
     config: ConsumerConfig
     inbox: Inbox
-    connections: Connections
+    connections: ConsumerConnections
     filter: Filter
     clock: Clock
     lanes: Lanes[Delivery]
@@ -81,7 +82,7 @@ class ConsumerKit:
     """Set when there are confirms to send."""
     paused_until: float = 0.0
     """By the loop's clock. Nothing is begun before it."""
-    interruptions_in_a_row: int = 0
+    pauses: Backoff = field(default_factory=lambda: Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX))
 
     async def change(self, seconds: float) -> None:
         """Wait until there may be something to do, or so long."""
@@ -152,12 +153,8 @@ class ConsumerKit:
         kind, reason = type(error).__name__, reason_of(error)
         _log.warning("work was broken off, and is done again: %s: %s", kind, reason)
         self.stats.interruptions += 1
-        step = min(
-            PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2.0 ** min(self.interruptions_in_a_row, 20)
-        )
-        self.interruptions_in_a_row += 1
-        self.paused_until = asyncio.get_running_loop().time() + step
+        self.paused_until = asyncio.get_running_loop().time() + self.pauses.next_seconds()
 
     def worked(self) -> None:
         """Take note that the database is there."""
-        self.interruptions_in_a_row = 0
+        self.pauses.reset()

@@ -19,7 +19,7 @@ from orderchain.errors import SettingError
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from outbox.connections import Connection, Record
+    from orderchain.clients.postgres import Connection, Record
 
 _SQL: Final = load_sql("outbox", "dead_letter.sql")
 _headers: Final = msgspec.msgpack.Decoder(dict[str, bytes])

@@ -7,20 +7,19 @@ commits later.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
+from orderchain.clients.durability import watch_for_cancelled_waits
+from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
 from orderchain.errors import RefusedError, SettingError
 from outbox.check_back import Answer
-from outbox.durability import is_cut_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
     from uuid import UUID
 
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    from orderchain.clients.postgres import Connection
 
 WAIT_SECONDS: Final = 2.0
 """How long a check waits for a local transaction that has decided and not yet committed. Below the
@@ -57,8 +56,11 @@ async def decide(connection: Connection, message_id: UUID) -> None:
         raise SettingError("connection", "outside of a transaction", expected)
     try:
         await connection.execute(DECIDE, message_id)
-    except asyncpg.UniqueViolationError as error:
-        raise DecisionRefused(message_id, error.detail or "not seen") from error
+    except DRIVER_ERRORS as error:
+        if sqlstate_of(error) != UNIQUE_VIOLATION:
+            raise
+        found = getattr(error, "detail", None) or "not seen"
+        raise DecisionRefused(message_id, found) from error
 
 
 async def check_decision(
@@ -73,18 +75,9 @@ async def check_decision(
     if connection.is_in_transaction():
         expected = "one outside of a transaction: the answer must be committed before it is given"
         raise SettingError("connection", "in a transaction", expected)
-    cut: list[bool] = []
-
-    def heard(_: object, message: Any) -> None:  # noqa: ANN401 - of the driver's, untyped
-        if is_cut_wait(message):
-            cut.append(True)
-
-    connection.add_log_listener(heard)
-    try:
+    with watch_for_cancelled_waits(connection) as was_cancelled:
         found = await connection.fetchval(CHECK, message_id, int(wait_seconds * 1_000))
-    finally:
-        connection.remove_log_listener(heard)
-    return Answer.UNKNOWN if cut else Answer(found)
+        return Answer.UNKNOWN if was_cancelled() else Answer(found)
 
 
 async def check_decisions(

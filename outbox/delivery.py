@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from asyncpg.pgproto import pgproto
 from msgspec import Struct
 
+from orderchain.clients.postgres import DriverUUID
 from orderchain.errors import SettingError
 from outbox.headers import read_headers
 
 if TYPE_CHECKING:
     from orderchain.clients.kafka import ConsumerRecord
-    from outbox.connections import Connection
+    from orderchain.clients.postgres import Connection
     from outbox.handling import Handling
 
 
@@ -94,7 +94,7 @@ class Delivery(Struct, eq=False):
 
 def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
     """Return what a record holds. Raises BadRecord for one that is no message of ours."""
-    told = read_headers(record.headers, make_id=pgproto.UUID)
+    told = read_headers(record.headers, make_id=DriverUUID)
     return Delivery(
         message_id=told.message_id,
         destination=told.destination,

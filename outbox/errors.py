@@ -8,8 +8,7 @@ OrderchainError
 ├── StoppedError              this object works no more; open a new one
 │   └── PartEnded                 a part has ended that must live
 ├── RetryError                the same call may succeed later
-│   ├── OutboxFull                the outbox takes more on disk than it may; nothing was stored
-│   └── CutWait                   committed here, and perhaps not on the standby
+│   └── OutboxFull                the outbox takes more on disk than it may; nothing was stored
 └── BadRecord                 one record is unusable: drop it, count it
 """
 
@@ -67,18 +66,6 @@ class OutboxFull(RetryError):
 
     Messages are added again once history was dropped, or the bound raised (`chainctl outbox keep`).
     """
-
-
-class CutWait(RetryError):
-    """The wait for a synchronous standby was cancelled: whether it has the commit is not known.
-
-    The server itself answers with success, and a warning.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the wait for a synchronous standby was cut off: the commit may not outlive a failover"
-        )
 
 
 class BadRecord(OrderchainError):

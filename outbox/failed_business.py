@@ -7,7 +7,6 @@ on a connection of the relay's, and in the background: the business gets its own
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -15,10 +14,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from orderchain.errors import OrderchainError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
-from outbox.errors import LASTING
 from outbox.limits import HEADERS_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from outbox.message import Message
     from outbox.relay_stats import RelayStats
     from outbox.store import RelayStore
-
-_log = logging.getLogger(__name__)
 
 FAILED_MESSAGES_MAX: Final = 100
 """Of one business: enough to see what it was at. An import of a million has one error."""
@@ -40,8 +35,6 @@ WRITE_MAX: Final = 50
 """Messages of one statement: with the largest payloads 25 MB."""
 
 _TEXT_CHARACTERS_MAX: Final = 2_000
-_PAUSE_SECONDS: Final = 1.0
-"""Between two tries to write while the database is away."""
 
 
 class FailedMessage(Struct, frozen=True):
@@ -79,16 +72,10 @@ class FailedBusiness:
         self._some.set()
 
     async def run(self) -> None:
-        """Write what comes, until cancelled."""
+        """Write what comes, until cancelled. Raises RetryError: then call it again."""
         while True:
             await self._some.wait()
-            try:
-                await self.write()
-            except LASTING:
-                raise
-            except OrderchainError as error:
-                _log.warning("failed businesses wait for the database: %s", reason_of(error))
-                await asyncio.sleep(_PAUSE_SECONDS)
+            await self.write()
 
     async def write(self) -> None:
         """Write all that waits. Raises RetryError; then it waits on."""

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from uuid import UUID
 
-    import asyncpg
-
     from orderchain.clients.kafka_config import KafkaConfig
+    from orderchain.clients.postgres import Connection
     from outbox.destination import Destination
 
 _log = logging.getLogger(__name__)
@@ -107,9 +106,7 @@ class FireAfterCommit:
                     await self.finish()
 
     @asynccontextmanager
-    async def transaction(
-        self, connection: asyncpg.Connection[asyncpg.Record]
-    ) -> AsyncIterator[Firing]:
+    async def transaction(self, connection: Connection) -> AsyncIterator[Firing]:
         """Hold a transaction on the caller's `connection`; what it fires is sent after its commit.
 
         A send error never comes back here. Raises PartEnded where nothing is sent any more,

@@ -11,7 +11,7 @@ from msgspec import Struct
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from outbox.session import Session
+    from outbox.session import OutboxSession
 
 SQL: Final = load_sql("outbox", "history.sql")
 
@@ -40,7 +40,7 @@ class Space(Struct, frozen=True):
 class History:
     """The histories, over a session of the caller's. Everything raises RetryError."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: OutboxSession) -> None:
         self._session = session
 
     async def extend(self, now: datetime, span_hours: int) -> None:

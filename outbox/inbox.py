@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from outbox.connections import Connection, Record
+    from orderchain.clients.postgres import Connection, Record
 
 INBOX_SCHEMA_VERSION: Final = 1
 

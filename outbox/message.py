@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from asyncpg.pgproto import pgproto
 from msgspec import Struct
 
+from orderchain.clients.postgres import DriverUUID
 from outbox.errors import MessageError
 from outbox.limits import (
     HEADER_NAME_CHARS_MAX,
@@ -70,7 +70,7 @@ class MessageIds:
         noise = self._random_bytes(8 * count)
         return [
             # The driver's own UUID: made, compared and sent several times as fast as Python's.
-            pgproto.UUID(_layout(first + n, int.from_bytes(noise[8 * n : 8 * n + 8], "big")))
+            DriverUUID(_layout(first + n, int.from_bytes(noise[8 * n : 8 * n + 8], "big")))
             for n in range(count)
         ]
 

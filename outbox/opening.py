@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
+    from orderchain.clients.postgres import Connection
     from outbox.attempts import Attempt
-    from outbox.connections import Connection
     from outbox.consumer_kit import ConsumerKit
 
 

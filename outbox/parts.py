@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orderchain.backoff import Backoff
 from orderchain.errors import OrderchainError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
@@ -24,7 +25,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = (0.25, 1.0)
 """Between two tries of a part that was broken off by what may pass."""
 
 
@@ -132,14 +133,18 @@ class Parts:
 
 async def endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Do `work`, and again when it was broken off by what may pass. Raises what does not pass."""
+    loop, pauses = asyncio.get_running_loop(), Backoff(*_PAUSE_SECONDS)
     while True:
+        began = loop.time()
         try:
             await work()
         except LASTING:
             raise
         except OrderchainError as error:  # a server that restarts refuses connections, too
             _log.warning("%s: %s", name, reason_of(error))
-        await asyncio.sleep(_AGAIN_SECONDS)
+        if loop.time() - began > _PAUSE_SECONDS[1]:
+            pauses.reset()  # it has worked meanwhile
+        await asyncio.sleep(pauses.next_seconds())
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:

@@ -15,7 +15,7 @@ from outbox.store import Abnormal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.session import Session
+    from outbox.session import OutboxSession
 
 SQL: Final = load_sql("outbox", "prepared.sql")
 
@@ -69,7 +69,7 @@ class Standing(Struct, frozen=True):
 
 
 async def decide_messages(
-    session: Session, change: Change, message_ids: Sequence[UUID], claim: UUID | None = None
+    session: OutboxSession, change: Change, message_ids: Sequence[UUID], claim: UUID | None = None
 ) -> set[UUID]:
     """Commit or roll back prepared messages; return those that were undecided until now.
 
@@ -81,7 +81,7 @@ async def decide_messages(
     return {row[0] for row in rows}
 
 
-async def standings(session: Session, message_ids: Sequence[UUID]) -> dict[UUID, Standing]:
+async def standings(session: OutboxSession, message_ids: Sequence[UUID]) -> dict[UUID, Standing]:
     """Return where messages stand; those that are not known are missing. Raises RetryError."""
     if not message_ids:
         return {}
@@ -92,14 +92,14 @@ async def standings(session: Session, message_ids: Sequence[UUID]) -> dict[UUID,
 
 
 async def claim_checks(
-    session: Session, now: datetime, token: UUID, until: datetime, rows_max: int
+    session: OutboxSession, now: datetime, token: UUID, until: datetime, rows_max: int
 ) -> list[Checked]:
     """Claim checks that are due; those without an end are due again at `until`."""
     rows = await session.fetch(SQL["claim_checks"], now, token, until, rows_max)
     return [Checked(*row) for row in rows]
 
 
-async def ask_again(session: Session, token: UUID, checks: Sequence[Again]) -> None:
+async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[Again]) -> None:
     """Leave messages prepared, each to be asked about at its time."""
     await session.execute(
         SQL["ask_again"],
@@ -112,7 +112,7 @@ async def ask_again(session: Session, token: UUID, checks: Sequence[Again]) -> N
 
 
 async def give_up_checks(
-    session: Session, token: UUID, checks: Sequence[tuple[UUID, int]]
+    session: OutboxSession, token: UUID, checks: Sequence[tuple[UUID, int]]
 ) -> list[Abnormal]:
     """Make messages abnormal that were asked about often enough."""
     rows = await session.fetch(

@@ -7,6 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from orderchain.backoff import Backoff
 from orderchain.errors import RetryError
 from orderchain.printable import printable
 from orderchain.reasons import reason_of
@@ -29,7 +30,7 @@ FETCH_SECONDS: Final = 0.2
 RECORDS_MAX: Final = 5_000
 """Records of one look. Decoding them takes about 50 ms, in which nothing else runs."""
 
-BROKER_PAUSE_SECONDS: Final = 0.5
+BROKER_PAUSE_SECONDS: Final = (0.1, 1.0)
 """After a broker that did not answer."""
 
 
@@ -42,7 +43,7 @@ class Receiving:
 
     async def run(self) -> None:
         """Never returns. A broker that is away is asked again and again."""
-        kit = self._kit
+        kit, pauses = self._kit, Backoff(*BROKER_PAUSE_SECONDS)
         while True:
             room = kit.config.held_max - kit.lanes.held
             if room <= 0 or kit.lanes.held_bytes >= kit.config.held_bytes_max:
@@ -52,8 +53,9 @@ class Receiving:
                 records = await kit.source.records(FETCH_SECONDS, min(room, RECORDS_MAX))
             except RetryError as error:
                 _log.warning("%s", reason_of(error))
-                await asyncio.sleep(BROKER_PAUSE_SECONDS)
+                await asyncio.sleep(pauses.next_seconds())
                 continue
+            pauses.reset()
             if records:
                 self._take_in(records)
 

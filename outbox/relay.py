@@ -28,8 +28,7 @@ from outbox.sweeping import Sweep
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    import asyncpg
-
+    from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from outbox.relay_config import RelayConfig
     from outbox.sweeping import ConsumerLog
@@ -158,7 +157,7 @@ class Relay:
 
     @asynccontextmanager
     async def transaction(
-        self, connection: asyncpg.Connection[asyncpg.Record], *, keep_failed: bool = False
+        self, connection: Connection, *, keep_failed: bool = False
     ) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 

@@ -6,21 +6,20 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.dsn import mask_dsn
 from outbox.destination import Name, Seconds
 from outbox.retention_config import RetentionConfig
 
 _ADDRESS_CHARS_MAX: Final = 4096
 
-_Address = Annotated[str, Meta(min_length=1, max_length=_ADDRESS_CHARS_MAX)]
-
 
 class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """What a relay must know. Several may run side by side on the same tables."""
 
-    database: _Address
-    """libpq URL of the database with the outbox's tables, for the role `outbox_relay`."""
+    database: str | DatabaseConfig
+    """The database with the outbox's tables, for the role `outbox_relay`: a DatabaseConfig, or a
+    text as libpq takes it."""
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     name: Name = "orderchain-outbox-relay"
@@ -79,4 +78,5 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
-        return f"RelayConfig(database={mask_dsn(self.database)!r}, kafka={self.kafka!r})"
+        shown = DatabaseConfig.of(self.database).shown
+        return f"RelayConfig(database={shown!r}, kafka={self.kafka!r})"

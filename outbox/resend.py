@@ -11,6 +11,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from orderchain.backoff import step_seconds
 from orderchain.counted import counted
 from outbox.statuses import Status
 
@@ -93,7 +94,7 @@ def _is_queued(due: Due, rules: Destination, progress: Mapping[Place, int]) -> b
 
 def wait_seconds(rules: Destination, before: int) -> float:
     """Return how long the next send may stay without an end, after so many claims before it."""
-    return float(min(rules.resend_seconds * 2.0 ** min(before, 60), rules.resend_seconds_max))
+    return step_seconds(rules.resend_seconds, rules.resend_seconds_max, before)
 
 
 def queue_wait_seconds(due: Due, rules: Destination) -> float:

@@ -18,7 +18,7 @@ from orderchain.clock import SystemClock
 from orderchain.roles import OUTBOX_OPERATOR
 from outbox.history import History
 from outbox.relay_stats import RelayStats
-from outbox.session import OUTBOX_TABLES, Session
+from outbox.session import OUTBOX_TABLES, OutboxSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,7 +138,7 @@ async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> Kept
 
     Raises ConnectError, SchemaError, DurabilityError; RetryError where a lock was not to be had.
     """
-    session = Session(config, "keep", tables=_TABLES)
+    session = OutboxSession(config, "keep", tables=_TABLES)
     try:
         retention = Retention(config, History(session), clock or SystemClock(), RelayStats())
         return await retention.keep()

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.config import Config
-from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 from outbox.destination import Seconds
 
@@ -45,12 +45,13 @@ class RetentionConfig(Config, frozen=True, kw_only=True):
 class KeepConfig(RetentionConfig, frozen=True, kw_only=True):
     """What one round of retention by hand must know."""
 
-    database: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """libpq URL of the database with the outbox's tables: `outbox_operator` or `outbox_relay`."""
+    database: str | DatabaseConfig
+    """The database with the outbox's tables, for `outbox_operator` or `outbox_relay`: a
+    DatabaseConfig, or a text as libpq takes it."""
     unsafe_durability: bool = False
     connect_seconds: Seconds = 10.0
     statement_seconds: Seconds = 60.0
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
-        return f"KeepConfig(database={mask_dsn(self.database)!r})"
+        return f"KeepConfig(database={DatabaseConfig.of(self.database).shown!r})"

@@ -21,7 +21,7 @@ from outbox.store import SQL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from outbox.connections import Connection
+    from orderchain.clients.postgres import Connection
 
 PARTITIONS_MAX: Final = 10_000
 """Of a topic that is created here; a broker has trouble with far fewer."""

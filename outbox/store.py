@@ -23,14 +23,13 @@ from outbox.history import History
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message
 from outbox.resend import Due, Place
-from outbox.session import Session
+from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import asyncpg
-
+    from orderchain.clients.postgres import Connection, Record
     from outbox.confirm_record import Progress
     from outbox.failed_business import FailedMessage
     from outbox.relay_config import RelayConfig
@@ -123,9 +122,9 @@ class RelayStore:
     """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
 
     def __init__(self, config: RelayConfig, woken: Callable[[], None]) -> None:
-        self._sweep = Session(config, "sweep", woken)
-        self._write = Session(config, "write")
-        self._confirm = Session(config, "confirm")
+        self._sweep = OutboxSession(config, "sweep", woken)
+        self._write = OutboxSession(config, "write")
+        self._confirm = OutboxSession(config, "confirm")
         self.history = History(self._write)
         self._oldest: UUID | None = None
         self._asked_at = 0.0  # by the loop's clock
@@ -286,7 +285,7 @@ class RelayStore:
 class Claiming:
     """One round of the sweep, in one transaction: what it locks, nobody else claims meanwhile."""
 
-    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def due(self, floor: datetime, share: Share) -> list[Due]:
@@ -363,7 +362,7 @@ def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
     return {(consumer, line.topic, line.partition): line.offset for line in lines}
 
 
-def _destinations(rows: Iterable[asyncpg.Record]) -> dict[str, Destination]:
+def _destinations(rows: Iterable[Record]) -> dict[str, Destination]:
     found: dict[str, Destination] = {}
     for row in rows:
         try:
@@ -374,7 +373,7 @@ def _destinations(rows: Iterable[asyncpg.Record]) -> dict[str, Destination]:
     return found
 
 
-def messages_of(rows: Iterable[asyncpg.Record]) -> tuple[list[Message], dict[UUID, str]]:
+def messages_of(rows: Iterable[Record]) -> tuple[list[Message], dict[UUID, str]]:
     """Return the messages that rows of outbox_message hold, and what is wrong with the others.
 
     The table refuses what could not be sent. Should it hold such a row all the same (a constraint
@@ -390,7 +389,7 @@ def messages_of(rows: Iterable[asyncpg.Record]) -> tuple[list[Message], dict[UUI
     return messages, unreadable
 
 
-def _message_of(row: asyncpg.Record) -> Message:
+def _message_of(row: Record) -> Message:
     headers = headers_of(row["headers"])
     message = Message(row["message_id"], row["destination"], row["payload"], row["key"], headers)
     if headers is not None:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from orderchain.backoff import Backoff
 from orderchain.errors import RetryError
 from orderchain.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from random import Random
 
     from orderchain.clients.kafka import AIOKafkaProducer
 
@@ -49,15 +51,18 @@ class TopicTrouble(RetryError):
 
 class _Known(Struct):
     reason: str
-    pause_seconds: float
+    pauses: Backoff
     until: float
 
 
 class TopicTroubles:
     """The topics in trouble, by name. As many as there are topics of destinations, at most."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, random: Random | None = None
+    ) -> None:
         self._now = now
+        self._random = random
         self._known: dict[str, _Known] = {}
         self.changed = asyncio.Event()
         """Set whenever one was found again, or is over."""
@@ -91,12 +96,12 @@ class TopicTroubles:
         known = self._known.get(topic)
         if known is None:
             _log.error("%s; what goes to it waits", printable(str(error)))
-            pause = PAUSE_SECONDS_MIN
+            pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=self._random)
         elif self.is_paused(topic):  # found by several sends that were under way together
             return error
         else:
-            pause = min(known.pause_seconds * 2, PAUSE_SECONDS_MAX)
-        self._known[topic] = _Known(reason, pause, self._now() + pause)
+            pauses = known.pauses
+        self._known[topic] = _Known(reason, pauses, self._now() + pauses.next_seconds())
         self.changed.set()
         return error
 

@@ -11,9 +11,9 @@ from itertools import chain as flatten
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orderchain.clients.postgres import sqlstate_of
 from orderchain.errors import Fenced, IntakeMoved, OrderchainError, UnknownOutcome
 from orderchain.page_image import COLUMNS, COPY_HEADER, COPY_TRAILER
-from orderchain.refusals import sqlstate_of
 from orderchain.sql import load_sql
 from sequencer.prepared import call
 

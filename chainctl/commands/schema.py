@@ -15,7 +15,6 @@ from chainctl.running import run_async
 from chainctl.schema_parts import PARTS
 from chainctl.schema_sections import DATABASE_SECTION, expected_objects, sections
 from orderchain.errors import SchemaError
-from orderchain.refusals import sqlstate_of
 from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ async def _version(connection: Connection, part: Part) -> int | None:
 
 
 async def _execute_schema(connection: Connection, part: Part) -> None:
+    from orderchain.clients.postgres import sqlstate_of
+
     try:
         await connection.execute(part.text())
     except Exception as error:

@@ -6,12 +6,13 @@ One that waits for a standby may be told to wait no more, and then answers with 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import DurabilityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from orderchain.clients.postgres import Connection, LogMessage
 
@@ -38,6 +39,11 @@ class SyncWaitCancelled(ConnectionError):
         super().__init__("the wait for a synchronous standby was cancelled")
 
 
+def is_durable(synchronous_commit: str) -> bool:
+    """Say whether a commit under this setting is on disk when it returns."""
+    return synchronous_commit in _SAFE["synchronous_commit"]
+
+
 def check_durability(settings: Mapping[str, str]) -> None:
     """Raise DurabilityError where a crash of the server may lose what was acknowledged.
 
@@ -61,9 +67,30 @@ def listen_for_cancelled_waits(
 
     It is called before the driver hands over the result that comes after the warning.
     """
+    connection.add_log_listener(_listener(on_cancelled))
 
+
+@contextmanager
+def watch_for_cancelled_waits(connection: Connection) -> Iterator[Callable[[], bool]]:
+    """Listen for the time of the block; say whether a wait for a standby was given up in it.
+
+    For a connection of the caller's.
+    """
+    found: list[Connection] = []
+    listener = _listener(found.append)
+    connection.add_log_listener(listener)
+    try:
+        yield lambda: bool(found)
+    finally:
+        if not connection.is_closed():
+            connection.remove_log_listener(listener)
+
+
+def _listener(
+    on_cancelled: Callable[[Connection], None],
+) -> Callable[[Connection, LogMessage], None]:
     def heard(sender: Connection, message: LogMessage) -> None:
         if is_sync_wait_cancelled(getattr(message, "server_source_function", None)):
             on_cancelled(sender)
 
-    connection.add_log_listener(heard)
+    return heard

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 
 import asyncpg
+from asyncpg.pgproto import pgproto
 
 from orderchain.clients.database_config import server_name, warn_of_exposure
-from orderchain.errors import ConnectError, OrderchainError, RetryError
-from orderchain.refusals import schema_refusal, sqlstate_of
+from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     Record: TypeAlias = asyncpg.Record
     Connection: TypeAlias = asyncpg.Connection[Record]
     LogMessage: TypeAlias = asyncpg.PostgresLogMessage
+
+DriverUUID: Final = pgproto.UUID
+"""The driver's own UUID, which costs a tenth of the standard library's, and is one."""
 
 DRIVER_ERRORS: Final = (
     OSError,  # TimeoutError, ssl.SSLError and all of the network's are such
@@ -44,10 +47,14 @@ CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up behind it."""
 
 TOO_MANY_CONNECTIONS: Final = "53300"
+UNIQUE_VIOLATION: Final = "23505"
 
 _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
 """Of SQLSTATEs: connection, rollback, resources (disk full), object in use, intervention, system
 error. The statement itself is guilty of none of them, so the same one may succeed later."""
+
+_SCHEMA_MISSING: Final = frozenset({"42P01", "3F000", "42883", "42703"})
+"""Of a table, a schema, a function, a column."""
 
 _NOT_ALLOWED: Final = "42501"
 _READ_ONLY: Final = "25006"
@@ -74,6 +81,32 @@ _CERTIFICATE_NAMES: Final = frozenset({62, 64})
 
 class PoolerFound(ConnectError):
     """A pooler stands between, and each transaction may be served by another session."""
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
+    """A connection whose commit fails where the server has rolled back instead.
+
+    That is what the server does with a transaction that an error has broken, and asyncpg passes
+    over the word in which it says so. The block of the transaction may have hidden that error.
+    """
+
+    async def execute(
+        self,
+        query: str,
+        *args: Any,  # noqa: ANN401 - as asyncpg has it
+        timeout: float | None = None,
+    ) -> str:
+        status: str = await super().execute(query, *args, timeout=timeout)
+        if status == "ROLLBACK" and query.startswith("COMMIT"):
+            raise rolled_back()
+        return status
+
+
+def rolled_back() -> asyncpg.PostgresError:
+    """Return what a commit raises that the server has answered with a rollback."""
+    return asyncpg.InFailedSQLTransactionError(
+        "a statement has failed and its error was hidden: the transaction is rolled back"
+    )
 
 
 async def connect(
@@ -140,6 +173,18 @@ async def close_connection(connection: Connection, within_seconds: float = CLOSE
 
 
 # -- what errors mean --------------------------------------------------------------------------
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Return the code that PostgreSQL gave with `error`; empty when it did not come from there."""
+    return str(getattr(error, "sqlstate", "") or "")
+
+
+def schema_refusal(error: BaseException) -> SchemaError | None:
+    """Return a SchemaError when `error` says that our tables are not there, else None."""
+    if sqlstate_of(error) in _SCHEMA_MISSING:
+        return SchemaError("schema", "none", "the engine's tables (chainctl schema apply)")
+    return None
 
 
 def connect_refusal(
@@ -284,6 +329,7 @@ async def _connect_one(
         password=lambda: password,  # as text, an empty one would be looked for elsewhere
         target_session_attrs=target,
         timeout=None,
+        connection_class=_Connection,
         **options,
     )
 

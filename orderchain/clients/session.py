@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from orderchain.backoff import Backoff
 from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.durability import SyncWaitCancelled, listen_for_cancelled_waits
 from orderchain.clients.postgres import (
     CLOSE_SECONDS,
     SERVER_ERRORS,
@@ -48,6 +49,9 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """What becomes of a pooler, which may serve each transaction by another session, without the
     settings and the prepared statements of this one. `fetch` can read through it: each statement in
     a transaction that begins with the settings, which takes two trips more."""
+    watches_standby: bool = False
+    """Whether a commit fails, by SyncWaitCancelled or what it leads to, where the server has given
+    up its wait for a synchronous standby."""
     connect_seconds: float = 10.0
     statement_seconds: float = 10.0
     """Deadline of one statement; of a transaction as a whole, or a block of work."""
@@ -88,6 +92,7 @@ class Session:
         self._busy = Backoff(*_BUSY_PAUSE_SECONDS, random=random)
         self._turn = asyncio.Lock()
         self._connection: Connection | None = None
+        self._was_cancelled = False  # whether a wait of the connection for a standby was
         self._release: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         # Found at a connect, and kept: an address does not change what it leads to.
@@ -147,8 +152,11 @@ class Session:
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         connection = await self._open()
+                    self._was_cancelled = False
                     async with asyncio.timeout(self._config.statement_seconds):
                         yield connection
+                    if self._was_cancelled:
+                        raise SyncWaitCancelled
             except BaseException as error:
                 self._abandon()
                 if isinstance(error, Exception) and (refused := self._refused(error)) is not error:
@@ -163,6 +171,8 @@ class Session:
 
     async def _open(self) -> Connection:
         connection = self._connection = await self._connect()
+        if self._config.watches_standby:
+            listen_for_cancelled_waits(connection, self._on_cancelled_wait)
         if self._prepare is not None:
             async with asyncio.timeout(self._config.statement_seconds):
                 await self._prepare(connection)
@@ -186,6 +196,9 @@ class Session:
                 if not is_too_many_connections(error) or loop.time() + pause > end:
                     raise
             await asyncio.sleep(pause)
+
+    def _on_cancelled_wait(self, _: Connection) -> None:
+        self._was_cancelled = True
 
     # -- letting go ----------------------------------------------------------------------------
 
@@ -261,24 +274,55 @@ class Connections:
     bound here: who takes them is bounded.
     """
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(
+        self,
+        config: SessionConfig,
+        *,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
+        """`prepare` runs on each new connection, within the deadline of a statement."""
         self._config = config
+        self._prepare = prepare
         self._free: list[Connection] = []
+        self._cancelled: set[Connection] = set()
+        """Those whose last wait for a synchronous standby was given up."""
 
     async def take(self) -> Connection:
-        """Return a connection. Raises what `connect` does."""
+        """Return a connection. Raises what `connect` and `prepare` do."""
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed():
                 return connection
-        return await open_connection(self._config)
+        connection = await open_connection(self._config)
+        try:
+            if self._config.watches_standby:
+                listen_for_cancelled_waits(connection, self._cancelled.add)
+            if self._prepare is not None:
+                async with asyncio.timeout(self._config.statement_seconds):
+                    await self._prepare(connection)
+        except BaseException:
+            self.drop(connection)
+            raise
+        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next one. What still has a transaction open is ended."""
-        if connection.is_closed() or connection.is_in_transaction():
-            connection.terminate()
+        is_over = connection.is_closed() or connection in self._cancelled
+        if is_over or connection.is_in_transaction():
+            self.drop(connection)
         else:
             self._free.append(connection)
+
+    def drop(self, connection: Connection) -> None:
+        """End a connection at once. What a failed statement leaves on the wire is not read."""
+        self._cancelled.discard(connection)
+        connection.terminate()
+
+    def check_commit(self, connection: Connection) -> None:
+        """Raise SyncWaitCancelled when the commit just made may not outlive a failover."""
+        if connection in self._cancelled:
+            self._cancelled.discard(connection)
+            raise SyncWaitCancelled
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -296,8 +340,9 @@ class Connections:
             yield connection
             async with asyncio.timeout(seconds):
                 await transaction.commit()
+            self.check_commit(connection)
         except BaseException:
-            connection.terminate()
+            self.drop(connection)
             raise
         self.give_back(connection)
 

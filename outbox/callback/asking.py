@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from orderchain.backoff import step_seconds
 from orderchain.config import Config
 
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
@@ -51,5 +52,5 @@ def after_ask(rules: AskRules, ask_count: int, reply: Reply | None) -> Next:
         return Next(False, ask_count, rules.unanswered_seconds)
     if reply is Reply.ENDED:
         return Next(True, ask_count + 1)
-    again = min(rules.again_seconds * 2.0 ** min(ask_count, 60), rules.again_seconds_max)
+    again = step_seconds(rules.again_seconds, rules.again_seconds_max, ask_count)
     return Next(False, ask_count + 1, again)

@@ -38,7 +38,7 @@ from outbox.parts import Parts, uninterrupted
 from outbox.proof import is_proven
 from outbox.relay_stats import RelayStats
 from outbox.resend import CLAIMS_MAX
-from outbox.session import Session
+from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 from outbox.store import SQL as STORE_SQL
 from outbox.store import Abnormal, Applied, RelayStore, messages_of
@@ -47,8 +47,7 @@ from outbox.topics import TopicTrouble
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    import asyncpg
-
+    from orderchain.clients.postgres import Connection, Record
     from orderchain.clock import Clock
     from outbox.callback.config import CheckedConfig
     from outbox.relay_config import RelayConfig
@@ -102,7 +101,7 @@ class CheckedSender:
         self._checked = checked
         self._clock = clock or SystemClock()
         self._store = RelayStore(config, lambda: None)
-        self._session = Session(config, "mode 5")
+        self._session = OutboxSession(config, "mode 5")
         self._sender = MessageSender(config.kafka, config.send_seconds)
         self._alerts = Alerts(config, RelayStats())
         self._destinations: dict[str, Destination] = {}
@@ -167,9 +166,7 @@ class CheckedSender:
             self._parts.check()
 
     @asynccontextmanager
-    async def transaction(
-        self, connection: asyncpg.Connection[asyncpg.Record]
-    ) -> AsyncIterator[BusinessTransaction]:
+    async def transaction(self, connection: Connection) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
         A send error never comes back here. Where it is not certain that the commit will last
@@ -268,7 +265,7 @@ class CheckedSender:
             await self._store.release((message_id, token, None) for message_id in left)
         return sent
 
-    def _tell_abnormal(self, rows: Sequence[asyncpg.Record]) -> None:
+    def _tell_abnormal(self, rows: Sequence[Record]) -> None:
         if rows:
             self._counters.abnormal += len(rows)
             self._alerts.tell([Abnormal(*row) for row in rows])

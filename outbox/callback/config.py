@@ -6,22 +6,22 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.dsn import mask_dsn
 from outbox.callback.asking import AskRules
 from outbox.destination import Name, Topic
 from outbox.limits import CONFIRMS_MAX
 
-_Address = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
 class CallbackConfig(Config, frozen=True, kw_only=True):
     """What a callback service must know. Several may share the store."""
 
-    database: _Address
-    """libpq URL of the callback service's own store, for the role `outbox_callback`."""
+    database: str | DatabaseConfig
+    """The callback service's own store, for the role `outbox_callback`: a DatabaseConfig, or a text
+    as libpq takes it."""
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     check_topic: Topic
@@ -53,7 +53,8 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
-        return f"CallbackConfig(database={mask_dsn(self.database)!r}, kafka={self.kafka!r})"
+        shown = DatabaseConfig.of(self.database).shown
+        return f"CallbackConfig(database={shown!r}, kafka={self.kafka!r})"
 
 
 class CheckedConfig(Config, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _FETCH_MS: Final = 200
 _RECORDS_MAX: Final = 500
-_PAUSE_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = (0.25, 1.0)
 """Between two tries while the broker or the database is away."""
 
 _CLOSE_SECONDS: Final = 5.0
@@ -50,6 +51,7 @@ class CallbackIntake:
         self._kafka = KafkaConfig.of(config.kafka)
         self._service = service
         self._clock = clock or SystemClock()
+        self._pauses = Backoff(*_PAUSE_SECONDS)
 
     async def run(self) -> None:
         """Take records in, until cancelled."""
@@ -61,7 +63,7 @@ class CallbackIntake:
             except (*DRIVER_ERRORS, OrderchainError) as error:
                 reason = reason_of(not_allowed(error, self._kafka) or error)
                 _log.warning("callback: records can't be taken in: %s", reason)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(self._pauses.next_seconds())
 
     async def _follow(self) -> None:
         consumer = make_consumer(
@@ -80,6 +82,7 @@ class CallbackIntake:
                 await self._service.caught_up(dict.fromkeys(places, _UNREAD))
             while True:
                 await self._round(consumer)
+                self._pauses.reset()
         finally:
             await close_client(consumer, _CLOSE_SECONDS)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orderchain.roles import OUTBOX_CALLBACK
 from orderchain.sql import load_sql
-from outbox.session import Session, Tables
+from outbox.session import OutboxSession, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class CallbackStore:
 
     def __init__(self, config: CallbackConfig) -> None:
         self._config = config
-        self._session = Session(config, "callback", tables=_TABLES)
+        self._session = OutboxSession(config, "callback", tables=_TABLES)
 
     async def check(self) -> None:
         """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""

@@ -22,11 +22,12 @@ from outbox.store import RelayStore, headers_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from orderchain.errors import RefusedError
     from outbox.prepared import Standing
     from outbox.service.config import ServiceConfig
-    from outbox.session import Session
+    from outbox.session import OutboxSession
     from outbox.store import Applied
 
 SQL: Final = load_sql("outbox.service", "service.sql")
@@ -176,7 +177,7 @@ class MessageDesk:
             seen.add(message.message_id)
 
     async def _new_of(
-        self, session: Session, sender: str, messages: Sequence[Message]
+        self, session: OutboxSession, sender: str, messages: Sequence[Message]
     ) -> list[Message]:
         """Return those that are not stored yet. Raises Refusal where another one has the id."""
         ids = sorted(message.message_id for message in messages)
@@ -193,18 +194,22 @@ class MessageDesk:
 
 
 async def _stored(
-    session: Session, messages: Sequence[Message], sender: str, check_at: datetime | None
+    session: OutboxSession, messages: Sequence[Message], sender: str, check_at: datetime | None
 ) -> bool:
     """Store messages; False where another instance was faster with one of them."""
     if not messages:
         return True
-    refused: RefusedError | None = None
-    async with session.transaction() as connection:
+
+    async def store(connection: Connection) -> RefusedError | None:
         try:
-            await store_messages(connection, messages, check_at=check_at, sender=sender)
+            async with connection.transaction():
+                await store_messages(connection, messages, check_at=check_at, sender=sender)
         except (MessageError, DestinationMissing) as error:
-            # Nothing was stored, and the connection is as good as before: it is not given up.
-            refused = error
+            # Nothing is stored, and the connection is as good as before: it is not given up.
+            return error
+        return None
+
+    refused = await session.run(store)
     if refused is None:
         return True
     if refused.field == "message_id":

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
     from uuid import UUID
 
+    from orderchain.clients.postgres import Connection
     from outbox.attempts import Attempt
-    from outbox.connections import Connection
     from outbox.delivery import Delivery
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_database import MemoryConnection

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import asyncpg
 
+from orderchain.clients.postgres import rolled_back
 from orderchain.errors import SettingError
 from orderchain.simulation.process import current_process
-from outbox.connections import rolled_back
 from outbox.testing.standing_still import alive
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec.structs import replace
 
 from orderchain.simulation.virtual_loop import virtual_clock
-from outbox.connections import Connections
+from outbox.connections import ConsumerConnections
 from outbox.dead_letter import DeadLetter
 from outbox.inbox import Inbox, shown
 from outbox.inbox_decision import Stored
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from outbox.connections import Connection
+    from orderchain.clients.postgres import Connection
     from outbox.consumer_config import ConsumerConfig
     from outbox.delivery import Delivery
     from outbox.testing.memory_database import (
@@ -67,7 +67,7 @@ class InboxRows:
         return is_parked or delivery.message_id in self.dead
 
 
-class MemoryConnections(Connections):
+class MemoryConnections(ConsumerConnections):
     """Hands out connections of the database in memory."""
 
     def __init__(self, config: ConsumerConfig, database: MemoryDatabase) -> None:

@@ -31,7 +31,7 @@ from outbox.check_back import CheckRules
 from outbox.checking import CheckBack, CheckingConfig
 from outbox.dead_letter import DeadLetter, DeadLetters
 from outbox.prepared import decide_messages
-from outbox.session import Session
+from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change
 from outbox.testing import MemoryOutbox
 
@@ -232,7 +232,7 @@ class RealRig:
         await connection.close()
 
     async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None:
-        session = Session(self._relay_config(), "test")
+        session = OutboxSession(self._relay_config(), "test")
         await decide_messages(session, change, message_ids)
         await session.close()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from importlib.resources import files
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
@@ -21,9 +23,31 @@ from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
 from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.postgres import connect
 from orderchain.errors import ConnectError
+from orderchain.roles import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES
+from outbox import (
+    Consumer,
+    ConsumerConfig,
+    Destination,
+    InboxLog,
+    KeepConfig,
+    Message,
+    Relay,
+    RelayConfig,
+    draw_message_ids,
+    keep_outbox,
+    save_destinations,
+)
+from outbox.callback.config import CallbackConfig
+from outbox.callback.store import CallbackStore
+from outbox.service.clients import Clients
+from outbox.service.config import ServiceConfig
+from outbox.service.message_client import MessageClient
+from outbox.service.server import MessageService
 from tests.certificates import HOST, Authority
-from tests.secured_postgres import CERTIFIED, SecuredPostgres
+from tests.integration.outbox.service_client import client
+from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 from tests.sockets import no_socket_left
 
 if TYPE_CHECKING:
@@ -36,6 +60,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 ROWS = 100
 SECONDS = 60.0
+CONSUMER = "ledger"
 
 
 @pytest.fixture
@@ -126,7 +151,76 @@ async def test_chain_is_sequenced_received_filled_and_verified(
     assert standing.head == report.head
 
 
-@pytest.mark.parametrize("part", ["sequencer", "receiver", "fill", "verifier", "marks"])
+async def test_message_is_relayed_served_consumed_and_confirmed(
+    secured: SecuredPostgres, database_name: str, reached: Reached, kafka_server: KafkaServer
+) -> None:
+    topic = f"clearing.{database_name}"
+    await make_outbox(secured, database_name, kafka_server.bootstrap, topic)
+    kafka = kafka_server.bootstrap
+    relay = RelayConfig(database=reached, kafka=kafka, name=f"{database_name}.relay")
+    service = ServiceConfig(relay=relay, port=0)
+    consumer = ConsumerConfig(name=CONSUMER, topics=(topic,), database=reached, kafka=kafka)
+    business = await connect(
+        DatabaseConfig.of(reached), application_name="business", within_seconds=SECONDS
+    )
+    (served,), effects = draw_message_ids(1), set[UUID]()
+    async with (
+        asyncio.timeout(2 * SECONDS),
+        Relay(relay) as sender,
+        MessageService(service, Clients([client("payments")])) as messages,
+        Consumer(consumer) as receiver,
+    ):
+        async with sender.transaction(business) as transaction:
+            sent = await transaction.add("clearing", b"by the relay")
+        await MessageClient([messages.address], "payments-token").send(
+            [Message(served, "clearing", b"by the service")]
+        )
+        async for delivery in receiver:
+            async with delivery.transaction() as connection:
+                await connection.execute("SELECT 1")
+            effects.add(delivery.message_id)
+            if effects == {sent, served}:
+                break
+        log = InboxLog(reached, CONSUMER)
+        assert await log.applied([sent, served]) == effects
+        await log.close()
+        while await business.fetchval("SELECT count(*) FROM outbox_pending"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # the confirms are on their way
+    await business.close()
+    kept = await keep_outbox(KeepConfig(database=reached))
+    assert not kept.is_full
+    callback = CallbackConfig(
+        database=reached, kafka=kafka, check_topic="checks", confirm_topics=(topic,)
+    )
+    store = CallbackStore(callback)
+    await store.check()
+    await store.close()
+
+
+async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, topic: str) -> None:
+    """Make the tables of all sides, and a destination with its topics."""
+    for part in ("schema.sql", "inbox.sql", "callback.sql"):
+        text = (files("outbox") / part).read_text()
+        secured.server.execute(f"BEGIN; {text} COMMIT", database=database_name)
+    roles = ", ".join({*OUTBOX_ROLES, *INBOX_ROLES, *CALLBACK_ROLES})
+    secured.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=database_name)
+    owner = await connect(
+        secured.right(SUPERUSER, dbname=database_name),
+        application_name="owner",
+        within_seconds=SECONDS,
+    )
+    destination = Destination(name="clearing", topic=topic, consumers=(CONSUMER,))
+    await save_destinations(owner, [destination], create_topics=kafka)
+    await owner.close()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("sequencer", "receiver", "fill", "verifier", "marks"),
+        *("relay", "consumer", "inbox log", "keep", "callback"),
+    ],
+)
 async def test_part_by_a_wrong_config_is_refused_in_one_line_that_says_why(
     secured: SecuredPostgres, database_name: str, part: str, tmp_path: Path
 ) -> None:
@@ -181,10 +275,38 @@ async def _read_marks(database: Reached) -> None:
     await asyncio.to_thread(read_standing, database, 1)
 
 
+async def _relay(database: Reached) -> None:
+    async with Relay(RelayConfig(database=database, kafka="k:1")):
+        pass
+
+
+async def _consume(database: Reached) -> None:
+    async with Consumer(ConsumerConfig(name="any", topics=("t",), database=database, kafka="k:1")):
+        pass
+
+
+async def _look_into_inbox(database: Reached) -> None:
+    await InboxLog(database, "any").applied([])
+
+
+async def _keep(database: Reached) -> None:
+    await keep_outbox(KeepConfig(database=database))
+
+
+async def _call_back(database: Reached) -> None:
+    config = CallbackConfig(database=database, kafka="k:1", check_topic="c", confirm_topics=("t",))
+    await CallbackStore(config).check()
+
+
 PARTS: dict[str, Callable[[Reached], Awaitable[None]]] = {
     "sequencer": _sequence,
     "receiver": _receive,
     "fill": _fill,
     "verifier": _verify,
     "marks": _read_marks,
+    "relay": _relay,
+    "consumer": _consume,
+    "inbox log": _look_into_inbox,
+    "keep": _keep,
+    "callback": _call_back,
 }

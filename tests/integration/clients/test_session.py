@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -212,6 +212,26 @@ async def test_transaction_commits_at_its_end_and_not_after_an_error(
             await _insert_and_fail(session)
         async with session.transaction() as connection:
             assert await connection.fetchval("SELECT array_agg(id) FROM orders") == [1]
+
+
+async def test_commit_that_the_server_answers_with_a_rollback_has_failed(
+    config_of: Any, watcher: Connection
+) -> None:
+    async with opened(config_of()) as session:
+        with pytest.raises(OrderchainError, match="its error was hidden"):
+            await _hide_an_error(session)
+    connections = Connections(config_of())
+    with pytest.raises(DRIVER_ERRORS, match="its error was hidden"):
+        await _hide_an_error(connections)
+    await until_open(watcher, 0)
+    assert await watcher.fetchval("SELECT count(*) FROM orders") == 0
+
+
+async def _hide_an_error(session: Session | Connections) -> None:
+    async with session.transaction() as connection:
+        await connection.execute("INSERT INTO orders VALUES (1)")
+        with suppress(*DRIVER_ERRORS):
+            await connection.execute("SELECT 1 / 0")
 
 
 async def _insert_and_fail(session: Session) -> None:

@@ -27,7 +27,7 @@ from outbox.decision import check_decision, decide
 from outbox.message import draw_message_ids
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
-from outbox.session import Session
+from outbox.session import OutboxSession
 
 from .conftest import CONSUMER, make_sender
 from .service_client import client, raw, service_config
@@ -228,7 +228,7 @@ async def test_setting_that_is_switched_off_under_a_relay_ends_it(own: Database)
 
 
 async def test_sessions_keep_their_synchronous_commit_through_a_reload(own: Database) -> None:
-    session = Session(own.sender.config(), "test")
+    session = OutboxSession(own.sender.config(), "test")
     await session.fetch("SELECT 1")
     own.set(synchronous_commit="off")
     await own.seen("synchronous_commit", "off")

@@ -36,7 +36,7 @@ from outbox.service.config import ServiceConfig
 from outbox.service.desk import MessageDesk
 from outbox.service.message_client import MessageClient
 from outbox.service.refusals import Refusal
-from outbox.session import Session
+from outbox.session import OutboxSession
 from outbox.statuses import Change
 
 from .hand_clock import HandClock
@@ -525,7 +525,7 @@ async def test_message_prepared_without_a_sender_waits_for_its_decision(
     row = await desk.row(message_id)
     assert (row["status"], row["check_count"]) == (Status.PREPARED, 0)
     assert "nobody to ask" in row["last_error"]
-    session = Session(sender.config(), "test")
+    session = OutboxSession(sender.config(), "test")
     assert await decide_messages(session, Change.COMMITTED, [message_id]) == {message_id}
     await session.close()
     assert await desk.status(message_id) is Status.INIT

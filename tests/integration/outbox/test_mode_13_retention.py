@@ -233,7 +233,7 @@ async def test_service_says_when_nothing_may_be_added(sender: Sender) -> None:
 
 
 async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sender) -> None:
-    for make in (sender.config, lambda **given: KeepConfig(database="x", **given)):
+    for make in (sender.config, lambda **given: KeepConfig(database="postgresql://db/x", **given)):
         with pytest.raises(SettingError, match="outbox_bytes_max"):
             make(history_bytes_max=10, outbox_bytes_max=10)
         make(history_bytes_max=10, outbox_bytes_max=0)

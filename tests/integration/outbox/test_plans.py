@@ -18,7 +18,7 @@ from outbox import Message, draw_message_ids
 from outbox.callback.checked_sender import SQL as CHECKED_SQL
 from outbox.callback.store import SQL as CALLBACK_SQL
 from outbox.prepared import SQL as PREPARED_SQL
-from outbox.session import PLAN_SETTINGS, Session
+from outbox.session import PLAN_SETTINGS, OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 from outbox.store import SQL
 
@@ -95,11 +95,11 @@ def check_plan(lines: Sequence[Any], *, reads_all: bool = False) -> None:
 
 
 @pytest.fixture
-async def session(sender: Sender) -> AsyncIterator[Session]:
+async def session(sender: Sender) -> AsyncIterator[OutboxSession]:
     """A relay's session on tables that were empty when they were looked at."""
     await sender.set_up(topic="t")
     await sender.admin.execute("VACUUM ANALYZE")
-    made = Session(sender.config(database=sender.dsns[OUTBOX_RELAY]), "test")
+    made = OutboxSession(sender.config(database=sender.dsns[OUTBOX_RELAY]), "test")
     yield made
     await made.close()
 
@@ -117,7 +117,7 @@ async def callback(sender: Sender) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 @pytest.mark.parametrize("name", OUTBOX)
 async def test_statement_looks_rows_up_also_by_the_statistics_of_an_empty_table(
-    session: Session, name: str
+    session: OutboxSession, name: str
 ) -> None:
     statement, values = OUTBOX[name]
     check_plan(
@@ -133,7 +133,7 @@ async def test_callback_statement_looks_rows_up_by_the_statistics_of_an_empty_ta
 
 
 async def test_statements_look_rows_up_in_tables_that_have_grown(
-    session: Session, sender: Sender
+    session: OutboxSession, sender: Sender
 ) -> None:
     business = await sender.connect()
     async with business.transaction():

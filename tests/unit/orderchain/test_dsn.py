@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from urllib.parse import quote, urlsplit
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orderchain.dsn import hosts_of, login_of, mask_dsn
+from orderchain.dsn import mask_dsn
 
 PATIENT = settings(deadline=None, print_blob=True)
 SECRET = "Tr0ub4dor"
@@ -38,8 +37,6 @@ def test_password_before_the_host_never_shows_even_unescaped(password: str) -> N
     for written in (password, quote(password, safe="")):
         dsn = f"postgresql://user:{written}@host:5432/db?application_name=x"
         assert SECRET not in mask_dsn(dsn)
-        assert SECRET not in hosts_of(dsn)
-        assert SECRET not in login_of(dsn)
 
 
 @PATIENT
@@ -51,8 +48,6 @@ def test_password_among_the_options_never_shows_even_unescaped(password: str, na
     for written in (password, quote(password, safe="")):
         dsn = f"postgresql://user@host/db?a=b&{name}={written}"
         assert SECRET not in mask_dsn(dsn)
-        assert SECRET not in hosts_of(dsn)
-        assert SECRET not in login_of(dsn)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,6 @@ def test_password_among_the_options_never_shows_even_unescaped(password: str, na
 )
 def test_odd_address_never_shows_the_password(dsn: str) -> None:
     assert SECRET not in mask_dsn(dsn)
-    assert SECRET not in hosts_of(dsn)
 
 
 @pytest.mark.parametrize(
@@ -114,35 +108,3 @@ def test_escaped_address_stays_readable(user: str, password: str, host: str, por
     dsn = f"postgresql://{user}:{quote(password, safe='')}@{host}:{port}/db"
     masked = urlsplit(mask_dsn(dsn))
     assert (masked.username, masked.password, masked.hostname) == (user, "***", host)
-    assert hosts_of(dsn) == f"{host}:{port}"
-
-
-@pytest.mark.parametrize(
-    ("dsn", "login"),
-    [
-        ("postgresql://svc@host/db", "svc"),
-        ("postgresql://svc:secret@host/db?user=other", "svc"),
-        ("postgresql://s%40vc@host/db", "s@vc"),
-        ("postgresql://host/db?user=option", "option"),
-        ("postgresql://host/db", "environment"),
-        ("host=h user=u", ""),
-    ],
-)
-def test_login_is_that_of_the_address_or_of_the_environment(
-    dsn: str, login: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PGUSER", "environment")
-    assert login_of(dsn) == login
-
-
-def test_login_that_nobody_names_is_the_user_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("PGUSER", raising=False)
-    assert login_of("postgresql://host/db") == getpass.getuser()
-
-    def nameless() -> str:
-        raise KeyError("no such user")
-
-    monkeypatch.setattr(getpass, "getuser", nameless)
-    assert login_of("postgresql://host/db") == ""

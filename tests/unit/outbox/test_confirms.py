@@ -88,7 +88,7 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
     # Another relay had the partition meanwhile, and has written and committed what came next.
     topic, store = Topic(7, None), Store()
     monkeypatch.setattr(outbox.confirms, "make_consumer", topic.consumer)
-    monkeypatch.setattr(outbox.confirms, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(outbox.confirms, "_PAUSE_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(outbox.confirms, "_PROGRESS_SECONDS", 0.0)
     destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
     dispatch = cast("Any", SimpleNamespace(destinations={destination.name: destination}))

@@ -290,7 +290,11 @@ def test_refused_message_is_told_of(one: MemoryOutbox) -> None:
 def test_two_consumers_of_a_destination_have_each_its_delivery() -> None:
     outbox = make_outbox(consumers=("clearing", "ledger"))
     message_id = outbox.add("clearing", b"note 1")
-    settings: dict[str, Any] = {"topics": ("clearing",), "kafka": "host:9092", "database": "x"}
+    settings: dict[str, Any] = {
+        "topics": ("clearing",),
+        "kafka": "host:9092",
+        "database": "postgresql://db/x",
+    }
     for name in ("clearing", "ledger"):
         outbox.work_off(apply, ConsumerConfig(name=name, **settings))
     assert outbox.tables["effect"] == {"note 1": 2}

@@ -1,0 +1,102 @@
+"""What a driver raised becomes an error that says what to do, without a secret."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.postgres import (
+    connect_refusal,
+    schema_refusal,
+    sqlstate_of,
+    statement_refusal,
+)
+from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+
+SECRET = "Tr0ub4dor"
+CONFIG = DatabaseConfig(host="db.example", user="user", password=SECRET, dbname="orders")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.UndefinedTableError("no"),
+        asyncpg.UndefinedFunctionError("no"),
+        asyncpg.UndefinedColumnError("no"),
+        asyncpg.InvalidSchemaNameError("no"),
+    ],
+)
+def test_schema_refusal_with_missing_table_tells_how_to_apply(error: Exception) -> None:
+    refusal = schema_refusal(error)
+    assert isinstance(refusal, SchemaError)
+    assert "chainctl schema apply" in str(refusal)
+    assert str(error) in str(refusal)
+
+
+@pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("no"), OSError(), ValueError()])
+def test_schema_refusal_with_any_other_error_is_none(error: Exception) -> None:
+    assert schema_refusal(error) is None
+
+
+def test_sqlstate_is_the_servers_code_or_empty() -> None:
+    assert sqlstate_of(asyncpg.UniqueViolationError("no")) == "23505"
+    assert sqlstate_of(OSError()) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (asyncpg.InvalidPasswordError("no"), ConnectError, "wrong user or password"),
+        (asyncpg.InvalidAuthorizationSpecificationError("no"), ConnectError, "login"),
+        (asyncpg.InvalidCatalogNameError("no"), ConnectError, "a database that exists"),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for database"),
+            ConnectError,
+            "a login that may connect to this database (login user: permission denied for dat",
+        ),
+        (asyncpg.TooManyConnectionsError("full"), RetryError, "not ready: full"),
+        (asyncpg.CannotConnectNowError(""), RetryError, "not ready: CannotConnectNowError"),
+        (asyncpg.AdminShutdownError("stopping"), RetryError, "not ready: stopping"),
+        (TimeoutError(), ConnectError, "silent"),
+        (ConnectionRefusedError(111, "refused"), ConnectError, "listens at db.example:6432"),
+        (ConnectionResetError("reset"), ConnectError, "listens at db.example:6432"),
+        (asyncpg.InterfaceError(f"with {SECRET}"), ConnectError, "InterfaceError"),
+    ],
+)
+def test_connect_that_failed_says_what_to_do(
+    error: Exception, kind: type[OrderchainError], words: str
+) -> None:
+    refusal = connect_refusal(error, CONFIG, "db.example", 6432)
+    assert type(refusal) is kind
+    assert words in str(refusal)
+    assert SECRET not in str(refusal)
+    assert "\n" not in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (asyncpg.UndefinedTableError("no table"), SchemaError, "chainctl schema apply"),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for table chain_event"),
+            ConnectError,
+            "expected a login that is a member of gap_reader "
+            "(login user: permission denied for table chain_event)",
+        ),
+        (TimeoutError(), RetryError, "no answer in time"),
+        (ConnectionResetError("reset"), RetryError, "reset"),
+        (ConnectionResetError(), RetryError, "the statement failed: ConnectionResetError"),
+        (asyncpg.InterfaceError("closed"), RetryError, "closed"),
+        (asyncpg.InterfaceError(""), RetryError, "the statement failed: InterfaceError"),
+        (asyncpg.DivisionByZeroError("by zero"), OrderchainError, "refused the statement: by zero"),
+        (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
+    ],
+)
+def test_statement_that_failed_says_what_to_do_next(
+    error: Exception, kind: type[Exception], words: str
+) -> None:
+    refusal = statement_refusal(error, CONFIG, "gap_reader")
+    assert type(refusal) is kind
+    assert words in str(refusal)
+    assert SECRET not in str(refusal)
