@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from tests.stored_pages import LET_TAMPER
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -96,6 +98,7 @@ def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopp
 
 async def _change(dsn: str, chain: int) -> None:
     connection = await asyncpg.connect(dsn)
+    await connection.execute(LET_TAMPER)
     query = "UPDATE chain_event SET payload = '\\x00' WHERE chain_id = $1 AND id = $2"
     await connection.execute(query, chain, ROWS // 2)
     await connection.close()

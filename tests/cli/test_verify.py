@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from tests.cli.sizes import FILLED_ROWS
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,7 @@ def execute(settings: dict[str, str], statement: str, *values: object) -> None:
     async def run() -> None:
         connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"], timeout=10)
         try:
+            await connection.execute(LET_TAMPER)
             await connection.execute(statement, *values)
         finally:
             await connection.close(timeout=5)

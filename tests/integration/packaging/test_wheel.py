@@ -152,7 +152,7 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "gapfill/queries.sql",
         "matcher_receiver/queries.sql",
         "outbox/schema.sql",
-        "chain_verifier/local/database.sql",
+        "chain_verifier/database.sql",
         "chain_verifier/local/spool.sql",
         "chain_verifier/local/picture.sql",
         "chain_verifier/marks.sql",
