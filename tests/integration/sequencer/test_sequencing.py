@@ -22,6 +22,7 @@ from orderchain.errors import (
 )
 from orderchain.link import is_linked
 from orderchain.page_image import event_pages
+from orderchain.schema import SCHEMA_VERSION
 from orderchain.seal import genesis_seal, next_seal
 from sequencer import Order, SequencerConfig, open_sequencer
 
@@ -316,7 +317,7 @@ async def test_start_on_a_database_without_schema_is_refused(
 async def test_start_on_another_schema_version_is_refused(make_chain: MakeChain) -> None:
     chain = await make_chain()
     await chain.admin.execute("UPDATE schema_version SET version = 999")
-    with pytest.raises(SchemaError, match="schema version was 999, expected 1"):
+    with pytest.raises(SchemaError, match=f"was 999, expected {SCHEMA_VERSION}"):
         async with open_sequencer(chain.config):
             pass
 
