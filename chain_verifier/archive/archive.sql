@@ -20,7 +20,7 @@ SELECT first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at
  LIMIT $4
 
 -- pages: the pages of some batches, none of which has a part of one
-SELECT ids, pids, keys, event_times_ns, payloads
+SELECT last_id, ids, pids, keys, event_times_ns, payloads
   FROM public.chain_page
  WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
  ORDER BY last_id

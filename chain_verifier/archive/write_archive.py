@@ -179,18 +179,22 @@ async def _groups(
             return
         last_id = group[-1].last_id
         pages = await connection.fetch(filled(SQL["pages"], chain_id, after_id, last_id))
-        yield group, [row for page in pages for row in _rows_of(page, last_id)]
+        yield group, [row for page in pages for row in _rows_of(*page)]
         after_id = last_id
 
 
-def _rows_of(page: Any, last_id: int) -> list[ArchivedRow]:  # noqa: ANN401 - asyncpg's own
+def _rows_of(last_id: int, *columns: Any) -> list[ArchivedRow]:  # noqa: ANN401 - asyncpg's own
     """Return the rows of a page. Raises SourceBroken where its columns do not fit each other."""
-    columns = tuple(page)
-    fits = len(set(map(len, columns))) == 1 and not any(None in column for column in columns)
-    if not fits or any(isinstance(value, list) for value in columns[0]):
-        fault = f"a page up to {last_id} holds a NULL, or columns that do not fit each other"
+    fits = None not in columns and len(set(map(len, columns))) == 1
+    if not fits or any(None in column or _is_nested(column) for column in columns):
+        fault = f"the page that ends at {last_id} holds a NULL, or columns that do not fit"
         raise SourceBroken("database", fault)
     return list(zip(*columns, strict=True))
+
+
+def _is_nested(column: Sequence[Any]) -> bool:
+    """Whether an array has more dimensions than one; then each of its values is a list."""
+    return bool(column) and isinstance(column[0], list)
 
 
 def _first_group(batches: Sequence[Batch]) -> list[Batch]:

@@ -23,6 +23,12 @@ PARTITION_IDS = 200
 BATCH_ROWS = 10
 PAGE_ROWS = 4
 """A batch has several pages, and a partition several batches."""
+DROP_RULES = (
+    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_ends",
+    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_lengths",
+    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_no_null",
+)
+"""What an owner does first who makes of a page what none can be."""
 _FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 

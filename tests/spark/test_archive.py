@@ -22,7 +22,7 @@ from chain_verifier.report import Verdict
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
 from tests.spark.planting import CHAIN_ID, chain_of, head_of
-from tests.spark.storing import batches_of, execute, store
+from tests.spark.storing import DROP_RULES, PAGE_ROWS, batches_of, execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +138,37 @@ def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain)
 def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, damage: str, told: str) -> None:
     chain.execute(damage)
     with pytest.raises(SourceBroken, match=told):
+        chain.archive()
+    manifest = load_manifest(chain.folder, CHAIN_ID)
+    assert manifest is not None
+    assert manifest.last_id < ENDS[4]
+
+
+OTHER_PAGES = {
+    "a NULL": "keys[2] = NULL",
+    "fewer payloads": "payloads = payloads[:3]",
+    "more keys": "keys = keys || 'x'::text",
+    "ids of two dimensions": "ids = ARRAY[ids[:2], ids[3:]]",
+    "all of two dimensions": ", ".join(
+        f"{name} = ARRAY[{name}[:2], {name}[3:]]"
+        for name in ("ids", "pids", "keys", "event_times_ns", "payloads")
+    ),
+    "no payloads": "payloads = NULL",
+}
+"""What a page may hold once its owner has dropped its rules."""
+
+
+@pytest.mark.parametrize("change", OTHER_PAGES.values(), ids=OTHER_PAGES)
+def test_archive_of_a_page_whose_columns_do_not_fit_names_its_end(
+    chain: Chain, change: str
+) -> None:
+    page_end = BATCHES[4][PAGE_ROWS - 1].id
+    chain.execute(
+        *DROP_RULES,
+        "ALTER TABLE chain_page ALTER payloads DROP NOT NULL",
+        f"UPDATE chain_page SET {change} WHERE last_id = {page_end}",
+    )
+    with pytest.raises(SourceBroken, match=f"the page that ends at {page_end} holds a NULL, or"):
         chain.archive()
     manifest = load_manifest(chain.folder, CHAIN_ID)
     assert manifest is not None

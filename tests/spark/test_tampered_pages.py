@@ -20,7 +20,7 @@ from chain_verifier.truth import SQL, filled
 from orderchain.roles import AUDITOR
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
-from tests.spark.storing import PAGE_ROWS, batches_of, execute, store
+from tests.spark.storing import DROP_RULES, PAGE_ROWS, batches_of, execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,11 +45,6 @@ BATCH_LAST = BATCH[-1].id or 0
 ENDS: dict[str, Any] = {"id": ID[0], "until_id": BATCH_LAST}
 
 COLUMNS = ("ids", "pids", "keys", "event_times_ns", "payloads")
-DROP_RULES = (
-    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_ends",
-    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_lengths",
-    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_no_null",
-)
 
 
 def finding(kind: Kind, **fields: Any) -> Finding:
