@@ -55,6 +55,7 @@ def goals(
         *_shares(of("cpu")),
         *_stored(results),
         *_filled(results),
+        *_verified(results),
     ]
 
 
@@ -225,6 +226,16 @@ def _filled(results: Mapping[str, dict[str, Any]]) -> Iterator[Goal]:
             bound=">=",
             target=target,
             measured=_found(results["fill"], ("ranges_ms", str(rows), "rate_to_select")),
+        )
+
+
+def _verified(results: Mapping[str, dict[str, Any]]) -> Iterator[Goal]:
+    if "spark_jdbc" in results:
+        yield Goal(
+            text="rate of the check of a database / a bare count and sum of its rows by JDBC",
+            bound=">=",
+            target=0.8,
+            measured=_found(results["spark_jdbc"], ("arms", "check", "rate_to_bare")),
         )
 
 

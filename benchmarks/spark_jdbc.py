@@ -1,8 +1,9 @@
 """Does the check of a database keep the reading side busy?
 
 All over the same rows of one chain, by turns:
-- bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the
-  check has;
+- bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the check has, as rows
+  that PostgreSQL makes of the pages;
+- arrays: the same, with the arrays of the pages read by JDBC, and made rows by Spark;
 - check: `verify --source database` whole, from opening it to the report (Spark is up already);
 - local: the same with `--local`, on one core;
 - lag: PostgreSQL's own `lag()` over the view, which needs no reader at all, but sorts the rows;
@@ -31,7 +32,7 @@ from benchmarks.generated import SQL, generate_chain
 from benchmarks.host import RESULTS, describe_host
 from benchmarks.spark_check import by_turns
 from benchmarks.spark_data import spark_with
-from chain_verifier.config import FETCH_ROWS, DatabaseSource, VerifyRequest
+from chain_verifier.config import FETCH_PAGES, FETCH_ROWS, DatabaseSource, VerifyRequest
 from chain_verifier.jdbc import chain_address
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
@@ -39,7 +40,7 @@ from chain_verifier.sources.database import DatabaseTable
 from chain_verifier.verify import verify
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Bench:
@@ -55,25 +56,35 @@ class Bench:
         )
 
     def bare(self) -> None:
-        """Count and sum in Spark what JDBC brings, in as many partitions as the check has."""
+        """Count and sum in Spark the rows that JDBC brings."""
+        self._count(self._read("id, pid", "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)"))
+
+    def arrays(self) -> None:
+        """Count and sum in Spark what is in the arrays that JDBC brings."""
+        found = F.explode(F.arrays_zip("ids", "pids")).alias("row")
+        self._count(self._read("ids, pids").select(found).selectExpr("row.ids id", "row.pids pid"))
+
+    def _read(self, columns: str, joined: str = "") -> DataFrame:
+        """Read pages in as many partitions as the check has."""
         source = DatabaseSource(database=self._site.auditor)
         partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
         address = chain_address(self._site.auditor)
         # By the end of its page, which is in the index: from the view a part could not be read.
         table = f"""(
-            SELECT page.last_id, event.id, event.pid
-            FROM chain_page AS page, unnest(page.ids, page.pids) AS event (id, pid)
+            SELECT page.last_id, {columns} FROM chain_page AS page {joined}
             WHERE page.chain_id = {self._chain_id}
-        ) AS bare"""  # noqa: S608 - a number of ours
-        rows = self._spark.read.jdbc(
+        ) AS bare"""  # noqa: S608 - a number and names of ours
+        return self._spark.read.jdbc(
             address.url,
             table,
             column="last_id",
             lowerBound=1,
             upperBound=self._rows + 1,
             numPartitions=partitions,
-            properties={**address.properties, "fetchsize": str(FETCH_ROWS)},
+            properties={**address.properties, "fetchsize": str(FETCH_ROWS if joined else FETCH_PAGES)},
         )
+
+    def _count(self, rows: DataFrame) -> None:
         found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
         self._require(found[0], self._rows)
 
@@ -121,7 +132,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--stack", type=Path, help="the benchmarks' stack lies beside it")
-    parser.add_argument("--arms", default="bare,check,local,lag,aggregate")
+    parser.add_argument("--arms", default="bare,arrays,check,local,lag,aggregate")
     parser.add_argument(
         "--prepare", action="store_true", help="make the chain, tell its number, leave the stack up"
     )

@@ -157,6 +157,30 @@ BY_THE_RULES: dict[str, Harm] = {
         {finding(Kind.BEYOND_HEAD, id=HEAD + 1, pid=HEAD, until_id=HEAD)},
         set(),
     ),
+    "rows of a page in one more page": (
+        [
+            f"INSERT INTO chain_page SELECT {CHAIN_ID}, {ID[1]}, {ID[2]}, "
+            + ", ".join(f"{name}[2:3]" for name in COLUMNS)
+            + f" FROM chain_page WHERE last_id = {LAST}"
+        ],
+        {
+            *(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID[1:3]),
+            finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[1], after_id=ID[2], count=2),
+        },
+        {batch_count(12)},
+    ),
+    "a page whose range holds the next one": (
+        [
+            "UPDATE chain_page AS p SET first_id = a.first_id, "
+            + ", ".join(f"{name} = a.{name} || p.{name}" for name in COLUMNS)
+            + f" FROM chain_page AS a WHERE p.last_id = {NEXT_LAST} AND a.last_id = {LAST}"
+        ],
+        {
+            *(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID),
+            finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[2], after_id=LAST, count=3),
+        },
+        {batch_count(14)},
+    ),
     "the first rows of a page in the next one": (
         [
             "UPDATE chain_page AS p SET first_id = a.first_id, "
@@ -289,6 +313,14 @@ AGAINST_THE_RULES: dict[str, Harm] = {
         {wrong_page(ids=(), columns=COLUMNS), finding(Kind.GAP, after_id=BEFORE, until_id=LAST)},
         {batch_count(6)},
     ),
+    "a page twice": (
+        [
+            "ALTER TABLE chain_page DROP CONSTRAINT chain_page_pkey CASCADE",
+            f"INSERT INTO chain_page SELECT * FROM chain_page WHERE last_id = {LAST}",
+        ],
+        {finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID},
+        {batch_count(14)},
+    ),
     "an id far outside": (
         [change(f"ids[2] = {HEAD + 50}")],
         {
@@ -362,11 +394,20 @@ def test_range_of_a_statement_is_read_from_the_partition_that_holds_it(
 
 
 async def _tables(dsn: str, statement: str) -> set[str]:
-    """The partitions of pages that a plan looks at, beside those of another chain."""
+    """The partitions of pages that a plan looks at, beside those of another chain.
+
+    Whatever a planner opens it locks: also what it leaves out of its plan in the end.
+    """
     connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
     try:
         await connection.execute("SELECT chain_create(8, sha256(''), 'eight', 0, 200)")
-        plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {statement}")
+        async with connection.transaction():
+            plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {statement}")
+            locked = await connection.fetchval(
+                "SELECT count(*) FROM pg_locks"
+                " WHERE pid = pg_backend_pid() AND relation::regclass::text ~ '^chain_page_8(_|$)'"
+            )
+        assert not locked, "the planner opened another chain's partitions"
         return set(re.findall(r'"Relation Name": "(chain_page_[0-9_]+)"', plan))
     finally:
         await connection.close(timeout=5)

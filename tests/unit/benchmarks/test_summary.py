@@ -75,12 +75,15 @@ def test_goals_of_programs_are_those_of_their_last_result() -> None:
             "figures": {"cost of an order, batch 1000": {"cpu_us": {"pages": {"ratio": spread}}}}
         },
         "fill": {"ranges_ms": {"100": {"rate_to_select": spread}}},
+        "spark_jdbc": {"arms": {"check": {"rate_to_bare": spread}}},
     }
     found = {goal.text: goal for goal in goals({}, results)}
     cpu = found["server CPU of a commit, pages / a row per order, batch 1,000"]
     assert (cpu.measured, cpu.is_reached) == (Spread(0.4, 0.3, 0.5, 2), True)
     fill = found["rate of a fill of 100 orders / a SELECT from a row per order"]
     assert fill.is_reached is False
+    check = found["rate of the check of a database / a bare count and sum of its rows by JDBC"]
+    assert check.is_reached is False
     assert found["disk, pages / a row per order, batch 1,000"].is_reached is None
 
 
