@@ -22,12 +22,14 @@ from matcher_receiver import (
 from orderchain.errors import (
     CheckpointLost,
     ForeignDatabase,
+    ForkFound,
     RowsMissing,
     SettingError,
     TopicError,
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
-from tests.unit.matcher_receiver.stored_chain import StoredChain
+from tests.stored_pages import LET_TAMPER
+from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS, StoredChain
 
 if TYPE_CHECKING:
     from orderchain.event import Event
@@ -195,6 +197,46 @@ async def test_receiver_with_a_row_deleted_behind_its_back_names_it(
             await anext(receiver)
     assert [event.id for event in delivered] == ids[:70]
     assert (caught.value.after_id, caught.value.until_id) == (ids[69], ids[70])
+
+
+SWAP = ", ".join(
+    f"{name} = {name}[:4] || {name}[6:6] || {name}[5:5] || {name}[7:]"
+    for name in ("ids", "pids", "keys", "event_times_ns", "payloads")
+)
+"""Two rows in each other's place, in the midst of a page."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO chain_event VALUES ($1, $2 + 1, $2, 'k', 0, '')",
+        "UPDATE chain_event SET id = $2 + 1 WHERE chain_id = $1 AND id = $2",
+        f"UPDATE chain_page SET {SWAP} WHERE chain_id = $1 AND ids[5] = $2",
+    ],
+    ids=["added", "under another id", "swapped"],
+)
+async def test_receiver_with_a_row_changed_in_its_page_halts_and_names_it(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, change: str
+) -> None:
+    """By links alone; that the content of a row was changed is found by seals."""
+    await stored.commit(120)
+    ids = stored.chain.ids
+    places = range(4 + STORED_PAGE_ROWS, len(ids), STORED_PAGE_ROWS)
+    at = next(place for place in places if ids[place] + 1 < ids[place + 1])
+    await admin.execute(LET_TAMPER)
+    await admin.execute(change, stored.chain.chain_id, ids[at])
+    async with make_receiver() as receiver:
+        delivered = await next_events(receiver, ids[at - 1])
+        with pytest.raises((ForkFound, RowsMissing)) as caught:
+            await next_events(receiver, ids[-1])
+    assert [event.id for event in delivered][:at] == ids[:at]
+    if SWAP in change:
+        assert isinstance(caught.value, RowsMissing)
+        assert (caught.value.after_id, caught.value.until_id) == (ids[at - 1], ids[at])
+    else:
+        assert isinstance(caught.value, ForkFound)
+        named = caught.value.pid, caught.value.delivered_id, caught.value.found_id
+        assert named == (ids[at], ids[at] + 1, ids[at + 1])
 
 
 async def test_receiver_with_another_database_at_the_same_address_halts(
