@@ -191,6 +191,27 @@ def test_verify_with_an_exported_seal_tells_a_rewritten_row_from_none(
     assert "seal mismatch" in broken.out
 
 
+def test_verify_of_pages_with_a_null_or_with_columns_that_do_not_fit_names_their_rows(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    for name in ("ends", "lengths", "no_null"):
+        execute(module_settings, f"ALTER TABLE chain_page DROP CONSTRAINT chain_page_{name}")
+    harm = (
+        "UPDATE chain_page SET keys[2] = NULL, payloads = payloads[:cardinality(ids) - 1]"
+        " WHERE chain_id = $1 AND first_id = 1"
+    )
+    execute(module_settings, harm, filled)
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
+    done = call(*arguments, "--seals", settings=module_settings)
+    assert (done.code, done.err) == (1, ""), done
+    findings = json.loads(done.out)["findings"]
+    (page,) = (one for one in findings if one["kind"] == "wrong_page")
+    assert (page["id"], page["columns"]) == (1, ["payloads"])
+    nulls = [(one["id"], one["columns"]) for one in findings if one["kind"] == "null"]
+    assert nulls == [(2, ["key"]), (page["until_id"], ["payload"])]
+    assert "seal_mismatch" in {one["kind"] for one in findings}
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [

@@ -128,6 +128,20 @@ def test_database_with_rows_deleted_names_their_ids(
     assert f"missing {rows[1].id}" in "\n".join(report.lines())
 
 
+def test_database_from_within_a_page_is_looked_at_behind_the_start_alone(
+    verified: Verified, execute: Callable[..., None]
+) -> None:
+    start, before, behind = ROWS[PAGE_ROWS + 6], ROWS[PAGE_ROWS + 2], ROWS[PAGE_ROWS + 10]
+    assert verified(start=start.id).sources[0].rows == len(ROWS) - PAGE_ROWS - 7
+    execute(f"DELETE FROM chain_event WHERE id = {before.id}")  # noqa: S608
+    assert verified(start=start.id).verdict is Verdict.COMPLETE
+    execute(f"DELETE FROM chain_event WHERE id = {behind.id}")  # noqa: S608
+    expected = Finding(
+        kind=Kind.GAP, source="database", after_id=behind.pid, until_id=behind.id
+    )
+    assert verified(start=start.id).findings == (expected,)
+
+
 def test_database_with_a_row_and_the_link_to_it_taken_out_lacks_one_row(
     verified: Verified, execute: Callable[..., None]
 ) -> None:
