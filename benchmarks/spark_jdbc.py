@@ -1,8 +1,8 @@
 """Does the check of a database keep the reading side busy?
 
 All over the same rows of one chain, by turns:
-- bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the check has, as rows
-  that PostgreSQL makes of the pages;
+- bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the check has, as
+  rows that PostgreSQL makes of the pages;
 - arrays: the same, with the arrays of the pages read by JDBC, and made rows by Spark;
 - check: `verify --source database` whole, from opening it to the report (Spark is up already);
 - local: the same with `--local`, on one core;
@@ -57,7 +57,9 @@ class Bench:
 
     def bare(self) -> None:
         """Count and sum in Spark the rows that JDBC brings."""
-        self._count(self._read("id, pid", "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)"))
+        self._count(
+            self._read("id, pid", "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)")
+        )
 
     def arrays(self) -> None:
         """Count and sum in Spark what is in the arrays that JDBC brings."""
@@ -81,7 +83,10 @@ class Bench:
             lowerBound=1,
             upperBound=self._rows + 1,
             numPartitions=partitions,
-            properties={**address.properties, "fetchsize": str(FETCH_ROWS if joined else FETCH_PAGES)},
+            properties={
+                **address.properties,
+                "fetchsize": str(FETCH_ROWS if joined else FETCH_PAGES),
+            },
         )
 
     def _count(self, rows: DataFrame) -> None:

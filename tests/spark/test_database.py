@@ -136,9 +136,7 @@ def test_database_from_within_a_page_is_looked_at_behind_the_start_alone(
     execute(f"DELETE FROM chain_event WHERE id = {before.id}")  # noqa: S608
     assert verified(start=start.id).verdict is Verdict.COMPLETE
     execute(f"DELETE FROM chain_event WHERE id = {behind.id}")  # noqa: S608
-    expected = Finding(
-        kind=Kind.GAP, source="database", after_id=behind.pid, until_id=behind.id
-    )
+    expected = Finding(kind=Kind.GAP, source="database", after_id=behind.pid, until_id=behind.id)
     assert verified(start=start.id).findings == (expected,)
 
 

@@ -211,7 +211,7 @@ SWAP = ", ".join(
     [
         "INSERT INTO chain_event VALUES ($1, $2 + 1, $2, 'k', 0, '')",
         "UPDATE chain_event SET id = $2 + 1 WHERE chain_id = $1 AND id = $2",
-        f"UPDATE chain_page SET {SWAP} WHERE chain_id = $1 AND ids[5] = $2",
+        f"UPDATE chain_page SET {SWAP} WHERE chain_id = $1 AND ids[5] = $2",  # noqa: S608
     ],
     ids=["added", "under another id", "swapped"],
 )
