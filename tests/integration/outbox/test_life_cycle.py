@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 DEADLINE_SECONDS = 60.0
-PARTS = ["alerts", "acks", "dispatch", "broker", "confirms", "troubles", "sweep", "retention"]
+PARTS = ["alerts", "acks", "send", "broker", "confirms", "troubles", "sweep", "retention"]
 OURS = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'orderchain outbox%'
@@ -123,7 +123,7 @@ async def test_transaction_that_is_open_as_a_part_ends_is_refused_at_its_next_me
     with pytest.raises(PartEnded):  # noqa: PT012 - the block is what ends so
         async with relay.transaction(business) as transaction:
             await transaction.add("clearing", b"1")
-            await kill("relay", "dispatch")
+            await kill("relay", "send")
             with pytest.raises(PartEnded):
                 await relay.run()
             await transaction.add("clearing", b"2")
@@ -159,7 +159,7 @@ async def test_relay_stopped_in_order_lets_its_run_return(sender: Sender) -> Non
         await running
 
 
-@pytest.mark.parametrize("part", ["send to clearing", "alerts"])
+@pytest.mark.parametrize("part", ["send", "broker", "outbox", "alerts"])
 async def test_sender_of_mode_5_of_which_a_part_is_gone_accepts_nothing(
     sender: Sender, part: str
 ) -> None:
