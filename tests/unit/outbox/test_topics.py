@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from outbox.topics import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, TopicTrouble, TopicTroubles
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Time:
