@@ -84,19 +84,15 @@ class Settlement(Protocol):
 
     def sent(self, destination: Destination, sent: Sent, claims: Claims) -> None:
         """The broker has acknowledged a batch; `claims` are its messages in order."""
-        ...
 
     def failed(self, claims: Claims, reason: str) -> None:
         """The broker may have seen them, and has not acknowledged them: a try."""
-        ...
 
     def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
         """They were not sent, and are not sent from here; `is_noted`: for their topic's sake."""
-        ...
 
     def cut_off(self, claims: Claims) -> None:
         """Their round was cut off: nobody knows whether they were sent."""
-        ...
 
 
 class Tally:
@@ -114,13 +110,11 @@ class Tally:
         """See `Settlement.sent`."""
         self.sent_count += len(sent.messages)
 
-    def failed(self, claims: Claims, reason: str) -> None:
-        """See `Settlement.failed`."""
-        self.give_up(len(claims), reason)
-
     def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
         """See `Settlement.released`."""
         self.give_up(len(claims), reason)
+
+    failed = released
 
     def cut_off(self, claims: Claims) -> None:
         """See `Settlement.cut_off`."""
