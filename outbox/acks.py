@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from outbox.store import Ack
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
+    from outbox.destination import Destination
+    from outbox.message_sender import Sent
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
-    from outbox.store import Ack, RelayStore
+    from outbox.sending import Claims
+    from outbox.store import RelayStore
 
 
 class AckWriter:
-    """Collects results, and writes each kind in one statement."""
+    """The relay's settlement: collects results, and writes each kind in one statement."""
 
     def __init__(self, config: RelayConfig, store: RelayStore, stats: RelayStats) -> None:
         self._config = config
@@ -35,26 +40,36 @@ class AckWriter:
         self._waiting = asyncio.Event()
         self._written = asyncio.Lock()
 
-    def acknowledged(self, acks: Iterable[Ack], *, is_final: bool, consumers: int) -> None:
-        """Keep acknowledgements of messages that have so many consumers each."""
-        if is_final:
+    def sent(self, destination: Destination, sent: Sent, claims: Claims) -> None:
+        """Keep acknowledgements, to be written unless a confirm overtakes them."""
+        self._stats.sent += len(claims)
+        topic, partition, first = sent.topic, sent.partition, sent.first_offset
+        acks = [
+            Ack(message_id, token, topic, partition, first + place)
+            for place, (message_id, token) in enumerate(claims)
+        ]
+        if destination.confirm == "none":
             self._finals += acks
-        elif consumers == 1:
+        elif len(destination.consumers) == 1:
             self._young.update((ack.message_id, ack) for ack in acks)
         else:
             # The confirm of one consumer says nothing about the others: always written.
             self._shared += acks
         self._waiting.set()
 
-    def failed(self, failures: Iterable[tuple[UUID, UUID, str]]) -> None:
-        """Keep failures that count as a try: message, token, reason."""
-        self._failures += failures
+    def failed(self, claims: Claims, reason: str) -> None:
+        """Keep failures, which count as a try."""
+        self._failures += [(message_id, token, reason) for message_id, token in claims]
         self._waiting.set()
 
-    def released(self, claims: Iterable[tuple[UUID, UUID]], reason: str | None = None) -> None:
-        """Keep claims to be given back: message, token."""
-        self._releases += [(message_id, token, reason) for message_id, token in claims]
+    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+        """Keep claims to be given back; the reason goes with each where it `is_noted`."""
+        noted = reason if is_noted else None
+        self._releases += [(message_id, token, noted) for message_id, token in claims]
         self._waiting.set()
+
+    def cut_off(self, claims: Claims) -> None:
+        """Leave them claimed until their time: the sweep finds them then."""
 
     def overtaken(self, message_ids: Iterable[UUID]) -> None:
         """Forget acknowledgements of messages whose only consumer has confirmed."""

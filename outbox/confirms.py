@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from outbox.acks import AckWriter
     from outbox.confirm_record import Confirm
     from outbox.destination import Destination
-    from outbox.dispatch import Dispatch
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
     from outbox.resend import Place
+    from outbox.sending import Sending
     from outbox.store import RelayStore
     from outbox.topics import TopicTroubles
 
@@ -86,7 +86,7 @@ class ConfirmIntake:
         self,
         config: RelayConfig,
         store: RelayStore,
-        dispatch: Dispatch,
+        sending: Sending,
         acks: AckWriter,
         stats: RelayStats,
         troubles: TopicTroubles,
@@ -94,7 +94,7 @@ class ConfirmIntake:
         self._config = config
         self._kafka = KafkaConfig.of(config.kafka)
         self._store = store
-        self._dispatch = dispatch
+        self._sending = sending
         self._acks = acks
         self._stats = stats
         self._troubles = troubles
@@ -112,7 +112,7 @@ class ConfirmIntake:
         """Take confirms in, until cancelled."""
         self._confirm_key = await self._store.confirm_key()
         while True:
-            topics = _confirm_topics(self._dispatch.destinations.values())
+            topics = _confirm_topics(self._sending.destinations.values())
             self._changed.clear()
             if not topics:
                 await self._changed.wait()
@@ -173,7 +173,7 @@ class ConfirmIntake:
         while True:
             if self._changed.is_set():
                 self._changed.clear()
-                if _confirm_topics(self._dispatch.destinations.values()) != topics:
+                if _confirm_topics(self._sending.destinations.values()) != topics:
                     return
             if loop.time() - looked_at >= (MISSING_SECONDS if there != topics else LOOK_SECONDS):
                 if await self._there(consumer, topics) != there:
@@ -255,7 +255,7 @@ class ConfirmIntake:
             told = {place[:2] for place in known}
             await self._store.hear_of(
                 (destination.name, consumer)
-                for destination in self._dispatch.destinations.values()
+                for destination in self._sending.destinations.values()
                 for consumer in destination.consumers
                 if (consumer, destination.topic) in told
             )
@@ -275,7 +275,7 @@ class ConfirmIntake:
         """Leave out what no destination of ours asks for: strangers must not fill a table."""
         wanted = {
             (consumer, destination.topic)
-            for destination in self._dispatch.destinations.values()
+            for destination in self._sending.destinations.values()
             for consumer in destination.consumers
         }
         return {place: offset for place, offset in progress.items() if place[:2] in wanted}

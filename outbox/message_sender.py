@@ -156,9 +156,10 @@ class MessageSender:
     async def _send_group(
         self, destination: Destination, messages: list[Message], oldest: UUID
     ) -> list[Sent]:
+        if (trouble := self.troubles.pause_of(destination.topic)) is not None:
+            return [Sent(destination.topic, -1, messages, error=trouble)]
         try:
             async with asyncio.timeout(self._send_seconds):
-                self.troubles.check(destination.topic)
                 producer = self._producer or await self._open()
                 partitions = await partitions_of(producer, destination.topic, self.troubles)
         except TopicTrouble as error:

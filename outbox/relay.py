@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -16,12 +17,13 @@ from outbox.alerts import Alerts
 from outbox.business import BusinessTransaction, Commit, watched_transaction
 from outbox.confirms import ConfirmIntake
 from outbox.destination import LOSS, topics_of
-from outbox.dispatch import Dispatch, Parcel
 from outbox.failed_business import FailedBusiness
+from outbox.message import smallest_id
 from outbox.message_sender import MessageSender
 from outbox.parts import Parts, endless, uninterrupted
 from outbox.relay_stats import RelayStats
 from outbox.retention import Retention
+from outbox.sending import Parcel, Sending
 from outbox.store import RelayStore
 from outbox.sweeping import Sweep
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
+    from outbox.destination import Destination
+    from outbox.message import Message
+    from outbox.message_sender import Sent
     from outbox.relay_config import RelayConfig
     from outbox.sweeping import ConsumerLog
 
@@ -67,14 +72,22 @@ class Relay:
         self._sender = MessageSender(config.kafka, config.send_seconds)
         self._alerts = Alerts(config, self.counters)
         self._acks = AckWriter(config, self._store, self.counters)
-        self._dispatch = Dispatch(config, self._sender, self._acks, self.counters)
-        self._dispatch.on_room = self._woken.set
+        self._oldest = smallest_id(0)
+        self._sending = Sending(
+            self._sender,
+            self._acks,
+            self._send,
+            rows_max=config.waiting_rows_max,
+            round_rows_max=config.send_rows_max,
+            probe_seconds=config.probe_seconds,
+        )
+        self._sending.on_room = self._woken.set
         self._sweep = Sweep(
-            config, self._store, self._dispatch, self.counters, self._alerts, consumer_logs or {}
+            config, self._store, self._sending, self.counters, self._alerts, consumer_logs or {}
         )
         troubles = self._sender.troubles
         self._intake = ConfirmIntake(
-            config, self._store, self._dispatch, self._acks, self.counters, troubles
+            config, self._store, self._sending, self._acks, self.counters, troubles
         )
         self._retention = Retention(
             config, self._store.history, clock or SystemClock(), self.counters
@@ -86,11 +99,11 @@ class Relay:
     @property
     def waiting(self) -> int:
         """Messages in memory that are still to be sent."""
-        return self._dispatch.waiting_rows
+        return self._sending.waiting_rows
 
     def stats(self) -> RelayStats:
         """Return the counters as they are now."""
-        return deepcopy(self.counters)
+        return replace(deepcopy(self.counters), broker_away=self._sending.times_away)
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker need not be there.
@@ -99,8 +112,8 @@ class Relay:
         """
         try:
             self._sender.confirm_key = await self._store.confirm_key()
-            self._dispatch.destinations = await self._store.destinations()
-            self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
+            self._sending.destinations = await self._store.destinations()
+            self._oldest = await self._store.oldest_unfinished()
         except BaseException:
             await self._store.close()
             raise
@@ -109,8 +122,8 @@ class Relay:
             ("alerts", self._alerts.run),
             ("acks", self._acks.run),
             ("failed", self._failed.run),
-            ("dispatch", self._dispatch.run),
-            ("broker", self._dispatch.watch_broker),
+            ("send", self._sending.run),
+            ("broker", self._sending.watch_broker),
             ("confirms", self._intake.run),
             ("troubles", self._keep_troubles),
             ("sweep", self._keep_sweeping),
@@ -136,7 +149,7 @@ class Relay:
             if self._parts.failure is None:
                 await self._last(self.settle)
             await self._parts.end(2 * self._config.stop_seconds)
-            self._dispatch.drop_waiting()
+            self._sending.drop_waiting()
             await self._last(self._acks.write)
             await self._last(self._failed.write)
 
@@ -175,7 +188,7 @@ class Relay:
         self._parts.check()
         # Claimed where it is stored, for us: one write less. Where we can't send, it is due at once
         # for whoever can.
-        has_room = self._parts.are_begun and self._dispatch.has_room
+        has_room = self._parts.are_begun and self._sending.has_room
         business = BusinessTransaction(
             connection, uuid4() if has_room else None, self._parts.check, remembers=keep_failed
         )
@@ -192,9 +205,9 @@ class Relay:
         if business.messages and business.claim is not None:
             parcel = Parcel(business.claim, business.messages)
             if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
-                self._dispatch.hand_over(parcel)
+                self._sending.hand_over(parcel)
             else:
-                self._dispatch.give_back(parcel)
+                self._acks.released(parcel.claims, "the commit may not last")
 
     async def sweep(self, *, everything: bool = True) -> int:
         """Sweep now, and return how many deliveries were looked at. Raises RetryError."""
@@ -205,7 +218,7 @@ class Relay:
 
         Consumers of which nothing is heard are reported.
         """
-        self._dispatch.destinations = await self._store.destinations()
+        self._sending.destinations = await self._store.destinations()
         self._intake.refresh()
         await self._report_silent()
         await self._retention.keep()
@@ -218,7 +231,7 @@ class Relay:
         await self._parts.during(self._settled)
 
     async def _settled(self) -> None:
-        await self._dispatch.finish()
+        await self._sending.finish()
         await self._acks.write()
         await self._failed.write()
         await self._alerts.finish()
@@ -227,17 +240,20 @@ class Relay:
         """Raise what a part of the relay has raised, when one has ended; return at a stop."""
         await self._parts.wait()
 
+    async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
+        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
+
     async def _keep_sweeping(self) -> None:
         while True:
             await self._sweep.sweep()
-            self._dispatch.oldest_unfinished = await self._store.oldest_unfinished()
+            self._oldest = await self._store.oldest_unfinished()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.sweep_seconds):
                     await self._woken.wait()
             self._woken.clear()
 
     async def _look_at_topics(self) -> None:
-        await self._durability.keep_looking(lambda: topics_of(self._dispatch.destinations.values()))
+        await self._durability.keep_looking(lambda: topics_of(self._sending.destinations.values()))
 
     async def _report_silent(self) -> None:
         seconds = self._config.silent_seconds

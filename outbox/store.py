@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -27,12 +26,13 @@ from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orderchain.clients.postgres import Connection, Record
     from outbox.confirm_record import Progress
     from outbox.failed_business import FailedMessage
     from outbox.relay_config import RelayConfig
+    from outbox.sending import Share
 
 SQL: Final = load_sql("outbox", "store.sql")
 
@@ -106,16 +106,6 @@ class Silent(Struct, frozen=True):
             else f"nothing was heard for {self.seconds:.0f} s"
         )
         return f"{ever} of consumer {self.consumer} of {self.destination}"
-
-
-class Share(Struct, frozen=True):
-    """How many deliveries one round of the sweep may take."""
-
-    rows: int
-    """To each destination, but for those of `of`."""
-    of: Mapping[str, int]
-    """By the name of a destination; 0: it is not looked at."""
-    rows_in_all: int
 
 
 class RelayStore:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID, uuid4
 
 from orderchain.errors import RetryError
-from outbox.dispatch import Parcel
 from outbox.resend import (
     Due,
     Verdict,
@@ -19,6 +18,7 @@ from outbox.resend import (
     wait_seconds,
     why_given_up,
 )
+from outbox.sending import Parcel
 from outbox.statuses import Status
 from outbox.store import Claiming
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from outbox.alerts import Alerts
     from outbox.destination import Destination
-    from outbox.dispatch import Dispatch
     from outbox.relay_config import RelayConfig
     from outbox.relay_stats import RelayStats
-    from outbox.store import Abnormal, RelayStore, Share
+    from outbox.sending import Sending, Share
+    from outbox.store import Abnormal, RelayStore
 
 _log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class Sweep:
         self,
         config: RelayConfig,
         store: RelayStore,
-        dispatch: Dispatch,
+        sending: Sending,
         stats: RelayStats,
         alerts: Alerts,
         consumer_logs: Mapping[str, ConsumerLog],
     ) -> None:
         self._config = config
         self._store = store
-        self._dispatch = dispatch
+        self._sending = sending
         self._stats = stats
         self._alerts = alerts
         self._consumer_logs = consumer_logs
@@ -83,8 +83,8 @@ class Sweep:
         looked_at = 0
         began = time.monotonic()
         floor = _ALL if everything else self._floor(began)
-        while not self._dispatch.is_broker_away:
-            share, leaves_out = self._dispatch.share(self._config.sweep_rows_max)
+        while not self._sending.is_broker_away:
+            share, leaves_out = self._sending.share(self._config.sweep_rows_max)
             rows, is_full = await self._round(floor, share)
             looked_at += rows
             if not is_full:
@@ -133,7 +133,7 @@ class Sweep:
         self._stats.swept += len(send)
         self._stats.resent += sum(_may_be_sent(row) for row, _ in send)
         if messages:
-            self._dispatch.hand_over(Parcel(token, messages))
+            self._sending.hand_over(Parcel(token, messages))
         if abnormal:
             self._stats.abnormal += len(abnormal)
             self._alerts.tell(abnormal)
@@ -173,9 +173,9 @@ class Sweep:
 
     async def _known(self, claiming: Claiming, due: list[Due]) -> dict[str, Destination]:
         """Return the destinations, read again where one of `due` is new."""
-        known = self._dispatch.destinations
+        known = self._sending.destinations
         if any(row.destination not in known for row in due):
-            known = self._dispatch.destinations = await claiming.destinations()
+            known = self._sending.destinations = await claiming.destinations()
         return known
 
     async def _unapplied(self, claiming: Claiming, due: list[Due]) -> list[Due]:

@@ -85,17 +85,16 @@ class TopicTroubles:
         known = self._known.get(topic)
         return known is not None and self._now() < known.until
 
-    def check(self, topic: str) -> None:
-        """Raise TopicTrouble for one that is left alone for now."""
-        if self.is_paused(topic):
-            raise TopicTrouble(topic, self._known[topic].reason)
+    def pause_of(self, topic: str) -> TopicTrouble | None:
+        """Return what is wrong with a topic that is left alone for now, None for any other."""
+        return TopicTrouble(topic, self._known[topic].reason) if self.is_paused(topic) else None
 
     def found(self, topic: str, reason: str) -> TopicTrouble:
         """Remember a topic for a while, twice as long after each pause; return what to raise."""
         error = TopicTrouble(topic, reason)
         known = self._known.get(topic)
         if known is None:
-            _log.error("%s; what goes to it waits", printable(str(error)))
+            _log.error("%s; it is tried again later", printable(str(error)))
             pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=self._random)
         elif self.is_paused(topic):  # found by several sends that were under way together
             return error

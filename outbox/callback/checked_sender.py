@@ -9,20 +9,14 @@ A relay beside it, whose sweep finds what is overdue in the table, covers it.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
-from orderchain.counted import counted
-from orderchain.errors import OrderchainError, RetryError
-from orderchain.printable import printable
-from orderchain.reasons import reason_of
+from orderchain.errors import RetryError
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
 from outbox.business import BusinessTransaction, watched_transaction
@@ -30,14 +24,14 @@ from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
 from outbox.confirm_record import APPLIED
 from outbox.destination import LOSS, Destination, topics_of
-from outbox.dispatch import room_of
-from outbox.errors import LASTING, PartEnded
-from outbox.message import Message, draw_message_ids
-from outbox.message_sender import MessageSender, is_broken
-from outbox.parts import Parts, uninterrupted
+from outbox.errors import PartEnded
+from outbox.message import Message, draw_message_ids, smallest_id
+from outbox.message_sender import MessageSender, Sent, is_broken
+from outbox.parts import Parts, endless, uninterrupted
 from outbox.proof import is_proven
 from outbox.relay_stats import RelayStats
 from outbox.resend import CLAIMS_MAX
+from outbox.sending import Parcel, Sending, Tally
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 from outbox.store import SQL as STORE_SQL
@@ -54,8 +48,6 @@ if TYPE_CHECKING:
 
 SQL: Final = load_sql("outbox.callback", "sender.sql")
 
-_log = logging.getLogger(__name__)
-
 _CHECKS: Final = "orderchain-checks"
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
 _GIVEN_UP: Final = sources(Change.TRIES_USED_UP)
@@ -70,24 +62,15 @@ class CheckedStats:
     resent: int = 0
     """Of those: since the callback service asked."""
     dropped: int = 0
-    """Messages that could not wait in memory, or whose commit may not last: left to the sweep, if
-    there is one."""
+    """Messages that were not sent from here: they could not wait in memory, their commit may not
+    last, or their send failed though the broker was there. Left to the callback service, where it
+    was asked to check them, and to the sweep, if there is one."""
     consumed: int = 0
     repeated: int = 0
     unknown: int = 0
     forged: int = 0
     """Confirms whose proofs were wrong."""
     abnormal: int = 0
-
-
-class _Lane:
-    """What waits for one destination, or is under way to it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.waiting: deque[list[Message]] = deque()
-        self.rows = 0
-        self.some = asyncio.Event()
 
 
 class CheckedSender:
@@ -104,36 +87,57 @@ class CheckedSender:
         self._session = OutboxSession(config, "mode 5")
         self._sender = MessageSender(config.kafka, config.send_seconds)
         self._alerts = Alerts(config, RelayStats())
-        self._destinations: dict[str, Destination] = {}
-        self._lanes: dict[str, _Lane] = {}
-        self._waiting_rows = 0  # waiting or under way
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._checks = Destination(name=_CHECKS, topic=checked.check_topic, confirm="none")
+        self._oldest = smallest_id(0)
+        self._tally = Tally("left to the callback service and the sweep")
+        # What this process holds nobody else sends for now, so it waits for broker and topic.
+        self._sending = Sending(
+            self._sender,
+            self._tally,
+            self._send,
+            rows_max=config.waiting_rows_max,
+            round_rows_max=config.send_rows_max,
+            probe_seconds=config.probe_seconds,
+            keeps=True,
+        )
+        self._woken = asyncio.Event()
         self._parts = Parts("mode 5")
 
     def stats(self) -> CheckedStats:
         """Return the counters as they are now."""
-        return deepcopy(self._counters)
+        sent = self._tally.sent_count + self._counters.resent
+        return replace(self._counters, sent=sent, dropped=self._tally.unsent_count)
 
     async def start(self) -> None:
         """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
         try:
             self._sender.confirm_key = await self._store.confirm_key()
-            self._destinations = await self._store.destinations()
+            await self._look()
         except BaseException:
             await self._store.close()
             raise
         self._parts = Parts("mode 5")
-        for name in self._destinations:
-            self._lanes.setdefault(name, _Lane(name))
-        for name, lane in self._lanes.items():
-            self._parts.begin(f"send to {name}", self._run(lane))
-        self._parts.begin("alerts", self._alerts.run())
         durability = TopicDurability(self._config.kafka, "mode-5-topics", LOSS)
+        self._parts.begin("send", self._sending.run())
+        self._parts.begin("broker", endless("broker", self._sending.watch_broker))
+        self._parts.begin("outbox", endless("outbox", self._keep_looking))
+        self._parts.begin("alerts", self._alerts.run())
         self._parts.begin("topics", durability.keep_looking(self._topics))
 
+    async def _look(self) -> None:
+        self._sending.destinations = await self._store.destinations()
+        self._oldest = await self._store.oldest_unfinished()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.sweep_seconds):
+                    await self._woken.wait()
+            self._woken.clear()
+            await self._look()
+
     def _topics(self) -> set[str]:
-        return topics_of(self._destinations.values()) | {self._checked.check_topic}
+        return topics_of(self._sending.destinations.values()) | {self._checked.check_topic}
 
     async def run(self) -> None:
         """Raise what a part has raised, when one has ended; return at a stop."""
@@ -147,13 +151,15 @@ class CheckedSender:
         async with AsyncExitStack() as closing:
             for close in (self._store.close, self._session.close, self._sender.close):
                 closing.push_async_callback(close)
+            closing.callback(self._tally.log)
+            closing.callback(self._sending.drop_waiting)
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(self._config.stop_seconds):
                     await self._parts.during(self._finished)
 
     async def _finished(self) -> None:
-        await self._empty.wait()
+        await self._sending.finish()
         await self._alerts.finish()
 
     async def __aenter__(self) -> CheckedSender:
@@ -175,16 +181,19 @@ class CheckedSender:
         Raises PartEnded when a part has ended; SettingError inside of a transaction.
         """
         self._parts.check()
-        business = BusinessTransaction(connection, uuid4(), self._parts.check)
+        claim = uuid4()
+        business = BusinessTransaction(connection, claim, self._parts.check)
         async with watched_transaction(connection) as commit:
             yield business
             commit.matters = business.was_used
-        if not business.messages:
+        messages = business.messages
+        if not (commit.is_certain or (self._config.unsafe_durability and not commit.was_cut)):
+            if messages:
+                self._tally.give_up(len(messages), "the commit may not last")
             return
-        if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
-            self._hand_over(business.messages)
-        else:
-            self._drop(len(business.messages), "their commit may not last")
+        self._sending.hand_over(Parcel(claim, messages))
+        if not self._is_known(messages):
+            self._woken.set()
 
     async def settle(self) -> None:
         """Return once all that was handed over is sent. Raises PartEnded."""
@@ -248,14 +257,15 @@ class CheckedSender:
             self._tell_abnormal(
                 await self._session.fetch(STORE_SQL["give_up"], ids, names, reasons, _GIVEN_UP)
             )
-        await self._know(messages)
+        if not self._is_known(messages):
+            await self._look()
+        messages = [each for each in messages if each.destination in self._sending.destinations]
         sent: set[UUID] = set()
         oldest = await self._store.oldest_unfinished()
-        results = await self._sender.send(messages, self._destinations, oldest)
+        results = await self._sender.send(messages, self._sending.destinations, oldest)
         for batch in results:
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
-        self._counters.sent += len(sent)
         self._counters.resent += len(sent)
         if sent:
             await self._session.fetch(SQL["sent"], sorted(sent), token, _SENDABLE)
@@ -272,117 +282,27 @@ class CheckedSender:
 
     # ------------------------------------------------------------------------------ after a commit
 
-    def _hand_over(self, messages: list[Message]) -> None:
-        by_destination: dict[str, list[Message]] = {}
-        for message in messages:
-            by_destination.setdefault(message.destination, []).append(message)
-        for name, group in by_destination.items():
-            lane = self._lanes.get(name) or self._new_lane(name)
-            free = self._config.waiting_rows_max - self._waiting_rows
-            fitting = group[: room_of(free, lane.rows)]
-            if len(fitting) < len(group):
-                self._drop(len(group) - len(fitting), "they could not wait for the broker")
-            if fitting:
-                self._waiting_rows += len(fitting)
-                lane.rows += len(fitting)
-                lane.waiting.append(fitting)
-                self._empty.clear()
-                lane.some.set()
+    def _is_known(self, messages: Sequence[Message]) -> bool:
+        return all(message.destination in self._sending.destinations for message in messages)
 
-    def _new_lane(self, name: str) -> _Lane:
-        lane = self._lanes[name] = _Lane(name)
-        if self._parts.are_begun:
-            self._parts.begin(f"send to {name}", self._run(lane))
-        return lane
-
-    def _drop(self, count: int, why: str) -> None:
-        self._counters.dropped += count
-        _log.error("left to the sweep %s: %s", counted(count, "message"), why)
-
-    async def _run(self, lane: _Lane) -> None:
-        """Send what waits for one destination, for ever."""
-        while True:
-            await lane.some.wait()
-            lane.some.clear()
-            while lane.waiting:
-                left = self._take(lane)
-                count = len(left)
-                while left:
-                    left = await self._tried(left)
-                self._waiting_rows -= count
-                lane.rows -= count
-                if not self._waiting_rows:
-                    self._empty.set()
-
-    def _take(self, lane: _Lane) -> list[Message]:
-        """Return what waits, up to a round's limit: rounds grow with the load."""
-        taken, rows_max = list(lane.waiting.popleft()), self._config.send_rows_max
-        while lane.waiting and len(taken) + len(lane.waiting[0]) <= rows_max:
-            taken += lane.waiting.popleft()
-        return taken
-
-    async def _tried(self, messages: list[Message]) -> list[Message]:
-        """Send messages; return those that are still to be sent, after a pause."""
-        try:
-            return await self._send(messages)
-        except LASTING:
-            raise
-        except TopicTrouble:  # of the checks, and it was reported when it was found
-            pass
-        except (OrderchainError, OSError) as error:
-            _log.warning("mode 5: nothing could be sent: %s", reason_of(error))
-            await self._sender.renew()
-        await asyncio.sleep(self._config.probe_seconds)
-        return messages
-
-    async def _send(self, messages: list[Message]) -> list[Message]:
+    async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         """Send the checks first: a check without its message is mended, the reverse is not."""
-        await self._know(messages)
-        topics = {self._destinations[each.destination].topic for each in messages}
-        if any(self._sender.troubles.is_paused(topic) for topic in topics):
-            await asyncio.sleep(self._config.probe_seconds)
-            return messages
-        checks = self._checks_of(messages)
-        destinations = {
-            _CHECKS: Destination(name=_CHECKS, topic=self._checked.check_topic, confirm="none")
-        }
-        oldest = await self._store.oldest_unfinished()
-        for batch in await self._sender.send(checks, destinations, oldest):
-            if isinstance(batch.error, TopicTrouble):
-                raise batch.error
-            if batch.error is not None:
-                raise RetryError(f"the check record was not taken: {batch.error!r}")
-        left: list[Message] = []
-        results = await self._sender.send(messages, self._destinations, oldest)
-        for batch in results:
-            if batch.error is None:
-                self._counters.sent += len(batch.messages)
-                continue
-            left += batch.messages
-            if not isinstance(batch.error, TopicTrouble):  # which was reported when it was found
-                _log.warning("mode 5: a batch was not taken: %s", printable(repr(batch.error)))
-        if is_broken(results):
-            await self._sender.renew()
-        if left:
-            await asyncio.sleep(self._config.probe_seconds)
-        return left
+        checks = self._checks_of(messages, destination)
+        for sent in await self._sender.send(checks, {_CHECKS: self._checks}, self._oldest):
+            if (error := sent.error) is not None:
+                if not isinstance(error, TopicTrouble):
+                    error = RetryError(f"the check record was not taken: {error!r}")
+                return [Sent(destination.topic, -1, messages, error=error)]
+        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
 
-    def _checks_of(self, messages: Sequence[Message]) -> list[Message]:
+    def _checks_of(self, messages: Sequence[Message], destination: Destination) -> list[Message]:
+        if not destination.consumers:
+            return []
         due_ns = self._clock.wall_ns() + int(self._checked.check_seconds * 1e9)
-        by_destination: dict[str, list[UUID]] = {}
-        for message in messages:
-            if self._destinations[message.destination].consumers:
-                by_destination.setdefault(message.destination, []).append(message.message_id)
-        records = []
-        for name, ids in by_destination.items():
-            consumers = self._destinations[name].consumers
-            for begin in range(0, len(ids), CHECKS_MAX):
-                part = ids[begin : begin + CHECKS_MAX]
-                value = encode_checks(self._checked.sender, due_ns, consumers, part)
-                (record_id,) = draw_message_ids(1)
-                records.append(Message(record_id, _CHECKS, value, self._checked.sender))
+        sender, records = self._checked.sender, []
+        for begin in range(0, len(messages), CHECKS_MAX):
+            ids = [message.message_id for message in messages[begin : begin + CHECKS_MAX]]
+            (record_id,) = draw_message_ids(1)
+            value = encode_checks(sender, due_ns, destination.consumers, ids)
+            records.append(Message(record_id, _CHECKS, value, sender))
         return records
-
-    async def _know(self, messages: Sequence[Message]) -> None:
-        if any(message.destination not in self._destinations for message in messages):
-            self._destinations = await self._store.destinations()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -117,7 +117,71 @@ async def test_broker_away_loses_messages_counts_them_and_spares_the_business(
             await business.execute("INSERT INTO trade VALUES (1)")
         await fire.finish()
         assert (fire.sent, fire.lost) == (0, 1)
+        # It is known to be away now: the next one is lost, and counted, without a wait.
+        async with fire.transaction(business) as firing:
+            firing.send("prices", b"lost")
+        assert (fire.sent, fire.lost) == (0, 2)
+        await asyncio.to_thread(kafka_to_break.start)
+
+        async def is_sent() -> bool:
+            async with fire.transaction(business) as firing:
+                firing.send("prices", b"later")
+            await fire.finish()
+            return fire.sent > 0
+
+        await sender.until(is_sent)
     assert await sender.admin.fetchval("SELECT count(*) FROM trade") == 1
+
+
+async def test_missing_topic_loses_its_own_messages_alone_and_is_named_once(
+    sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    prices = await quiet(sender)
+    nowhere = Destination(name="nowhere", topic=f"nowhere.{sender.name}", confirm="none")
+    business = await sender.connect()
+    ids = []
+    async with FireAfterCommit(sender.kafka, [prices, nowhere]) as fire:
+        for _ in range(3):
+            async with fire.transaction(business) as firing:
+                firing.send("nowhere", b"lost")
+                ids.append(firing.send("prices", b"1.25"))
+            await fire.finish()
+        assert (fire.sent, fire.lost) == (3, 3)
+    assert await sender.sent(prices) == ids
+    lines = [each.getMessage() for each in caplog.records if each.name.startswith("outbox")]
+    assert len([line for line in lines if line.startswith("topic ")]) == 1
+    lost = [line for line in lines if line.startswith("lost ")]
+    assert lost
+    assert all(f"topic {nowhere.topic} is not there" in line for line in lost)
+
+
+async def test_destination_that_hangs_holds_up_no_other_and_a_stop_counts_what_it_cuts_off(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.firing._STOP_SECONDS", 0.1, raising=False)
+    prices = await quiet(sender)
+    slow = Destination(name="slow", topic=f"slow.{sender.name}", confirm="none")
+    business = await sender.connect()
+    async with FireAfterCommit(sender.kafka, [prices, slow]) as fire:
+        send_group = fire._sender._send_group
+
+        async def hangs(destination: Destination, *given: Any) -> Any:
+            if destination.name == "slow":
+                await asyncio.Event().wait()
+            return await send_group(destination, *given)
+
+        monkeypatch.setattr(fire._sender, "_send_group", hangs)
+        for _ in range(3):
+            async with fire.transaction(business) as firing:
+                firing.send("slow", b"never")
+                firing.send("prices", b"1.25")
+
+        async def are_sent() -> bool:
+            return fire.sent == 3
+
+        await sender.until(are_sent)
+        assert fire.lost == 0
+    assert (fire.sent, fire.lost) == (3, 3)
 
 
 async def test_bad_input_is_refused_before_the_commit(sender: Sender) -> None:

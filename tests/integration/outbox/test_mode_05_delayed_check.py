@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.resources import files
@@ -28,6 +29,7 @@ from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 
+from .conftest import DEADLINE_SECONDS
 from .hand_clock import HandClock
 from .service_client import client, endpoint, raw, service_config
 
@@ -373,6 +375,25 @@ async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_
     lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
     assert len([line for line in lines if "is not there" in line]) == 1
     assert not any("nothing could be sent" in each.getMessage() for each in caplog.records)
+
+
+async def test_message_that_its_topic_refuses_holds_up_no_other_and_is_left_to_the_check(
+    rig: Rig, sender: Sender
+) -> None:
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    narrow = Destination(name="narrow", topic=f"narrow.{sender.name}", consumers=(CONSUMER,))
+    await save_destinations(operator, [narrow])
+    await sender.make_topics(narrow.topic, **{"max.message.bytes": "2000"})
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        large = await business.add("narrow", random.Random(1).randbytes(5_000))
+        ids = [await business.add("narrow", b"pay") for _ in range(3)]
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.mode_5.settle()
+    assert sorted(await sender.sent(narrow)) == ids
+    assert (rig.mode_5.stats().sent, rig.mode_5.stats().dropped) == (3, 1)
+    (record,) = await sender.records(rig.check_topic)
+    assert large.bytes in decode_checks(record.value).message_ids, "it will be asked for"
 
 
 async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:

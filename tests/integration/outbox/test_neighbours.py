@@ -282,7 +282,7 @@ async def test_destination_that_hangs_leaves_room_for_the_others(
         for each in ids:
             await sender.until_status(each, Status.CONFIRMED)
         assert relay.waiting <= 50 + 10
-        relay._parts.cancel({"dispatch"})
+        relay._parts.cancel({"send"})
     assert set(await sender.sent(clearing)) == set(ids)
     assert await sender.sent(slow) == []
 
@@ -316,7 +316,7 @@ async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> N
     for _ in range(4):
         await sender.let_time_pass()
         relay = Relay(sender.config())  # it claims, and dies before it sends
-        relay._dispatch.destinations = await killed.destinations()
+        relay._sending.destinations = await killed.destinations()
         await relay._sweep.sweep()
         await relay._store.close()
     await killed.close()

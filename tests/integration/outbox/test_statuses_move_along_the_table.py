@@ -12,8 +12,9 @@ import pytest
 import outbox
 from outbox import Message, Status, acts, draw_message_ids
 from outbox.resend import Verdict, judge, wait_seconds
+from outbox.sending import Share
 from outbox.statuses import FINAL, TRANSITIONS
-from outbox.store import Ack, Claiming, RelayStore, Share
+from outbox.store import Ack, Claiming, RelayStore
 
 from .conftest import CONSUMER, Sender
 

@@ -91,10 +91,10 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
     monkeypatch.setattr(outbox.confirms, "_PAUSE_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(outbox.confirms, "_PROGRESS_SECONDS", 0.0)
     destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
-    dispatch = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
+    sending = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
     config = RelayConfig(database="postgresql://d", kafka="k:1")
     stats, troubles = RelayStats(), TopicTroubles()
-    intake = ConfirmIntake(config, cast("Any", store), dispatch, Mock(), stats, troubles)
+    intake = ConfirmIntake(config, cast("Any", store), sending, Mock(), stats, troubles)
     running = asyncio.create_task(intake.run())
     async with asyncio.timeout(10):
         await topic.is_read.wait()
