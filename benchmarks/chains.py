@@ -6,17 +6,18 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-import asyncpg
 from msgspec import Struct
 
 from chainctl.commands.chain import ChainPlan, create_chain
 from chainctl.commands.schema import apply_schema
-from chainctl.settings import load_settings
+from chainctl.settings import SETTING_NAMES, Settings
 from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import make_admin, started
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.postgres import connect
 from orderchain.limits import CHAIN_ID_MAX
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 
@@ -24,23 +25,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from chainctl.settings import Settings
+    from orderchain.clients.postgres import Connection
 
 
 class Site(Struct, frozen=True):
-    """Where the servers are, by role."""
+    """Where the servers are, by role, and how to get in: children are told by their stdin."""
 
-    admin: str
-    sequencer: str
-    receiver: str
-    gap_reader: str
-    kafka: str
-    auditor: str = ""
+    admin: DatabaseConfig
+    sequencer: DatabaseConfig
+    receiver: DatabaseConfig
+    gap_reader: DatabaseConfig
+    auditor: DatabaseConfig
+    kafka: KafkaConfig
     directory: str = ""
     """Folder of the stack: a rival with a server of its own keeps its files on the same disk."""
     process_ids: dict[str, int] = {}
     """Of the servers, by name, for what they cost."""
 
+
+_CONNECT_SECONDS = 30.0
+"""A server that has just started, beside processes that start, takes its time."""
 
 CHECKPOINT_TIMEOUT = "30s"
 """PostgreSQL's shortest: runs of a minute see checkpoints, as a day of work does."""
@@ -71,18 +75,51 @@ def site_of(stack: LocalStack) -> Site:
     """Return where the running `stack` is."""
     environment: Mapping[str, str] = stack.environment()
     return Site(
-        admin=environment["CHAINCTL_DATABASE"],
-        sequencer=stack.dsn(SEQUENCER_WRITER),
-        receiver=stack.dsn(RECEIVER_WRITER),
-        gap_reader=stack.dsn(GAP_READER),
-        kafka=environment["CHAINCTL_KAFKA"],
-        auditor=environment["CHAINCTL_AUDIT_DATABASE"],
+        admin=DatabaseConfig.of(environment["CHAINCTL_DATABASE"]),
+        sequencer=DatabaseConfig.of(stack.dsn(SEQUENCER_WRITER)),
+        receiver=DatabaseConfig.of(stack.dsn(RECEIVER_WRITER)),
+        gap_reader=DatabaseConfig.of(stack.dsn(GAP_READER)),
+        auditor=DatabaseConfig.of(environment["CHAINCTL_AUDIT_DATABASE"]),
+        kafka=KafkaConfig.of(environment["CHAINCTL_KAFKA"]),
         directory=str(stack.directory),
         process_ids={
             server.name.lower().replace("postgresql", "postgres"): server.process_id
             for server in stack.status().servers
             if server.process_id is not None
         },
+    )
+
+
+async def connect_to(
+    database: DatabaseConfig, settings: Mapping[str, str] | None = None
+) -> Connection:
+    """Return a connection as the engine's own are, with the same TLS. Raises as `connect`."""
+    return await connect(
+        database,
+        application_name="benchmark",
+        within_seconds=_CONNECT_SECONDS,
+        settings=settings,
+    )
+
+
+def address_of(database: DatabaseConfig) -> str:
+    """Return libpq's keywords for `database`, for the settings of a child. Holds the password."""
+    fields = {name: str(getattr(database, name)) for name in DatabaseConfig.__struct_fields__}
+    quoted = {
+        name: value.replace("\\", r"\\").replace("'", r"\'")
+        for name, value in fields.items()
+        if value
+    }
+    return " ".join(f"{name}='{value}'" for name, value in quoted.items())
+
+
+def settings_of(site: Site) -> Settings:
+    """Return the settings of the command line for the servers of `site`."""
+    kafka = {f"kafka_{name}": getattr(site.kafka, name) for name in KafkaConfig.__struct_fields__}
+    return Settings(
+        database=address_of(site.admin),
+        kafka=site.kafka.bootstrap_servers,
+        **{name: value for name, value in kafka.items() if name in SETTING_NAMES},
     )
 
 
@@ -93,7 +130,7 @@ async def tune(site: Site) -> dict[str, str]:
         "max_wal_size": f"{MAX_WAL_SIZE_MB} MB",
         "min_wal_size": f"{MAX_WAL_SIZE_MB} MB",
     }
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         for name, value in ours.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
@@ -116,7 +153,7 @@ async def write_log_files(site: Site, megabytes: int) -> None:
     A new file is 16 MB of zeros to flush, for which every commit waits: 20 to 70 ms (decisions 13
     and 14).
     """
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         for _ in range(megabytes // _LOG_STEP_MB):
             await connection.execute(_WRITE_LOG, _LOG_STEP_MB)
@@ -146,13 +183,13 @@ async def make_topic(site: Site, topic: str) -> None:
 
 async def remove_topic(site: Site, topic: str) -> None:
     """Remove a topic and its files."""
-    async with started(make_admin(KafkaConfig.of(site.kafka), "benchmark")) as admin:
+    async with started(make_admin(site.kafka, "benchmark")) as admin:
         await admin.delete_topics([topic])
 
 
 async def empty_chain(site: Site, chain_id: int) -> None:
     """Remove the rows of a chain and its topic. Its number stays taken."""
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         topic = await connection.fetchval(
             "SELECT topic FROM chain_head WHERE chain_id = $1", chain_id
@@ -173,7 +210,7 @@ def draw_chain_id() -> int:
 
 async def prepare_database(site: Site) -> Settings:
     """Apply the schema where it is not there yet; return settings for more."""
-    settings = load_settings({"database": site.admin, "kafka": site.kafka}, {}).settings
+    settings = settings_of(site)
     await apply_schema(settings)
     return settings
 

@@ -10,9 +10,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-import asyncpg
 from msgspec.structs import replace
 
+from benchmarks.chains import connect_to
 from benchmarks.ends import RunFailed
 from benchmarks.question import Arm, Figures, Line, Scope, load_arm
 from benchmarks.running import run_arm, run_load
@@ -64,7 +64,7 @@ async def until_one_is_due(site: Site, lead_seconds: float = LEAD_SECONDS) -> No
 
     They come `checkpoint_timeout` after the last one began, whether there was one to write or not.
     """
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         interval_seconds = await connection.fetchval(_INTERVAL)
         async with asyncio.timeout(3 * interval_seconds):

@@ -21,10 +21,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
 from benchmarks.arms import interleave, ratio
-from benchmarks.chains import Site, make_chain
+from benchmarks.chains import Site, connect_to, make_chain
 from benchmarks.committing import Figures, config_of, run, submit_all, submit_many, tell
 from benchmarks.rivals import bare_pages, order_rows
 from benchmarks.rivals.engine import OpenSink
@@ -77,7 +75,7 @@ class Storage:
         chain_id = await make_chain(site)
         await order_rows.make_partition(site, chain_id)
         ready = await self._made(site, chain_id, orders, batch_rows)
-        connection = await asyncpg.connect(site.admin)
+        connection = await connect_to(site.admin)
         try:
             await prepare(connection)
             # So that none falls into the run, and each run has the same pages to log whole.

@@ -24,12 +24,11 @@ from itertools import starmap
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-import asyncpg
 import msgspec
 import uvloop
 
 from benchmarks.arms import interleave, ratio, spread
-from benchmarks.chains import Site, benchmark_stack, open_site
+from benchmarks.chains import Site, benchmark_stack, connect_to, open_site
 from benchmarks.generated import SQL, generate_chain, generate_rows
 from benchmarks.host import RESULTS, describe_host
 from gapfill import GapReader, GapReaderConfig
@@ -38,6 +37,8 @@ from orderchain.event import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from orderchain.clients.postgres import Connection
 
 PAGE_ROWS: Final = 5_000
 """Of a SELECT, of what a reader holds at once, and of a batch."""
@@ -113,9 +114,7 @@ async def gaps(site: Site, chain_id: int, last_id: int, rows: int, seed: int) ->
     }
 
 
-async def _select(
-    connection: asyncpg.Connection[asyncpg.Record], chain_id: int, after_id: int, rows: int
-) -> list[Event]:
+async def _select(connection: Connection, chain_id: int, after_id: int, rows: int) -> list[Event]:
     """Return the next rows, read as a program would that only wants them."""
     until_id, found = after_id + rows, []
     while after_id < until_id:
@@ -125,9 +124,9 @@ async def _select(
     return found
 
 
-async def _plain_connection(site: Site) -> asyncpg.Connection[asyncpg.Record]:
+async def _plain_connection(site: Site) -> Connection:
     """Connect as the reader does, so that both arms get the same plans."""
-    return await asyncpg.connect(site.gap_reader, server_settings=SESSION_SETTINGS)
+    return await connect_to(site.gap_reader, settings=SESSION_SETTINGS)
 
 
 def _reader(site: Site, chain_id: int) -> GapReader:

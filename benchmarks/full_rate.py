@@ -13,10 +13,9 @@ import asyncio
 import statistics
 from typing import Any, Final
 
-import asyncpg
 import msgspec
 
-from benchmarks.chains import Site, benchmark_stack, empty_chain, make_chain, open_site
+from benchmarks.chains import Site, benchmark_stack, connect_to, empty_chain, make_chain, open_site
 from benchmarks.children import Child
 from benchmarks.host import RESULTS, describe_host
 from benchmarks.impaired_receiving import Impaired, ImpairedJob
@@ -29,7 +28,7 @@ FILLED_SHARE_MAX: Final = 0.002
 
 async def skipped_ranges(site: Site, chain_id: int) -> int:
     """Return how many ranges were never published."""
-    connection = await asyncpg.connect(site.auditor)
+    connection = await connect_to(site.auditor)
     try:
         found = await connection.fetchval(
             "SELECT count(*) FROM chain_skip WHERE chain_id = $1", chain_id

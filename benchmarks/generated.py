@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
-from benchmarks.chains import make_chain
+from benchmarks.chains import connect_to, make_chain
 from benchmarks.rivals.order_rows import make_partition
 from orderchain.page_image import PAGE_ROWS_MAX
 from orderchain.sql import load_sql
@@ -34,7 +32,7 @@ async def generate_chain(
 async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
     """Store what `generate_chain` made in the table of a row per order, too."""
     await make_partition(site, chain_id)
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         await connection.execute(SQL["rows"], chain_id, 1, rows)
         await connection.execute("VACUUM (ANALYZE) bare_event")
@@ -58,7 +56,7 @@ async def grow_chain(
     page_rows = min(page_rows, batch_rows)
     if batch_rows % page_rows:
         raise ValueError(f"batch_rows was {batch_rows}, expected a multiple of {page_rows}")
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
             last = min(first + _CHUNK_ROWS - 1, last_id)

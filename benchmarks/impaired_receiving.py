@@ -19,6 +19,8 @@ import uvloop
 from benchmarks.children import job_of
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.kafka_config import KafkaConfig
 
 _SAMPLES_MAX = 100_000
 
@@ -27,8 +29,8 @@ class ImpairedJob(msgspec.Struct, frozen=True):
     """What to receive, and what is wrong."""
 
     chain_id: int
-    gap_database: str
-    kafka: str
+    gap_database: DatabaseConfig
+    kafka: KafkaConfig
     until_rows: int
     drop_share: float = 0.0
     """Frames that are lost on the way, drawn independently; heartbeats too."""

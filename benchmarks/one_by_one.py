@@ -16,10 +16,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from benchmarks.arms import interleave
-from benchmarks.chains import Site, draw_chain_id, make_chain
+from benchmarks.chains import Site, connect_to, draw_chain_id, make_chain
 from benchmarks.committing import Figures, config_of, run, tell
 from benchmarks.rivals.order_rows import SQL, drop_partition, make_partition
 from benchmarks.workload import EVENT_TIME_NS, order_batches
@@ -78,7 +76,7 @@ async def one_insert(site: Site, count: int = 200) -> float:
     """Return the median seconds of a single INSERT of the same order as a row, as far apart."""
     chain_id = draw_chain_id()
     await make_partition(site, chain_id)
-    connection = await asyncpg.connect(site.sequencer)
+    connection = await connect_to(site.sequencer)
     seconds = await median_seconds(
         lambda n: connection.execute(
             SQL["rows_insert"], chain_id, n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100)

@@ -10,12 +10,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import msgspec
 import numpy as np
 import uvloop
 
-from benchmarks.chains import Site, empty_chain, make_chain, make_topic, remove_topic
+from benchmarks.chains import Site, connect_to, empty_chain, make_chain, make_topic, remove_topic
 from benchmarks.ends import End
 from benchmarks.load import Load, Venue
 from benchmarks.percentiles import histogram_of
@@ -138,7 +137,7 @@ async def _prove(site: Site, chain_id: int, job: OpenJob) -> int:
 
 async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
     """Commit single rows, then send single records: one behind the other, then on a schedule."""
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     topic = "rival.floor"
     await make_topic(site, topic)
     venue = Venue(site=site, load=Load(rival="engine", orders=1), place={"topic": topic})

@@ -12,12 +12,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import uvloop
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
+from benchmarks.chains import connect_to
 from benchmarks.children import job_of
 from benchmarks.outbox_site import OutboxSite
+from orderchain.clients.kafka import make_consumer, make_producer
 from orderchain.collector import calm_collector
 from outbox.consumer import Consumer
 from outbox.consumer_config import ConsumerConfig
@@ -70,15 +70,15 @@ async def timed(place: OutboxSite) -> None:
 
 async def row_by_row(place: OutboxSite) -> None:
     """Consume in the common way: a transaction a message, an awaited confirm a message."""
-    connection = await asyncpg.connect(place.database)
+    connection = await connect_to(place.database)
     await connection.execute("CREATE TABLE IF NOT EXISTS seen (message_id uuid PRIMARY KEY)")
-    producer = AIOKafkaProducer(bootstrap_servers=place.kafka, acks="all")
-    consumer = AIOKafkaConsumer(
+    producer = make_producer(place.kafka, "benchmark")
+    consumer = make_consumer(
+        place.kafka,
+        "benchmark",
         place.destination.topic,
-        bootstrap_servers=place.kafka,
         group_id=place.destination.topic,
         auto_offset_reset="earliest",
-        enable_auto_commit=False,
     )
     await producer.start()
     await consumer.start()

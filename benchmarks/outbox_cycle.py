@@ -19,14 +19,13 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-
 import outbox
 from benchmarks.arms import interleave
+from benchmarks.chains import connect_to
 from benchmarks.children import start_worker
 from benchmarks.committing import Figures, run, tell
 from benchmarks.outbox_site import PAYLOAD, OutboxSite, drop_outbox, make_outbox
+from orderchain.clients.kafka import make_consumer, make_producer
 from outbox import Message, Relay, RelayConfig, draw_message_ids
 from outbox.headers import common_headers, record_headers
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from benchmarks.chains import Site
+    from orderchain.clients.postgres import Connection
     from outbox.callback.checked_sender import CheckedSender
 
 TRANSACTION_ROWS = 500
@@ -82,7 +82,7 @@ async def cycle(
     **settings: Any,  # noqa: ANN401
 ) -> float:
     """Return messages per second through the tables and topics of `place`."""
-    business = await asyncpg.connect(place.database)
+    business = await connect_to(place.database)
     config = RelayConfig(
         database=place.database,
         kafka=place.kafka,
@@ -103,9 +103,7 @@ async def cycle(
     return messages / seconds
 
 
-async def store_all(
-    business: asyncpg.Connection, messages: int, to: Relay | CheckedSender | None
-) -> None:
+async def store_all(business: Connection, messages: int, to: Relay | CheckedSender | None) -> None:
     """Store messages, `TRANSACTION_ROWS` a transaction, handed over where there is somebody."""
     for _ in range(0, messages, TRANSACTION_ROWS):
         rows = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(TRANSACTION_ROWS)]
@@ -117,7 +115,7 @@ async def store_all(
                 await transaction.add_many(rows)
 
 
-async def first_message(to: Relay | CheckedSender, business: asyncpg.Connection) -> None:
+async def first_message(to: Relay | CheckedSender, business: Connection) -> None:
     """Return once a message has come full circle: then everybody has joined and is warm."""
     async with to.transaction(business) as transaction:
         await transaction.add("bench", PAYLOAD)
@@ -130,15 +128,14 @@ async def row_by_row(site: Site, messages: int) -> float:
     """Return messages per second of the common way."""
     place = await make_outbox(site)
     topic = place.destination.topic
-    business, relay, intake = [await asyncpg.connect(place.database) for _ in range(3)]
+    business, relay, intake = [await connect_to(place.database) for _ in range(3)]
     await business.execute(
         "CREATE TABLE message (message_id uuid PRIMARY KEY, payload bytea, status smallint)"
     )
     headers = common_headers(place.destination, None)
-    producer = AIOKafkaProducer(bootstrap_servers=place.kafka, acks="all")
-    confirms = AIOKafkaConsumer(
-        place.destination.confirm_topic, bootstrap_servers=place.kafka,
-        auto_offset_reset="earliest",
+    producer = make_producer(place.kafka, "benchmark")
+    confirms = make_consumer(
+        place.kafka, "benchmark", place.destination.confirm_topic, auto_offset_reset="earliest",
     )  # fmt: skip
     stored: asyncio.Queue[Any] = asyncio.Queue()
     taken: list[int] = []

@@ -25,10 +25,10 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import uvicorn
 
 from benchmarks.arms import interleave, spread
+from benchmarks.chains import connect_to
 from benchmarks.children import start_worker
 from benchmarks.committing import Figures, run, tell
 from benchmarks.outbox_callback import CallbackSite, SenderAddress
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from benchmarks.chains import Site
+    from orderchain.clients.database_config import DatabaseConfig
 
 TOKEN = "of-the-benchmark"  # noqa: S105 - of a server that lives for seconds
 
@@ -68,12 +69,12 @@ _WRITTEN = (
 )
 
 
-async def rows_written(database: str, table: str, messages: int) -> float:
+async def rows_written(database: DatabaseConfig, table: str, messages: int) -> float:
     """Return the rows of `table` that were written, for each message.
 
     Sessions report what they have done when they end, so all of them must have ended.
     """
-    connection = await asyncpg.connect(database)
+    connection = await connect_to(database)
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
     async with asyncio.timeout(END_SECONDS):
         while await connection.fetchval(others) > 1:  # noqa: ASYNC110 - of other processes
@@ -107,7 +108,7 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
     checks = f"{topic}.checks"
     await make_topics(place.kafka, {checks: 1})
     store = await make_database(site, f"{topic}_callback")
-    connection = await asyncpg.connect(store)
+    connection = await connect_to(store)
     async with connection.transaction():
         await connection.execute((files("outbox") / "callback.sql").read_text())
     await connection.close()
@@ -122,7 +123,7 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
         return_seconds=PAUSE_SECONDS,
         round_seconds=PAUSE_SECONDS,
     )
-    business = await asyncpg.connect(place.database)
+    business = await connect_to(place.database)
     async with (
         consumer_process(place, "batched"),
         sender,

@@ -24,10 +24,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-import asyncpg
-
 import outbox
 from benchmarks.arms import spread
+from benchmarks.chains import connect_to
 from benchmarks.committing import Figures, run
 from benchmarks.outbox_cycle import consumer_process, first_message
 from benchmarks.outbox_site import PAYLOAD, drop_outbox, make_outbox
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     import argparse
 
     from benchmarks.chains import Site
+    from orderchain.clients.postgres import Connection
 
 CONNECTIONS = 16
 """Of the business: one alone gets through about 400 transactions a second, each of them flushed."""
@@ -78,7 +78,7 @@ async def one_round(site: Site, seconds: int, rate: int, way: Way) -> Delays:
     place = await make_outbox(site)
     topic = place.destination.topic
     config = RelayConfig(database=place.database, kafka=place.kafka, name=f"{topic}.relay")
-    business = [await asyncpg.connect(place.database) for _ in range(CONNECTIONS)]
+    business = [await connect_to(place.database) for _ in range(CONNECTIONS)]
     count = seconds * rate // way.together * way.together
     firsts = iter(range(0, count, way.together))
     begun, committed, handled = ([0] * count for _ in range(3))
@@ -89,7 +89,7 @@ async def one_round(site: Site, seconds: int, rate: int, way: Way) -> Delays:
                 number, at = (await lines.readline()).split()
                 handled[int(number)] = int(at)
 
-        async def store(connection: asyncpg.Connection, rows: list[Message]) -> None:
+        async def store(connection: Connection, rows: list[Message]) -> None:
             if way.hands_over:
                 async with relay.transaction(connection) as transaction:
                     await transaction.add_many(rows)
@@ -97,7 +97,7 @@ async def one_round(site: Site, seconds: int, rate: int, way: Way) -> Delays:
                 async with connection.transaction():
                     await outbox.add_many(connection, rows)
 
-        async def work(connection: asyncpg.Connection) -> None:
+        async def work(connection: Connection) -> None:
             for first in firsts:
                 await asyncio.sleep(max(began + first / rate - time.monotonic(), 0))
                 numbers = slice(first, first + way.together)
@@ -134,7 +134,7 @@ def messages(first: int, count: int) -> list[Message]:
 
 async def make_log_files(site: Site) -> None:
     """Let the server write log files, and keep them to be used again."""
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     await connection.execute("ALTER SYSTEM SET checkpoint_timeout = '1h'")
     await connection.execute("SELECT pg_reload_conf()")
     await connection.execute("CREATE TABLE filling (content text)")
@@ -146,7 +146,7 @@ async def make_log_files(site: Site) -> None:
 
 async def checkpoint(site: Site) -> None:
     """Write what is dirty, which one arm has left, and free its log files for the next."""
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     await connection.execute("CHECKPOINT")
     await connection.close()
 

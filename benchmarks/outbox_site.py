@@ -6,9 +6,10 @@ import secrets
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-import asyncpg
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from benchmarks.chains import connect_to
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import create_topic, make_admin, started
 from orderchain.clients.kafka_config import KafkaConfig
 from outbox import Destination, save_destinations
@@ -24,39 +25,38 @@ PAYLOAD = bytes(100)
 class OutboxSite(Struct, frozen=True):
     """One database for sender and consumer, and one destination."""
 
-    database: str
-    kafka: str
+    database: DatabaseConfig
+    kafka: KafkaConfig
     destination: Destination
 
 
-async def make_database(site: Site, name: str) -> str:
-    """Make an empty database, and return its URL."""
-    admin = await asyncpg.connect(site.admin)
+async def make_database(site: Site, name: str) -> DatabaseConfig:
+    """Make an empty database, and return where it is."""
+    admin = await connect_to(site.admin)
     await admin.execute(f"CREATE DATABASE {name}")
     await admin.close()
-    return site.admin.rpartition("/")[0] + f"/{name}"
+    return structs.replace(site.admin, dbname=name)
 
 
 async def drop_database(site: Site, name: str) -> None:
     """Remove a database: what one arm has left must not cost the next one anything."""
-    admin = await asyncpg.connect(site.admin)
+    admin = await connect_to(site.admin)
     await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     await admin.close()
 
 
-async def make_topics(kafka: str, topics: Mapping[str, int]) -> None:
+async def make_topics(kafka: KafkaConfig, topics: Mapping[str, int]) -> None:
     """Make topics, by name, with so many partitions."""
-    config = KafkaConfig.of(kafka)
-    async with started(make_admin(config, "benchmark")) as admin:
+    async with started(make_admin(kafka, "benchmark")) as admin:
         for name, count in topics.items():
-            await create_topic(admin, config, name, partitions=count)
+            await create_topic(admin, kafka, name, partitions=count)
 
 
 async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
     """Make a database with the tables of both sides, empty."""
     name = f"outbox_{secrets.token_hex(6)}"
     database = await make_database(site, name)
-    connection = await asyncpg.connect(database)
+    connection = await connect_to(database)
     for part in ("schema.sql", "inbox.sql"):
         async with connection.transaction():
             await connection.execute((files("outbox") / part).read_text())

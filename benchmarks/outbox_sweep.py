@@ -12,10 +12,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 import outbox
 from benchmarks.arms import interleave
+from benchmarks.chains import connect_to
 from benchmarks.committing import Figures, run, tell
 from benchmarks.outbox_site import PAYLOAD, OutboxSite, make_outbox
 from outbox import Message, Relay, RelayConfig, draw_message_ids
@@ -33,7 +32,7 @@ CLAIMED = 1_000
 async def with_history(site: Site, finished: int) -> OutboxSite:
     """Make an outbox with so many finished messages."""
     place = await make_outbox(site)
-    connection = await asyncpg.connect(place.database)
+    connection = await connect_to(place.database)
     for first in range(0, finished, 10_000):
         ids = draw_message_ids(min(10_000, finished - first))
         messages = [Message(message_id, "bench", PAYLOAD) for message_id in ids]
@@ -59,7 +58,7 @@ async def idle_round(relay: Relay) -> float:
 
 async def full_round(relay: Relay, place: OutboxSite) -> float:
     """Return the seconds of a sweep that claims `CLAIMED` deliveries; their sends are not in it."""
-    connection = await asyncpg.connect(place.database)
+    connection = await connect_to(place.database)
     messages = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(CLAIMED)]
     async with connection.transaction():
         await outbox.add_many(connection, messages)

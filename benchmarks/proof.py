@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
+from benchmarks.chains import connect_to
 from benchmarks.load import Stored
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.workload import order_batches
@@ -16,6 +15,7 @@ from orderchain.seal import genesis_seal, next_seal
 
 if TYPE_CHECKING:
     from benchmarks.load import Load
+    from orderchain.clients.database_config import DatabaseConfig
 
 _BATCHES = """
 SELECT first_id, last_id, prev_last_id, row_count, epoch, seal,
@@ -27,14 +27,16 @@ SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2, $3) ORDER 
 """
 
 
-async def prove(dsn: str, chain_id: int, load: Load, untimed_orders: int | None = None) -> Stored:
+async def prove(
+    database: DatabaseConfig, chain_id: int, load: Load, untimed_orders: int | None = None
+) -> Stored:
     """Return what the chain holds. Raises NotWhole unless it is exactly the orders of `load`.
 
     `untimed_orders` are those that went before, by default as many as the load has.
 
     It recomputes what the sequencer computed, by the documented rules, from the rows alone.
     """
-    connection = await asyncpg.connect(dsn)
+    connection = await connect_to(database)
     try:
         head = await connection.fetchrow(
             "SELECT last_id, last_seal, database_id FROM chain_head, schema_version "

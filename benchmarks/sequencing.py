@@ -15,6 +15,8 @@ import uvloop
 from benchmarks.children import job_of
 from benchmarks.impaired_receiving import resident_mib
 from benchmarks.workload import order_batches
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.kafka_config import KafkaConfig
 from sequencer import SequencerConfig, open_sequencer
 
 _IN_FLIGHT = 3
@@ -24,8 +26,8 @@ class SequencingJob(msgspec.Struct, frozen=True):
     """What to sequence."""
 
     chain_id: int
-    database: str
-    kafka: str
+    database: DatabaseConfig
+    kafka: KafkaConfig
     orders: int
     batch_rows: int
     payload_bytes: int = 100

@@ -6,18 +6,23 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncpg
 from msgspec import Struct
+
+from benchmarks.chains import connect_to
 
 if TYPE_CHECKING:
     from benchmarks.chains import Site
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _LOOK = """
-SELECT (SELECT num_timed + num_requested FROM pg_stat_checkpointer) AS checkpoints,
+SELECT (SELECT {checkpoints}) AS checkpoints,
        (pg_current_wal_lsn() - '0/0')::float8 AS wal_bytes,
        (SELECT count(*) FROM pg_ls_waldir()) AS wal_files
 """
+
+
+_CHECKPOINTS = "num_timed + num_requested FROM pg_stat_checkpointer"
+_CHECKPOINTS_BEFORE_17 = "checkpoints_timed + checkpoints_req FROM pg_stat_bgwriter"
 
 
 class ServerLoad(Struct, frozen=True, kw_only=True):
@@ -32,9 +37,11 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     @classmethod
     async def now(cls, site: Site) -> ServerLoad:
         """Return the counters of this instant."""
-        connection = await asyncpg.connect(site.admin)
+        connection = await connect_to(site.admin)
         try:
-            row = await connection.fetchrow(_LOOK)
+            is_old = connection.get_server_version().major < 17
+            counted = _CHECKPOINTS_BEFORE_17 if is_old else _CHECKPOINTS
+            row = await connection.fetchrow(_LOOK.format(checkpoints=counted))
         finally:
             await connection.close()
         children = _children()

@@ -21,12 +21,11 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.arms import ratio, spread
-from benchmarks.chains import Site, benchmark_stack, open_site, site_of
+from benchmarks.chains import Site, benchmark_stack, connect_to, open_site, site_of
 from benchmarks.ends import RunFailed
 from benchmarks.generated import SQL, generate_chain
 from benchmarks.host import RESULTS, describe_host
@@ -110,7 +109,7 @@ class Bench:
         self._require(asyncio.run(self._ask("aggregate")), self._rows)
 
     async def _ask(self, name: str) -> Any:  # noqa: ANN401 - whatever it answers
-        connection = await asyncpg.connect(self._site.auditor)
+        connection = await connect_to(self._site.auditor)
         try:
             return await connection.fetchval(SQL[name], self._chain_id, timeout=600)
         finally:

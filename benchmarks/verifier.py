@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from benchmarks.chains import empty_chain, make_chain
+from benchmarks.chains import address_of, empty_chain, make_chain
 from benchmarks.ends import RunFailed
 from benchmarks.load import Load
 from benchmarks.question import Arm, Figures, Line, Scope
@@ -78,8 +78,8 @@ async def _verify(site: Site, chain_id: int) -> dict[str, float]:
         *("--chain", str(chain_id), "--source", "database"),
         env={
             **os.environ,
-            "CHAINCTL_DATABASE": site.admin,
-            "CHAINCTL_AUDIT_DATABASE": site.auditor,
+            "CHAINCTL_DATABASE": address_of(site.admin),
+            "CHAINCTL_AUDIT_DATABASE": address_of(site.auditor),
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

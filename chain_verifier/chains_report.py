@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.findings import counted_things
 from chain_verifier.report import Report, Verdict
+from orderchain.counted import counted
 from orderchain.errors import OrderchainError, RefusedError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
         broken = sum(report.verdict is Verdict.BROKEN for report in self.reports)
         spark = f", {self.spark_start_seconds:.1f} s of it to start Spark"
         told.append(
-            f"{counted_things(len(self.outcomes), 'chain')}: {clean} clean, {broken} with "
+            f"{counted(len(self.outcomes), 'chain')}: {clean} clean, {broken} with "
             f"findings, {len(self.outcomes) - clean - broken} not verified; "
             f"{self.seconds:.1f} s{spark if self.spark_start_seconds else ''}"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chain_verifier.bucket import is_one_path, row_count
 from chain_verifier.disorder import rows_out_of_order
 from chain_verifier.examined import Examined
-from chain_verifier.findings import Findings, counted_rows, gathered, joined
+from chain_verifier.findings import Findings, gathered, joined
 from chain_verifier.locate import locate
 from chain_verifier.open_rows import RowOpener, foreign_rows, rows_with_null
 from chain_verifier.scan import (
@@ -23,6 +23,7 @@ from chain_verifier.sources.database import DatabaseTable
 from chain_verifier.sources.journal import JournalTable
 from chain_verifier.spark_errors import as_broken
 from chain_verifier.whole import whole_chain
+from orderchain.counted import counted
 from orderchain.errors import InputError, SourceBroken
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
     if others and not own:
         raise InputError(
             table.name,
-            f"{counted_rows(others)}, none of chain {horizon.chain_id}",
+            f"{counted(others, 'row')}, none of chain {horizon.chain_id}",
             "rows of the chain",
         )
 

@@ -112,7 +112,7 @@ class _Shown(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         if name == "rows":
-            return counted_rows(self._finding.count or 0)
+            return counted_as_read(self._finding.count or 0, "row")
         if name == "key":
             return ascii(self._finding.key)
         if name == "unfit":
@@ -159,16 +159,6 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.SURPLUS: "row {id} is too much, {against} lacks it",
     Kind.DIFFERING: "row {id} differs from {against} in {columns}",
 }
-
-
-def counted_things(count: int, thing: str) -> str:
-    """Return how many of a `thing`, named in the singular, there are, as people read it."""
-    return counted_as_read(count, thing, f"{thing}es" if thing.endswith("ch") else "")
-
-
-def counted_rows(count: int) -> str:
-    """Return a number of rows as people read it."""
-    return counted_things(count, "row")
 
 
 class Findings(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import counted_things
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -166,8 +166,7 @@ def _sizes(tiles: Sequence[Tile], times: _Scale) -> Iterator[str]:
         left, right = times.at(tile.began_at.timestamp()), times.at(tile.ended_at.timestamp())
         mean = tile.rows / tile.batches
         told = (
-            f"{counted_things(tile.batches, 'batch')}, rows of each: {mean:.0f}, at most "
-            f"{tile.rows_max}"
+            f"{counted(tile.batches, 'batch')}, rows of each: {mean:.0f}, at most {tile.rows_max}"
         )
         for kind, value in (("most", float(tile.rows_max)), ("mean", mean)):
             at = sizes.at(value)

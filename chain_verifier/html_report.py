@@ -9,9 +9,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from chain_verifier.findings import counted_things
 from chain_verifier.html_chart import chain_chart, findings_strip
 from chain_verifier.report import Verdict
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +83,7 @@ def html_chains_report(
         body += [*_verdict(report, made_at), *_body(report, pictures.get(report.chain_id))]
         body.append("</section>")
     clean = sum(report.is_clean for report in chains.reports)
-    return _page(f"{clean} of {counted_things(len(chains.outcomes), 'chain')} clean", body)
+    return _page(f"{clean} of {counted(len(chains.outcomes), 'chain')} clean", body)
 
 
 def _body(report: Report, picture: Picture | None) -> Iterable[str]:
@@ -155,8 +155,8 @@ def _chain(report: Report, picture: Picture | None) -> Iterable[str]:
         yield (
             '<p class="note"><span class="key k1"></span>ids, and mean rows of a batch'
             '<span class="key k2"></span>largest batch'
-            f'<span class="key k3"></span>{counted_things(len(picture.gaps), "gap")} filled by '
-            f"receivers; shaded: epochs; {counted_things(batches, 'batch')}</p>"
+            f'<span class="key k3"></span>{counted(len(picture.gaps), "gap")} filled by '
+            f"receivers; shaded: epochs; {counted(batches, 'batch')}</p>"
         )
     strip = findings_strip(report)
     if strip:

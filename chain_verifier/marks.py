@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from chain_verifier.config import ContradictedMark
 from chain_verifier.server import connection_to
-from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError
+from orderchain.errors import ChainMissing, ConnectError, InputError
 from orderchain.roles import AUDITOR
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.schema import require_version
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -100,10 +100,8 @@ def set_mark(
 async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> Standing:
     async with connection_to(database, AUDITOR) as connection:
         row = await connection.fetchrow(_SQL["standing"], chain_id)
+        require_version(row and row["version"])
         contradicted = await _contradicted(connection, chain_id)
-    if row is None or row["version"] != SCHEMA_VERSION:
-        found = None if row is None else row["version"]
-        raise SchemaError("schema", f"version {found}", f"version {SCHEMA_VERSION}")
     if row["last_id"] is None:
         raise ChainMissing(chain_id)
     mark = None

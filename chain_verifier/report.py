@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.findings import Finding, counted_rows
+from chain_verifier.findings import Finding
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from chain_verifier.findings import Findings
@@ -124,7 +125,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     def _source_lines(self, source: SourceReport, findings_max: int) -> list[str]:
         span = "" if source.first_id is None else f", ids {source.first_id} to {source.last_id}"
-        told = f"  {source.source}: {counted_rows(source.rows)}{span}: {source.verdict}"
+        told = f"  {source.source}: {counted(source.rows, 'row')}{span}: {source.verdict}"
         own = [f for f in self.findings if f.source == source.source and not f.against]
         return [
             f"{told} ({source.seconds:.1f} s)",

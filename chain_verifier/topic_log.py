@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import Finding, Kind, counted_things
+from chain_verifier.findings import Finding, Kind
 from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.topic_walk import FrameHead, TopicWalk
+from orderchain.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,16 +120,16 @@ class TopicLog:
 
     def notes(self) -> Iterator[str]:
         """Yield what the topic holds beside rows that stand once."""
-        frames = counted_things(self.walk.frames, "frame")
-        yield f"{frames}, {counted_things(self.heartbeats, 'heartbeat')}"
+        frames = counted(self.walk.frames, "frame")
+        yield f"{frames}, {counted(self.heartbeats, 'heartbeat')}"
         refused = {name: n for name, n in self._counts.items() if name not in _COUNTED_APART}
         if refused:
             shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
-            records = counted_things(sum(refused.values()), "record")
+            records = counted(sum(refused.values()), "record")
             yield f"no frame of the chain: {records} ({shown})"
         for kind, told in _DISOWNED.items():
             if self._counts[kind]:
-                yield f"{told}: {counted_things(self._counts[kind], 'frame')}"
+                yield f"{told}: {counted(self._counts[kind], 'frame')}"
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
-            yield f"with rows that were published before: {counted_things(repeats, 'frame')}"
+            yield f"with rows that were published before: {counted(repeats, 'frame')}"

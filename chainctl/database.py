@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.errors import ConnectError, SchemaError
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.errors import ConnectError
+from orderchain.schema import require_version
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ COMMAND_SECONDS: Final = 60.0
 to wait for another one's lock."""
 
 SERVER_VERSION_MIN: Final = 150_000
-_NO_WAY_UP: Final = "there is no way up: apply it to an empty database"
-"""What an older version is refused with: none was released, so no migration is owed."""
 _ENCODING: Final = "UTF8"
 """Of every database: others lack characters that keys have."""
 
@@ -59,20 +57,9 @@ async def connected(
 async def database_id(connection: Connection) -> UUID:
     """Return the database's own id. Raises SchemaError unless the schema is of our version."""
     row = await connection.fetchrow(SQL["schema_version"])
-    version = row["version"] if row else None
-    if row is None or version != SCHEMA_VERSION:
-        raise version_refusal(version)
+    require_version(row and row["version"])
     found: UUID = row["database_id"]
     return found
-
-
-def version_refusal(version: int | None, expected: int = SCHEMA_VERSION) -> SchemaError:
-    """Return what to say of a schema of another version."""
-    hint = ""
-    if version is not None:
-        is_newer = version > expected
-        hint = "; use a newer chainctl" if is_newer else f"; {_NO_WAY_UP}"
-    return SchemaError("schema version", version, f"{expected}{hint}")
 
 
 async def _require_server(connection: Connection) -> None:

@@ -15,10 +15,17 @@ from __future__ import annotations
 import enum
 import re
 import traceback
-from typing import Final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import OrderchainError, RefusedError
+from orderchain.errors import ClockError, DurabilityError, OrderchainError, RefusedError
 from orderchain.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+_Service = TypeVar("_Service")
 
 MESSAGE_CHARACTERS_MAX: Final = 1_000
 """A message names a field and a value; a value of a megabyte would hide the rest of the screen."""
@@ -57,6 +64,29 @@ class ExitCode(enum.IntEnum):
 
 class Terminated(Exception):
     """SIGTERM asked the command to end, and it has ended in good order."""
+
+
+class BrokeOff(OrderchainError):
+    """A service had started, and then met what would have kept it from starting."""
+
+
+@asynccontextmanager
+async def under_way(
+    service: AbstractAsyncContextManager[_Service],
+) -> AsyncIterator[_Service]:
+    """Hold `service` for the block; raise BrokeOff where database or clock became unfit since.
+
+    The services raise the same error for it as at the start, where it is a refusal.
+    """
+    has_started = False
+    try:
+        async with service as started:
+            has_started = True
+            yield started
+    except (DurabilityError, ClockError) as error:
+        if not has_started:
+            raise
+        raise BrokeOff(str(error)) from error
 
 
 def exit_code(error: BaseException) -> ExitCode:

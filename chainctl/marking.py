@@ -6,7 +6,7 @@ import getpass
 import platform
 from typing import TYPE_CHECKING, NamedTuple
 
-from orderchain.errors import RefusedError, RetryError
+from orderchain.errors import RefusedError, RetryError, SchemaError
 
 if TYPE_CHECKING:
     from chain_verifier.config import ContradictedMark
@@ -35,9 +35,9 @@ def beginning_of(
 
     try:
         standing = read_standing(settings.audit_dsn(), chain_id)
-    except (RefusedError, RetryError):
-        if is_marked:
-            raise
+    except (RefusedError, RetryError) as error:
+        if is_marked or isinstance(error, SchemaError):
+            raise  # before Spark starts, which takes its time
         return Beginning(start or 0, head)  # the verifier meets the same, and says it in its words
     if is_marked or standing.contradicted is not None:
         head = max(standing.known_head, head or 0)

@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from chainctl.database import SQL, connected, version_refusal
+from chainctl.database import SQL, connected
 from chainctl.schema_parts import PARTS
 from orderchain.errors import SchemaError
 from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.schema import require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,8 +34,7 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
         version = await connection.fetchval(SQL[_PART.version_table])
-        if version != _PART.version:
-            raise version_refusal(version, _PART.version)
+        require_version(version, _PART.version)
         yield connection
 
 

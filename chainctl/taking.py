@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from chainctl.exits import under_way
 from chainctl.output import Stopwatch, talk
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Taking:
         from sequencer import TopicIntake, check_intake_topic, open_sequencer
 
         await check_intake_topic(self._topic)
-        async with open_sequencer(self._config) as sequencer:
+        async with under_way(open_sequencer(self._config)) as sequencer:
             epoch = sequencer.stats().epoch
             talk(f"chainctl: leading chain {self._config.chain_id}, epoch {epoch}")
             self._stopwatch = Stopwatch()

@@ -113,11 +113,12 @@ def _chains_of(settings: Settings, asked: Asked) -> Sequence[int]:
     """Return the chains; all of them are asked of the database."""
     if not asked.all_chains:
         return asked.chains
-    from chainctl.database import SQL, connected
+    from chainctl.database import SQL, connected, database_id
     from chainctl.running import run_async
 
     async def read() -> list[int]:
         async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
+            await database_id(connection)
             return [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
 
     found = run_async(read())

@@ -15,7 +15,6 @@ from orderchain.errors import (
     NotYetReadable,
     RowsArchived,
     RowsMissing,
-    SchemaError,
     SealMismatch,
 )
 from orderchain.event import Event
@@ -24,7 +23,7 @@ from orderchain.link import first_break, is_linked
 from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
 from orderchain.roles import GAP_READER
 from orderchain.run import Run
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.schema import require_version
 from orderchain.seal import genesis_seal
 from orderchain.sql import load_sql
 
@@ -93,11 +92,8 @@ class GapReader:
         chain_id = self._config.chain_id
         values = (chain_id, at_id, batch_id, TERMS_MAX)
         rows = await self._connection.fetch(_SQL["standing"], *values)
-        if not rows:
-            raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
+        require_version(rows[0]["version"] if rows else None)
         row = rows[0]
-        if row["version"] != SCHEMA_VERSION:
-            raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
         if row["chain_id"] is None:
             raise ChainMissing(chain_id)
         mark = _mark_of(row, chain_id, at_id)

@@ -8,9 +8,9 @@ from matcher_receiver.gap_recorder import GapRecorder
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import sqlstate_of
 from orderchain.clients.session import Session, SessionConfig
-from orderchain.errors import ChainMissing, SchemaError, SettingError, StillHalted
+from orderchain.errors import ChainMissing, SettingError, StillHalted
 from orderchain.roles import RECEIVER_WRITER
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.schema import require_version
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class StoredReceiver:
         login's; StillHalted for a receiver that has halted.
         """
         row = await self.row()
-        if row["version"] != SCHEMA_VERSION:
-            raise SchemaError("schema version", row["version"], f"version {SCHEMA_VERSION}")
+        require_version(row["version"])
         self.database_id = row["database_id"]
         if row["held_by"] is not None:
             holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
@@ -65,7 +64,7 @@ class StoredReceiver:
         """Return the row of the query `load` unread. Raises as `load` but StillHalted."""
         rows = await self.fetch("load")
         if not rows:
-            raise SchemaError("schema", "no version", f"version {SCHEMA_VERSION}")
+            require_version(None)
         return rows[0]
 
     async def fetch(self, query: str, *values: object) -> Sequence[Any]:
@@ -96,6 +95,8 @@ class StoredReceiver:
                 database=DatabaseConfig.of(config.database),
                 application_name="orderchain receiver",
                 role=RECEIVER_WRITER,
+                # A place that a standby may lack is stored once more, until it has it.
+                watches_standby=True,
                 connect_seconds=config.connect_seconds,
                 statement_seconds=config.statement_seconds,
                 close_seconds=config.close_seconds,

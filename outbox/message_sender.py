@@ -59,8 +59,11 @@ _CLOSED_ERRORS: Final = (TopicAuthorizationFailedError, InvalidTopicError)
 """What a broker answers for a topic that it stores nothing of; any other may have been stored."""
 
 
-class Sent(Struct, gc=False):
-    """Messages of one batch, and what became of them."""
+class Sent(Struct):
+    """Messages of one batch, and what became of them.
+
+    Tracked by the garbage collector: an error knows the frames it passed, which may know this.
+    """
 
     topic: str
     partition: int

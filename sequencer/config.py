@@ -60,9 +60,10 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """Bytes of committed rows that may wait for the broker; with more, the next commit waits. What
     was on its way to the database by then, two batches at most, may come on top."""
     publish_wait_seconds: Seconds = 5.0
-    """How long a commit waits for a broker that does not keep up, or does not answer. Past it, what
-    waits is forgotten: the receivers read those rows from the database, and the publisher goes on
-    at the head. A broker that was silent for so long already is not waited for at all."""
+    """How long a commit waits, with the queue full, for the next acknowledgement of the broker.
+    While they come, however slowly, the wait goes on. Past it, what waits is forgotten: the
+    receivers read those rows from the database, and the publisher goes on at the head. A broker
+    that was silent for so long already is not waited for at all."""
     tail_rows_max: Annotated[int, Meta(ge=0, le=10**9)] = 100_000
     """Rows that a start publishes again; a longer unpublished tail is skipped and recorded."""
     heartbeat_seconds: Seconds = 0.25

@@ -18,15 +18,17 @@ class Entry(Struct, eq=False, gc=False):
     """The orders of one call: never split over two batches. Without any it asks whether we lead.
 
     They are taken whole or refused whole; or, sifted, each for itself. Not tracked by the garbage
-    collector: with an entry an order its passes are what costs most.
+    collector: with an entry an order its passes are what costs most. So it must be part of no
+    circle, and lets go of its future and of refused orders with the answer: an error knows the
+    frames that it passed, and they know the entry.
     """
 
     orders: Sequence[Order]
     size_bytes: int
     """What it takes of a queue."""
-    done: asyncio.Future[Any]
+    done: asyncio.Future[Any] | None
     """Gets the places of `orders`, and in the place of one that was refused its OrderError; for an
-    order submitted alone, its place alone."""
+    order submitted alone, its place alone. None once there is an answer."""
     intake: IntakeMark | None = None
     is_alone: bool = False
     """Whether the call was for one order, not for a list."""
@@ -40,16 +42,24 @@ class Entry(Struct, eq=False, gc=False):
 
     def answer(self, outcomes: list[Any]) -> None:
         """Tell the caller what became of `orders`, unless it has gone."""
-        if self.done.done():
+        done, sifted = self._let_go()
+        if done is None or done.done():
             return
         if self.is_alone:
-            self.done.set_result(outcomes[0])
-        elif self.sifted is None:
-            self.done.set_result(outcomes)
+            done.set_result(outcomes[0])
+        elif sifted is None:
+            done.set_result(outcomes)
         else:
-            self.done.set_result(self.sifted.together(outcomes))
+            done.set_result(sifted.together(outcomes))
 
     def fail(self, error: BaseException) -> None:
         """Tell the caller that nothing became of `orders` but `error`, unless it has an answer."""
-        if not self.done.done():
-            self.done.set_exception(error)
+        done, _ = self._let_go()
+        if done is not None and not done.done():
+            done.set_exception(error)
+
+    def _let_go(self) -> tuple[asyncio.Future[Any] | None, Sifted | None]:
+        """Return what may lead back here, and hold it no longer."""
+        held = self.done, self.sifted
+        self.done = self.sifted = None
+        return held

@@ -15,7 +15,7 @@ from orderchain.clients.pipeline import Pipeline
 from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
 from orderchain.clients.session import open_connection
 from orderchain.errors import RetryError, SchemaError
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.schema import require_version
 from orderchain.sql import load_sql
 from sequencer.clock_check import ClockWatch
 from sequencer.prepared import prepare
@@ -160,8 +160,7 @@ class LeaderSession:
             raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
         self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
         row = await connection.fetchrow(_SQL["schema_version"])
-        if row is None or row["version"] != SCHEMA_VERSION:
-            raise SchemaError("schema version", row and row["version"], str(SCHEMA_VERSION))
+        require_version(row and row["version"])
         if not self._config.unsafe_durability:
             check_durability(dict(await connection.fetchrow(_SQL["durability"])))
         database_id: UUID = row["database_id"]

@@ -1,4 +1,4 @@
-"""Publishes what was committed, in order; a full queue holds up a commit for a bounded time."""
+"""Publishes what was committed, in order; a full queue slows commits while the broker answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sequencer.framing import batch_frames, has_unfit_row, heartbeat_frame
 from sequencer.latency import Latency
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from random import Random
 
     from orderchain.batch import Batch, Term
@@ -30,7 +30,8 @@ _RETRY_SECONDS_MAX: Final = 5.0
 
 _SEND_BYTES_MAX: Final = 2**20
 """Row bytes encoded and sent at once: encoding holds the event loop for about 2 ms per MiB, and a
-failed send repeats them all."""
+failed send repeats them all. A larger batch is encoded whole and sent in parts of this size: a
+broker that is slow is seen to acknowledge."""
 
 
 class Publisher:
@@ -61,6 +62,8 @@ class Publisher:
         self._clock = clock
         # When the oldest send began that the broker has not answered since; None when it answers.
         self._unanswered_since_ns: int | None = None
+        self._acknowledged_ns = 0
+        """When the broker last acknowledged something of the queue."""
         self._queue: deque[Batch] = deque()
         self._queue_bytes = 0
         self._wake = asyncio.Event()
@@ -110,11 +113,12 @@ class Publisher:
         self._wake.set()
 
     async def room(self) -> None:
-        """Wait while the queue is full, for `publish_wait_seconds` at most, then forget the queue.
+        """Wait while the queue is full and the broker acknowledges what is in it.
 
-        Waits less where the broker has given no answer for some time already, and not at all once
-        that is longer. To be called before a commit, so that the queue grows beyond its bound by
-        what is on its way to the database, no more.
+        Once nothing was acknowledged for `publish_wait_seconds` the queue is forgotten; not waited
+        for at all is a broker that was silent for so long already. To be called before a commit,
+        so that the queue grows beyond its bound by what is on its way to the database, no more: so
+        much has to be acknowledged until there is room.
         """
         if not self.is_full:
             return
@@ -122,11 +126,12 @@ class Publisher:
         self.waits += 1
         try:
             while self.is_full:
-                waited = max((self._clock.monotonic_ns() - began_ns) / 1e9, self.away_seconds)
-                if waited >= self._config.publish_wait_seconds:
+                since_ns = max(began_ns, self._acknowledged_ns)
+                idle = max((self._clock.monotonic_ns() - since_ns) / 1e9, self.away_seconds)
+                if idle >= self._config.publish_wait_seconds:
                     self.forget(self._head_id)
                     return
-                await self._wait_for_move(self._config.publish_wait_seconds - waited)
+                await self._wait_for_move(self._config.publish_wait_seconds - idle)
         finally:
             self.waited_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
 
@@ -206,7 +211,9 @@ class Publisher:
             frame for batch in batches for frame in batch_frames(batch, term, frame_bytes_max)
         ]
         began_ns = self._clock.monotonic_ns()
-        await self._send(frames)
+        for part in _parts(frames):
+            await self._send(part)
+            self._acknowledged_ns = self._clock.monotonic_ns()
         self.latency = self.latency.with_value((self._clock.monotonic_ns() - began_ns) / 1e9)
         self.frames_sent += len(frames)
         self._done_with(batches)
@@ -268,3 +275,16 @@ class Publisher:
             self._unanswered_since_ns = self._clock.monotonic_ns()
         await self._sink.send(frames)
         self._unanswered_since_ns = None
+
+
+def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Yield the frames of one send after the other: one frame, or several up to the bound."""
+    part: list[bytes] = []
+    size = 0
+    for frame in frames:
+        size += len(frame)
+        if part and size > _SEND_BYTES_MAX:
+            yield part
+            part, size = [], len(frame)
+        part.append(frame)
+    yield part

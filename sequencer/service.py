@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from orderchain.clock import SystemClock
 from orderchain.errors import (
@@ -164,9 +164,9 @@ class Sequencer:
         had to stop, or whatever else ended it, as DurabilityError and ClockError; BrokerAway where
         `when_kafka_is_away` says so; StoppedError when it is not open.
         """
-        entry = self._alone(Order(key, payload, event_time_ns))
-        await self._batcher.add(entry)
-        ack: Ack = await entry.done
+        done = asyncio.get_running_loop().create_future()
+        await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done))
+        ack: Ack = await done
         return ack
 
     def submit_nowait(
@@ -177,9 +177,9 @@ class Sequencer:
         The cheapest way to submit orders one by one: there is no task an order. Raises QueueFull
         instead of waiting for room, else as `submit`.
         """
-        entry = self._alone(Order(key, payload, event_time_ns))
-        self._batcher.add_nowait(entry)
-        return entry.done
+        done = asyncio.get_running_loop().create_future()
+        self._batcher.add_nowait(self._alone(Order(key, payload, event_time_ns), done))
+        return done
 
     async def submit_many(
         self, orders: Sequence[Order], *, intake: IntakeMark | None = None
@@ -193,9 +193,9 @@ class Sequencer:
         """
         if not 1 <= len(orders) <= self._config.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
-        entry = self._entry(orders, intake)
-        await self._batcher.add(entry)
-        acks: list[Ack] = await entry.done
+        done = asyncio.get_running_loop().create_future()
+        await self._batcher.add(self._entry(orders, intake, done))
+        acks: list[Ack] = await done
         return acks
 
     async def submit_each(
@@ -294,15 +294,15 @@ class Sequencer:
             unknown_outcomes=committer.unknown_outcomes,
         )
 
-    def _alone(self, order: Order) -> Entry:
+    def _alone(self, order: Order, done: asyncio.Future[Any]) -> Entry:
         self._check_open()
-        done = asyncio.get_running_loop().create_future()
         return Entry((order,), check_order(order), done, None, True)
 
-    def _entry(self, orders: Sequence[Order], intake: IntakeMark | None) -> Entry:
+    def _entry(
+        self, orders: Sequence[Order], intake: IntakeMark | None, done: asyncio.Future[Any]
+    ) -> Entry:
         self._check_open()
         columns = columns_of(orders)
-        done = asyncio.get_running_loop().create_future()
         return Entry(orders, columns.total_bytes, done, intake, columns=columns)
 
     def _check_open(self) -> None:
@@ -372,9 +372,9 @@ class Sequencer:
         except RetryError:
             if not self._is_open or self._failure is not None:
                 raise  # nobody commits any more
-        nothing = Entry((), 0, asyncio.get_running_loop().create_future())
-        await self._batcher.add(nothing)
-        await nothing.done
+        done = asyncio.get_running_loop().create_future()
+        await self._batcher.add(Entry((), 0, done))
+        await done
         return await ask()
 
     async def _commit_all(self) -> None:

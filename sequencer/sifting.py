@@ -25,8 +25,11 @@ REJECT_BYTES: Final = 256
 """What a refused order counts in a queue bounded by bytes: it is stored too."""
 
 
-class Refusal(Struct, frozen=True, gc=False):
-    """What could not even be made an order: given to `submit_each` in the order's place."""
+class Refusal(Struct, frozen=True):
+    """What could not even be made an order: given to `submit_each` in the order's place.
+
+    Tracked by the garbage collector: an error knows the frames it passed, which may know this.
+    """
 
     key: str | None
     """The key that it would have had, for whoever looks for it."""

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 SEQUENCER: Final = "sequencer"
 RECEIVER: Final = "receiver"
-PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read"}
+OPERATOR: Final = "operator"
+"""May do anything, with any topic."""
+PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read", OPERATOR: "any topic"}
 """Of the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
 
 TOPIC: Final = "orders.1"
@@ -146,7 +148,7 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
         settings={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             # Clients without TLS, whose listener is for the test itself.
-            "super.users": "User:ANONYMOUS",
+            "super.users": f"User:ANONYMOUS;User:{OPERATOR}",
         },
     )
     with KafkaServer(config) as server:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import asyncpg
-
-from benchmarks.chains import empty_chain, make_chain
+from benchmarks.chains import connect_to, empty_chain, make_chain
 from benchmarks.rivals.bare_pipe import BareProducer, BareReceiver
 from benchmarks.rivals.durable import stored_chain_rows
 from benchmarks.rivals.records import drop_topic, new_topic
@@ -34,7 +32,7 @@ class BarePages:
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make a chain for its table, and a topic."""
         chain_id = await make_chain(site)
-        connection = await asyncpg.connect(site.admin)
+        connection = await connect_to(site.admin)
         try:
             await connection.execute("SELECT chain_page_extend($1, $2)", chain_id, load.all_orders)
         finally:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-import asyncpg
-
-from benchmarks.chains import draw_chain_id
+from benchmarks.chains import connect_to, draw_chain_id
 from benchmarks.rivals import order_rows
 from benchmarks.rivals.durable import stored_bare_rows
 from benchmarks.rivals.records import (
@@ -79,7 +77,7 @@ class BareProducer:
         self._connection: Any = None
 
     async def __aenter__(self) -> Self:
-        self._connection = await asyncpg.connect(self._venue.site.sequencer)
+        self._connection = await connect_to(self._venue.site.sequencer)
         if self._sender is not None:
             await self._sender.__aenter__()
         return self

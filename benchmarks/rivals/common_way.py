@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-import asyncpg
 import msgspec
 
+from benchmarks.chains import connect_to
 from benchmarks.rivals.durable import SQL, stored_common_rows
 from benchmarks.rivals.records import (
     Numbering,
@@ -59,7 +59,7 @@ class CommonWay:
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make the table and a topic."""
-        connection = await asyncpg.connect(site.admin)
+        connection = await connect_to(site.admin)
         try:
             await connection.execute(SQL["common_drop"])
             await connection.execute(SQL["common_table"])
@@ -81,7 +81,7 @@ class CommonWay:
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove table and topic."""
-        connection = await asyncpg.connect(venue.site.admin)
+        connection = await connect_to(venue.site.admin)
         try:
             await connection.execute(SQL["common_drop"])
         finally:
@@ -99,7 +99,7 @@ class CommonProducer:
         self._connection: Any = None
 
     async def __aenter__(self) -> Self:
-        self._connection = await asyncpg.connect(self._venue.site.admin)
+        self._connection = await connect_to(self._venue.site.admin)
         await self._sender.__aenter__()
         return self
 

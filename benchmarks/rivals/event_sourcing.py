@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
-import asyncpg
-
+from benchmarks.chains import connect_to
 from benchmarks.rivals.durable import SQL, stored_recorded_rows
 from benchmarks.rivals.records import Numbering, decode_event, encode_event
+from orderchain.clients.database_config import DatabaseConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,19 +29,17 @@ _NOTIFICATIONS_MAX = 5_000
 _IDLE_SECONDS = 0.001
 
 
-def _recorder(dsn: str) -> tuple[Any, Any]:
+def _recorder(database: DatabaseConfig) -> tuple[Any, Any]:
     """Return a datastore and the recorder on it."""
     from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
 
-    at = urlsplit(dsn)
+    # The fields are libpq's, which is what the library connects by; it hands on five of them.
+    given = {name: getattr(database, name) for name in DatabaseConfig.__struct_fields__}
     datastore = PostgresDatastore(
-        dbname=at.path.lstrip("/"),
-        host=at.hostname or "",
-        port=at.port or 5432,
-        user=unquote(at.username or ""),
-        password=unquote(at.password or ""),
+        **{name: str(given.pop(name)) for name in ("dbname", "host", "port", "user", "password")},
         enable_db_functions=True,  # faster here than its statements, at every batch size
     )
+    datastore.pool.kwargs.update({name: value for name, value in given.items() if value})
     return datastore, PostgresApplicationRecorder(datastore, events_table_name=_TABLE)
 
 
@@ -92,7 +89,7 @@ class EventSourcing:
 
 
 async def _drop(site: Site) -> None:
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         await connection.execute(SQL["recorded_drop"])
     finally:
@@ -103,13 +100,13 @@ class Recording:
     """`insert_events`, a transaction a batch. The calls block, as the library's do."""
 
     def __init__(self, venue: Venue) -> None:
-        self._dsn = venue.site.admin
+        self._database = venue.site.admin
         self._numbering = Numbering()
         self._datastore: Any = None
         self._recorder: Any = None
 
     async def __aenter__(self) -> Self:
-        self._datastore, self._recorder = _recorder(self._dsn)
+        self._datastore, self._recorder = _recorder(self._database)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -140,14 +137,14 @@ class Notified:
     """Selects what came since, again and again."""
 
     def __init__(self, venue: Venue, tally: Tally) -> None:
-        self._dsn = venue.site.admin
+        self._database = venue.site.admin
         self._tally = tally
         self._position = 0
         self._datastore: Any = None
         self._recorder: Any = None
 
     async def __aenter__(self) -> Self:
-        self._datastore, self._recorder = _recorder(self._dsn)
+        self._datastore, self._recorder = _recorder(self._database)
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -22,6 +22,7 @@ from benchmarks.rivals.records import (
     new_topic,
 )
 from benchmarks.rivals.rival import NotWhole, Tally
+from orderchain.clients.kafka_options import librdkafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -114,7 +115,7 @@ class TransactionalProducer:
 
         self._producer = Producer(
             {
-                "bootstrap.servers": self._venue.site.kafka,
+                **librdkafka_options(self._venue.site.kafka),
                 "transactional.id": f"rival-{secrets.token_hex(6)}",
                 "acks": "all",
                 "linger.ms": 5,  # committing flushes at once: this only fills the requests
@@ -177,7 +178,7 @@ def _consumer(venue: Venue, offset: str) -> Any:  # noqa: ANN401 - it has no typ
 
     consumer = Consumer(
         {
-            "bootstrap.servers": venue.site.kafka,
+            **librdkafka_options(venue.site.kafka),
             "group.id": f"rival-{secrets.token_hex(6)}",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

@@ -10,9 +10,7 @@ from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
-from benchmarks.chains import prepare_database
+from benchmarks.chains import connect_to, prepare_database
 from orderchain.page_image import COPY_HEADER, COPY_TRAILER
 from orderchain.sql import load_sql
 
@@ -61,7 +59,7 @@ def copy_bytes(chain_id: int, events: Sequence[Event]) -> bytes:
 async def make_partition(site: Site, chain_id: int) -> None:
     """Make room for the rows of a chain, and the table where it is not there yet."""
     await prepare_database(site)
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         await connection.execute(SQL["rows_table"])
         await connection.execute(await connection.fetchval(SQL["rows_partition"], chain_id))
@@ -71,7 +69,7 @@ async def make_partition(site: Site, chain_id: int) -> None:
 
 async def drop_partition(site: Site, chain_id: int) -> None:
     """Remove the rows of a chain."""
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         await connection.execute(await connection.fetchval(SQL["rows_drop"], chain_id))
     finally:

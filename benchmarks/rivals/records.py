@@ -6,9 +6,9 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from benchmarks.chains import make_topic, remove_topic
+from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
 from orderchain.event import Event
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class RecordSender:
 
     def __init__(self, venue: Venue) -> None:
         self._topic = str(venue.place["topic"])
-        self._producer = AIOKafkaProducer(
-            bootstrap_servers=venue.site.kafka,
-            acks="all",
+        self._producer = make_producer(
+            venue.site.kafka,
+            "benchmark",
             max_batch_size=FRAME_BYTES_MAX + 4096,
             max_request_size=4 * FRAME_BYTES_MAX,
         )
@@ -109,10 +109,9 @@ class RecordSource:
 
     def __init__(self, venue: Venue) -> None:
         self._at = TopicPartition(str(venue.place["topic"]), 0)
-        self.consumer: Any = AIOKafkaConsumer(
-            bootstrap_servers=venue.site.kafka,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
+        self.consumer: Any = make_consumer(
+            venue.site.kafka,
+            "benchmark",
             check_crcs=False,
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES,

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.errors import ChainMissing, SchemaError
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.errors import ChainMissing
+from orderchain.schema import require_version
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ class Place(Struct, frozen=True, kw_only=True):
 async def read_place(connection: Any, chain_id: int) -> Place:  # noqa: ANN401 - asyncpg's own
     """Return where the chain stands. Raises ChainMissing or SchemaError."""
     row = await connection.fetchrow(SQL["place"], chain_id)
-    if row is None or row["version"] != SCHEMA_VERSION:
-        found = None if row is None else row["version"]
-        raise SchemaError("schema", f"version {found}", f"version {SCHEMA_VERSION}")
+    require_version(row and row["version"])
     if row["last_id"] is None:
         raise ChainMissing(chain_id)
     return Place(

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from chain_verifier.archive.place import SQL, Place, read_place
 from chain_verifier.archive.verify_archive import verify_archive
-from chain_verifier.findings import counted_rows
 from chain_verifier.marks import require_marks_hold
 from chain_verifier.server import connection_to
+from orderchain.counted import counted
 from orderchain.errors import InputError, SettingError
 from orderchain.roles import OWNER
 
@@ -129,7 +129,7 @@ async def _key_limits(
     """
     rows = request.key_window_rows
     behind = await connection.fetchval(SQL["behind_window"], request.chain_id, rows)
-    limits = [(behind, f"behind which lies the window of keys of {counted_rows(rows)}")]
+    limits = [(behind, f"behind which lies the window of keys of {counted(rows, 'row')}")]
     remembered = await connection.fetchval(SQL["remembered"], request.chain_id)
     if remembered is not None:
         limits.append((remembered, "behind which keys are looked up"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import counted_rows
+from orderchain.counted import counted
 from orderchain.page_image import page_image
 from orderchain.seal import next_seal
 
@@ -47,7 +47,7 @@ class SealRun:
         if batch.prev_last_id != self.at_id:
             return f"{name} follows {batch.prev_last_id}, expected {self.at_id}"
         if not rows or len(rows) != batch.row_count:
-            return f"{name} has {counted_rows(len(rows))}, expected {batch.row_count}"
+            return f"{name} has {counted(len(rows), 'row')}, expected {batch.row_count}"
         at_id = self.at_id
         for row_id, pid, *_ in rows:
             if pid != at_id or row_id <= pid:

@@ -13,10 +13,10 @@ from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.server import session_config
 from chain_verifier.truth import SQL, DatabaseHead, Truth, filled, page_ranges
 from orderchain.clients.session import Session
-from orderchain.errors import ChainMissing, OrderchainError, SchemaError, SourceBroken
+from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
 from orderchain.reasons import reason_of
 from orderchain.roles import AUDITOR
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.schema import require_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,9 +90,7 @@ class DatabaseTable(Truth):
 
     def _read_head(self) -> DatabaseHead:
         head = dict(self._fetch("head")[0])
-        version = head.pop("version")
-        if version != SCHEMA_VERSION:
-            raise SchemaError("schema", f"version {version}", f"version {SCHEMA_VERSION}")
+        require_version(head.pop("version"))
         if head["last_id"] is None:
             raise ChainMissing(self._chain_id)
         return DatabaseHead(**head)

@@ -9,12 +9,13 @@ from chain_verifier.bucket import is_one_path, row_count
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.examined import Examined
 from chain_verifier.faults import Link
-from chain_verifier.findings import Finding, Findings, Kind, counted_rows, gathered, joined
+from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
 from chain_verifier.local.database import DatabaseTable
 from chain_verifier.local.disorder import rows_out_of_order
 from chain_verifier.local.scan import Scan, Scanner, in_buckets, looked_at
 from chain_verifier.local.table import CONTENT
 from chain_verifier.locate import locate
+from orderchain.counted import counted
 from orderchain.errors import InputError, SourceBroken
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
     if others and not row_count(found.buckets) + found.beyond:
         raise InputError(
             table.name,
-            f"{counted_rows(others)}, none of chain {horizon.chain_id}",
+            f"{counted(others, 'row')}, none of chain {horizon.chain_id}",
             "rows of the chain",
         )
 

@@ -21,8 +21,8 @@ from chain_verifier.sources.table import (
 from chain_verifier.spark_errors import as_broken, at_connect
 from chain_verifier.truth import SQL, DatabaseHead, Truth, filled, page_ranges
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.errors import ChainMissing, SchemaError
-from orderchain.schema import SCHEMA_VERSION
+from orderchain.errors import ChainMissing
+from orderchain.schema import require_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,9 +70,7 @@ class DatabaseTable(Truth):
 
     def _read_head(self) -> DatabaseHead:
         head = self._query("head").collect()[0].asDict()
-        version = head.pop("version")
-        if version != SCHEMA_VERSION:
-            raise SchemaError("schema", f"version {version}", f"version {SCHEMA_VERSION}")
+        require_version(head.pop("version"))
         if head["last_id"] is None:
             raise ChainMissing(self._chain_id)
         return DatabaseHead(**(head | {"seal": bytes(head["seal"])}))

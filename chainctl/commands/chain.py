@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -108,13 +109,15 @@ async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
     sequencer refuses to start meanwhile.
     """
     dsn, kafka = settings.database_dsn(), settings.kafka_config()
-    async with (
-        connected(dsn, settings.connect_seconds, OWNER) as connection,
-        connected_topics(kafka, settings.connect_seconds) as topics,
-    ):
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(
+            connected(dsn, settings.connect_seconds, OWNER)
+        )
         database = await database_id(connection)
         topic, partition_ids = await _settled(connection, plan)
         await _check_free(connection, plan.chain_id, topic)
+        # The brokers last: a database that will not do is told without them.
+        topics = await stack.enter_async_context(connected_topics(kafka, settings.connect_seconds))
         # Before anything is done: a topic that cannot be used leaves no chain behind.
         topic_is_there = await _is_usable(topics, topic)
         seal = genesis_seal(database, plan.chain_id)

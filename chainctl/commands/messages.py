@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
+from chainctl.exits import under_way
 from chainctl.groups import SuggestingGroup
 from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying
@@ -125,7 +126,7 @@ async def _serve(
         for log in logs.values():
             stack.push_async_callback(log.close)
         service = MessageService(config, clients, callback=callback, consumer_logs=logs)
-        await stack.enter_async_context(service)
+        await stack.enter_async_context(under_way(service))
         talk(f"chainctl: messages are served at {service.address}")
         await service.run()
 

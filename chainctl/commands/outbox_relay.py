@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chainctl.exits import under_way
 from chainctl.options import json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying, retaining
 from chainctl.output import data_json, talk
@@ -50,7 +51,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         async with AsyncExitStack() as closing:
             for log in logs.values():
                 closing.push_async_callback(log.close)
-            await closing.enter_async_context(running)
+            await closing.enter_async_context(under_way(running))
             talk("chainctl: the relay runs")
             await running.run()
     finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from chainctl.database import SQL, connected, version_refusal
+from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
 from chainctl.groups import SuggestingGroup
 from chainctl.options import json_option, uses_settings
@@ -16,6 +16,7 @@ from chainctl.schema_parts import PARTS
 from chainctl.schema_sections import DATABASE_SECTION, expected_objects, sections
 from orderchain.errors import SchemaError
 from orderchain.roles import OWNER
+from orderchain.schema import require_version
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
@@ -118,9 +119,10 @@ async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
 async def _is_there(connection: Connection, part: Part) -> bool:
     """Whether the part is there. Raises SchemaError where it is of another version."""
     version = await _version(connection, part)
-    if version not in (None, part.version):
-        raise version_refusal(version, part.version)
-    return version is not None
+    if version is None:
+        return False
+    require_version(version, part.version)
+    return True
 
 
 async def _version(connection: Connection, part: Part) -> int | None:
@@ -150,8 +152,7 @@ async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
         if version is None:
             expected = f"the tables of part {part.name} (chainctl schema apply)"
             raise SchemaError("schema", "none", expected)
-        if version != part.version:
-            raise version_refusal(version, part.version)
+        require_version(version, part.version)
         there = {
             kind: {row[0] for row in await connection.fetch(SQL[query])}
             for kind, query in _QUERY_OF_KIND.items()

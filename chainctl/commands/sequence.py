@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
+from chainctl.exits import under_way
 from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
@@ -220,7 +221,7 @@ async def _add(
     remainder = await _remainder(config, intake, taken, bar)
     if remainder is None:
         return taken, 0.0
-    async with open_sequencer(config) as sequencer:
+    async with under_way(open_sequencer(config)) as sequencer:
         if await sequencer.intake(intake.source) != taken:
             raise RetryError(f"another process adds {intake.source} to the chain too")
         return taken, await _feed(sequencer, remainder, fed, bar)
@@ -232,7 +233,7 @@ async def _add_as_standby(
     """Wait for the chain first: the leader may be adding this very file. Returns as `_add`."""
     from sequencer import open_sequencer
 
-    async with open_sequencer(config) as sequencer:
+    async with under_way(open_sequencer(config)) as sequencer:
         taken = await sequencer.intake(intake.source)
         remainder = await _remainder(config, intake, taken, bar)
         if remainder is None:

@@ -183,9 +183,8 @@ def sqlstate_of(error: BaseException) -> str:
 def schema_refusal(error: BaseException) -> SchemaError | None:
     """Return a SchemaError when `error` says that our tables are not there, else None."""
     if sqlstate_of(error) in _SCHEMA_MISSING:
-        return SchemaError(
-            "schema", "none, or of another version", "the engine's tables (chainctl schema apply)"
-        )
+        expected = f"the tables that `chainctl schema apply` makes ({_words(error)})"
+        return SchemaError("schema", "none, or of another version", expected)
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -12,9 +14,13 @@ import pytest
 from local_stack import PostgresConfig, PostgresServer
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from orderchain.errors import DurabilityError, OrderchainError, UnknownOutcome
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from orderchain.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
+from orderchain.mark import Mark
+from orderchain.roles import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
 
+from .conftest import make_topic
 from .inspector import Chain, inspect
 from .test_database import acked, in_time, make_orders
 
@@ -196,6 +202,65 @@ async def test_leader_whose_database_becomes_unsafe_stops_and_says_so(
             await sequencer.submit("after", b"")
     with pytest.raises(DurabilityError):
         await open_sequencer(chain.config).__aenter__()
+
+
+async def test_command_whose_database_becomes_unsafe_ends_as_what_failed_after_the_start(
+    chain_on_breakable_postgres: MakeChain, settings: Settings
+) -> None:
+    chain = await chain_on_breakable_postgres()
+    source = f"orders.{chain.topic}"
+    kafka = chain.config.kafka
+    assert isinstance(kafka, str)
+    await make_topic(kafka, source)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "chainctl", "sequence", "--chain", str(chain.chain_id)),
+        *("--intake-topic", source, "--lease-seconds", "1"),
+        env={**os.environ, "CHAINCTL_DATABASE": chain.database, "CHAINCTL_KAFKA": kafka},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        assert b"leading chain" in await in_time(process.stderr.readline())
+        await settings.set("fsync", "off")
+        _, told = await in_time(process.communicate())
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+    assert b"fsync was 'off', expected on" in told
+    assert process.returncode == 3
+
+
+@pytest.mark.parametrize("ended", [CANCELLED, TERMINATED], ids=["cancelled", "terminated"])
+async def test_checkpoint_whose_wait_for_a_standby_is_ended_is_stored_only_once_it_has_it(
+    chain_on_breakable_postgres: MakeChain,
+    settings: Settings,
+    postgres_to_break: PostgresServer,
+    ended: str,
+) -> None:
+    chain = await chain_on_breakable_postgres()
+    database = chain.database.rpartition("/")[2]
+    config = CheckpointConfig(
+        database=postgres_to_break.dsn(RECEIVER_WRITER, database),
+        chain_id=chain.chain_id,
+        name="matching",
+    )
+    start, end = (Mark(id=n, batch_last_id=n, seal=bytes(32), epoch=1) for n in (0, 7))
+    async with PostgresCheckpointStore(config) as store:
+        await store.save(0, start)
+        await settings.set("synchronous_standby_names", "gone")
+        await store.close()  # a new connection has the setting for sure
+        # The second time the place is there already: that is no word of the standby's.
+        for _ in range(2):
+            saving = asyncio.create_task(store.save(0, end))
+            async with asyncio.timeout(60):
+                while not saving.done():
+                    await settings.connection.execute(ended)
+            with pytest.raises(RetryError):
+                await saving
+        await settings.set("synchronous_standby_names", "")
+        await in_time(store.save(0, end))
+        assert await store.load() == end
 
 
 async def test_leader_that_was_told_to_accept_an_unsafe_database_goes_on(

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -43,6 +45,13 @@ def test_same_seed_takes_the_same_steps_in_another_process() -> None:
             text=True,
         )
         assert found.stdout.strip() == simulate(6).digest()
+
+
+def test_world_that_is_over_leaves_nothing_in_memory() -> None:
+    """What is untracked by the garbage collector must be part of no circle."""
+    worlds = [weakref.ref(simulate(seed)) for seed in range(10)]
+    gc.collect()
+    assert [world() for world in worlds] == [None] * 10
 
 
 def test_drawn_worlds_differ_in_all_that_is_drawn() -> None:

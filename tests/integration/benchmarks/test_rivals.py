@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
 from benchmarks import chains, open_load_ends, switches
 from benchmarks.arm_log import read_lines
-from benchmarks.chains import Site, make_chain, write_log_files
+from benchmarks.chains import Site, connect_to, make_chain, write_log_files
+from benchmarks.ends import End
 from benchmarks.generated import generate_chain, generate_rows, grow_chain
 from benchmarks.load import Load, Stored, Venue
 from benchmarks.open_load_ends import OpenJob, measure_floor, run_open
@@ -23,15 +25,19 @@ from benchmarks.rivals.rival import NotWhole
 from benchmarks.runner import Options, Runner, Step
 from benchmarks.running import run_load
 from gapfill import GapReader, GapReaderConfig
+from local_stack.postgres import SUPERUSER
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.event import Event
 from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from local_stack import KafkaServer, PostgresServer
+    from tests.secured_kafka import SecuredKafka
+    from tests.secured_postgres import SecuredPostgres
 
 RUN_SECONDS = 90
 
@@ -46,12 +52,12 @@ def site(
 ) -> Site:
     servers = {"postgres": postgres_server, "kafka": kafka_server}
     return Site(
-        admin=database,
-        sequencer=role_dsn(SEQUENCER_WRITER),
-        receiver=role_dsn(RECEIVER_WRITER),
-        gap_reader=role_dsn(GAP_READER),
-        kafka=kafka_server.bootstrap,
-        auditor=role_dsn(AUDITOR),
+        admin=DatabaseConfig.of(database),
+        sequencer=DatabaseConfig.of(role_dsn(SEQUENCER_WRITER)),
+        receiver=DatabaseConfig.of(role_dsn(RECEIVER_WRITER)),
+        gap_reader=DatabaseConfig.of(role_dsn(GAP_READER)),
+        auditor=DatabaseConfig.of(role_dsn(AUDITOR)),
+        kafka=KafkaConfig.of(kafka_server.bootstrap),
         directory=str(server_folder),
         process_ids={
             name: server.process.process_id
@@ -76,6 +82,51 @@ async def test_rival_hands_on_and_stores_every_order_in_its_order(site: Site, ri
     assert 0 < figures["delivered_per_second"] <= figures["persisted_per_second"]
     assert figures["producer_cpu_seconds"] > 0
     assert figures["postgres_cpu_seconds"] >= 0
+
+
+@pytest.fixture
+def secured_site(secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka) -> Iterator[Site]:
+    """Servers that ask for TLS and a login."""
+    from tests.secured_kafka import OPERATOR
+    from tests.secured_postgres import TRADER
+
+    name = f"test_{secrets.token_hex(8)}"
+    secured_postgres.make_database(name)
+    owner, service = (secured_postgres.right(user, dbname=name) for user in (SUPERUSER, TRADER))
+    yield Site(
+        admin=owner,
+        sequencer=service,
+        receiver=service,
+        gap_reader=service,
+        auditor=service,
+        kafka=secured_kafka.login(OPERATOR),
+    )
+    secured_postgres.server.drop_database(name)
+
+
+@pytest.mark.parametrize("rival", [name for name in NAMES if name != "nats_jetstream"])
+async def test_rival_reaches_servers_that_ask_for_tls_and_a_login(
+    secured_site: Site, rival: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = rival_of(rival).absence()
+    if reason is not None:
+        pytest.skip(reason)
+    seen: list[str] = []
+    start = End.start
+
+    async def note(self: End, *lines: bytes) -> None:
+        await start(self, *lines)
+        folder = Path("/proc") / str(self._running().pid)
+        seen.extend((folder / file).read_text(errors="replace") for file in ("cmdline", "environ"))
+
+    monkeypatch.setattr(End, "start", note)
+    async with asyncio.timeout(RUN_SECONDS):
+        figures = await run_load(secured_site, small(rival))
+    assert figures["delivered_per_second"] > 0
+    # Children are told by their stdin: everybody may read the command line of a process.
+    assert len(seen) == 4
+    hidden = (secured_site.kafka.sasl_password, secured_site.admin.password)
+    assert not [text for text in seen for secret in hidden if secret in text]
 
 
 @pytest.mark.parametrize("stage", ["persist", "publish"])
@@ -103,7 +154,7 @@ TWO_ORDERS = [Event(1, 0, "a", 7, b"x"), Event(2, 1, "b#2", 8, b"")]
 
 async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
     await order_rows.make_partition(site, 9)
-    connection = await asyncpg.connect(site.sequencer)
+    connection = await connect_to(site.sequencer)
     try:
         await connection.copy_to_table(
             order_rows.TABLE,
@@ -125,7 +176,7 @@ async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site
     stored = await stored_chain_rows(site.admin, chain_id)
     assert (stored.rows, stored.last_id) == (1_300, 1_300)
     assert await stored_bare_rows(site.admin, chain_id) == stored
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         sizes = await connection.fetch("SELECT cardinality(ids) FROM chain_page ORDER BY last_id")
         assert [size for (size,) in sizes] == [*[50] * 21, 100, 100, 50]
@@ -171,7 +222,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def tamper(statement: str) -> None:
         async def stored(self: Engine, venue: Venue) -> Stored:
-            connection = await asyncpg.connect(venue.site.admin)
+            connection = await connect_to(venue.site.admin)
             try:
                 await connection.execute(LET_TAMPER)
                 await connection.execute(statement, venue.place["chain_id"])
@@ -291,7 +342,7 @@ async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_row
 
 
 async def test_log_files_that_the_warm_up_makes_are_used_again(site: Site) -> None:
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     look = "SELECT count(*), pg_current_wal_lsn() - '0/0' FROM pg_ls_waldir()"
     try:
         _, begin = await connection.fetchrow(look)
@@ -308,7 +359,7 @@ async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
     rows_at_begin: list[int] = []
 
     async def note() -> None:
-        connection = await asyncpg.connect(site.admin)
+        connection = await connect_to(site.admin)
         rows_at_begin.append(await connection.fetchval("SELECT count(*) FROM chain_event"))
         await connection.close()
 
@@ -334,7 +385,7 @@ async def test_floor_holds_every_call_both_ways(
 async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None:
     async with asyncio.timeout(RUN_SECONDS):
         await run_load(site, small())
-    connection = await asyncpg.connect(site.admin)
+    connection = await connect_to(site.admin)
     try:
         assert await connection.fetchval("SELECT count(*) FROM chain_event") == 0
         # Nor does it stand in the way of the next.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +13,15 @@ from chainctl.exits import (
     error_line,
     exit_code,
     traceback_text,
+    under_way,
 )
 from chainctl.main import main
 from local_stack import errors as stack_errors
 from orderchain import errors
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import click
 
 
@@ -47,6 +51,37 @@ if TYPE_CHECKING:
 def test_exit_code_of_an_error_says_what_to_do_next(error: BaseException, code: ExitCode) -> None:
     assert exit_code(error) is code
     assert "\n" not in error_line(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.DurabilityError("fsync", "off", "on"), errors.ClockError("clock", "9 years", "less")],
+)
+async def test_what_keeps_a_service_from_starting_is_a_failure_once_it_has_started(
+    error: errors.RefusedError,
+) -> None:
+    @asynccontextmanager
+    async def service(*, fails_at: str) -> AsyncIterator[None]:
+        if fails_at == "start":
+            raise error
+        yield
+        raise error
+
+    codes = {}
+    for fails_at in ("start", "end"):
+        with pytest.raises(errors.OrderchainError) as caught:
+            async with under_way(service(fails_at=fails_at)):
+                pass
+        assert error_line(caught.value) == str(error)
+        codes[fails_at] = exit_code(caught.value)
+    assert codes == {"start": ExitCode.REFUSED, "end": ExitCode.FAILED}
+
+
+async def test_order_that_a_service_refuses_later_is_a_refusal_all_the_same() -> None:
+    with pytest.raises(errors.InputError) as caught:
+        async with under_way(nullcontext()):
+            raise errors.InputError("price", "x", "a number", 7)
+    assert exit_code(caught.value) is ExitCode.REFUSED
 
 
 def test_error_line_with_line_ends_and_control_characters_is_one_plain_line() -> None:

@@ -37,7 +37,7 @@ PUBLIC = {
     "reasons": "reason_of",
     "page_image": "column_pages event_pages page_image PageImage",
     "run": "Run",
-    "schema": "schema_sql",
+    "schema": "require_version schema_sql",
     "seal": "content_of genesis_seal next_seal seal_over",
     "sql": "load_sql parse_sql",
     "topic": "default_topic topic_refusal",

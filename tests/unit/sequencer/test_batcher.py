@@ -101,13 +101,15 @@ async def test_next_batch_once_closed_hands_out_the_rest_then_nothing() -> None:
 async def test_fail_answers_everyone_waiting_for_room_too() -> None:
     queue = batcher(queue=10)
     entries = [entry(size=10) for _ in range(3)]
+    answers = [one.done for one in entries]
     tasks = [asyncio.create_task(queue.add(one)) for one in entries]
     await asyncio.sleep(0)
     queue.fail(StoppedError("over"))
     await asyncio.gather(*tasks)
-    for one in entries:
+    for answer in answers:
+        assert answer is not None
         with pytest.raises(StoppedError):
-            one.done.result()
+            answer.result()
 
 
 async def test_next_batch_with_linger_waits_for_others_until_the_batch_is_full() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +23,8 @@ from orderchain.simulation.memory_store import (
     MemoryKeyStore,
     MemoryLease,
 )
-from sequencer import Sequencer, SequencerConfig
+from orderchain.simulation.virtual_loop import run_virtual, virtual_clock
+from sequencer import Order, Sequencer, SequencerConfig
 from tests.small_worlds import scaled_down
 
 from .builders import make_orders
@@ -295,6 +298,27 @@ async def test_question_of_an_intake_leads_again_for_nobody_who_was_closed(world
     assert sequencer.stats().take_overs == 1
 
 
+async def test_orders_that_were_refused_leave_nothing_in_memory(world: World) -> None:
+    """An error knows the frames that it passed, and what those knew must not keep it."""
+    refused: list[weakref.ref[OrderError]] = []
+    async with world.sequencer() as sequencer:
+        await sequencer.submit("a", b"1")
+        for call in (
+            lambda: sequencer.submit("a", b"2"),
+            lambda: sequencer.submit_many([Order("a", b"2"), Order("b", b"")]),
+        ):
+            try:
+                await call()
+            except OrderError as error:
+                refused.append(weakref.ref(error))
+        outcomes = await sequencer.submit_each([Order("c", b""), Order("", b"")])
+        refused += [weakref.ref(error) for error in outcomes if isinstance(error, OrderError)]
+        del outcomes
+        await asyncio.sleep(0)  # the loop itself holds what woke this task
+        gc.collect()
+        assert [ref() for ref in refused] == [None, None, None]
+
+
 class SlowSink(MemoryFrameSink):
     """A broker that takes one send whenever it is let."""
 
@@ -324,6 +348,47 @@ async def test_full_queue_holds_up_commits_while_the_broker_acknowledges(world: 
         for _ in range(100):
             sink.let.release()
     assert len(world.published()) == 35
+    assert world.chain.skips == []
+
+
+class SteadySink(MemoryFrameSink):
+    """A broker that needs its time for each send."""
+
+    SECONDS = 0.8
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        await asyncio.sleep(self.SECONDS)
+        await super().send(frames)
+
+
+@pytest.mark.parametrize(
+    "batches", [[1] * 33 + [16, 1], [1, 32, 16, 1]], ids=["many batches", "one batch of many sends"]
+)
+def test_full_queue_waits_for_a_broker_that_acknowledges_however_long_it_takes(
+    batches: list[int],
+) -> None:
+    """Room takes several acknowledgements, each of them within the bound."""
+    world = World()
+    world.sink = SteadySink(world.log)
+
+    async def main() -> None:
+        sequencer = world.sequencer(
+            virtual_clock(),
+            publish_queue_bytes_max=FRAME_BYTES_MAX,
+            publish_wait_seconds=1.0,
+            heartbeat_seconds=60.0,
+        )
+        async with sequencer:
+            for place, rows in enumerate(batches):
+                await sequencer.submit_many(
+                    [Order(f"{place}.{n}", bytes(250_000)) for n in range(rows)]
+                )
+            stats = sequencer.stats()
+            assert stats.publish_waits > 0
+            assert stats.publish_waited_seconds > 2 * SteadySink.SECONDS
+
+    run_virtual(main())
+    assert len(world.published()) == len(world.rows())
     assert world.chain.skips == []
 
 
