@@ -130,7 +130,8 @@ class Tally:
     def log(self) -> None:
         """Log what was not logged yet."""
         for reason, count in self._unlogged.items():
-            _log.error("%s %s: %s", self._words, counted(count, "message"), reason)
+            what = f"{self._words} {counted(count, 'message')}"
+            _log.error("%s: %s", printable(what), printable(reason))
         self._unlogged.clear()
         self._logged_at = monotonic()
 

@@ -200,8 +200,8 @@ async def test_stale_owner_finishes_nothing(sender: Sender) -> None:
             "UPDATE outbox_pending SET status = 0, claim_token = gen_random_uuid(), send_count = 2"
         )
         stale = draw_message_ids(1)[0]
-        relay._acks.failed([(message_id, stale, "stale")])
-        relay._acks.released([(message_id, stale)])
+        relay._acks.failed([(message_id, stale)], "stale")
+        relay._acks.released([(message_id, stale)], "stale")
         await relay.settle()
         (row,) = await sender.pending()
         assert (row["status"], row["send_count"], row["last_error"]) == (Status.INIT, 2, None)
