@@ -13,4 +13,4 @@ from benchmarks.sequencing import SequencingJob
 if __name__ == "__main__":
     job = job_of(SequencingJob)
     shown = Path("/proc/self/cmdline").read_bytes().decode()
-    sys.stdout.buffer.write(msgspec.json.encode([job.database, shown]) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode([job, shown]) + b"\n")
