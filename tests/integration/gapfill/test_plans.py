@@ -30,10 +30,10 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 READINGS: list[tuple[str, tuple[int | None, ...]]] = [
     ("standing", (7, 2_500, None, TERMS_MAX)),
     ("standing", (7, 2_500, 2_000, TERMS_MAX)),
-    ("opening", (7, 2_500, 2_532, True, 16)),
-    ("opening", (7, 2_500, 1_000_000, False, 16)),
-    ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000)),
-    ("page", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000)),
+    ("page", (7, 2_500, 2_532, PAGE_ROWS, 8_000_000, 16, 16)),
+    ("page", (7, 2_500, 1_000_000, PAGE_ROWS, 8_000_000, PAGE_ROWS, 16)),
+    ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000, 16, 0)),
+    ("page", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000, PAGE_ROWS, 0)),
     ("batches_after", (7, 2_500, PAGE_ROWS)),
     ("place", (7,)),
 ]
