@@ -97,7 +97,7 @@ LEFT JOIN (
                                num_nulls(VARIADIC event_times_ns)),
                               ('payloads', array_dims(payloads), num_nulls(VARIADIC payloads))
                           ) AS held (name, found, nulls)
-                          WHERE found IS DISTINCT FROM dims OR nulls > 0)
+                          WHERE (found = dims AND nulls = 0) IS NOT TRUE)
                END AS lacks
         FROM (
             -- The empty array brings what is stored apart into memory, once for all that is asked

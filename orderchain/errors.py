@@ -330,7 +330,8 @@ class PageDamaged(HaltError):
 
     def __init__(self, chain_id: int, first_id: int, last_id: int, lacks: str) -> None:
         super().__init__(
-            f"chain {chain_id}: the stored page of ids {first_id} to {last_id} lacks values: {lacks}"
+            f"chain {chain_id}: the stored page of ids {first_id} to {last_id} lacks values: "
+            f"{lacks}"
         )
         self.chain_id = chain_id
         self.first_id = first_id

@@ -315,7 +315,7 @@ async def test_runs_with_two_rows_of_one_parent_are_a_fork(
         ("payloads = payloads || payloads[1]", "payloads [1:10]; expected [1:9]"),
         ("keys = ('[0:8]=' || keys::text)::text[]", "keys [0:8]; expected [1:9]"),
         ("keys = NULL", "keys is NULL; expected [1:9]"),
-        ("ids = NULL", "ids is NULL, pids [1:9], "),
+        ("ids = NULL", "ids is NULL, "),
     ],
 )
 async def test_runs_hand_on_no_row_of_a_page_that_lacks_a_value_and_name_what_lacks(
@@ -325,7 +325,8 @@ async def test_runs_hand_on_no_row_of_a_page_that_lacks_a_value_and_name_what_la
     chain, ids = stored.chain, stored.chain.ids
     page = ids[STORED_PAGE_ROWS : 2 * STORED_PAGE_ROWS]
     await admin.execute(LET_LACK_VALUES)
-    await admin.execute(f"UPDATE chain_page SET {change} WHERE last_id = $1", page[-1])
+    damage = f"UPDATE chain_page SET {change} WHERE last_id = $1"  # noqa: S608 - of this list
+    await admin.execute(damage, page[-1])
     given, error = await fill_and_fail(reader, chain.mark(0), ids[-1], PageDamaged)
     assert given == ids[:STORED_PAGE_ROWS]
     assert (error.chain_id, error.first_id, error.last_id) == (7, page[0], page[-1])
