@@ -44,7 +44,8 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
     make_stored: MakeStored, admin: asyncpg.Connection, gap_dsn: str, plan_cache_mode: str
 ) -> None:
     stored = await make_stored([5] * 200)
-    await stored.commit(2_000)
+    await stored.commit(7_200)
+    assert await admin.fetchval("SELECT count(*) FROM chain_page") == 1_000
     await admin.execute(
         "INSERT INTO chain_term SELECT 7, n, decode(lpad(to_hex(n), 32, '0'), 'hex'),"
         " decode(repeat('00', 32), 'hex'), 'o', 0, 1, 1 FROM generate_series(2, 2_000) AS n"
