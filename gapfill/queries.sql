@@ -32,86 +32,106 @@ LEFT JOIN LATERAL (
     WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
 ) b ON true;
 
--- opening: what a fill begins with, in one trip: what stands at its start, the batches behind, its
--- rows where they are few ($4), all of one snapshot. No row where no batch is known at the start.
-SELECT pg_is_in_recovery() AS is_standby,
+-- page: the next rows of a range, as slices of what is stored: as many of the next $6 stored pages as
+-- are needed for $4 rows or $5 bytes, so the last one may bring more of both. With $7 above 0 the
+-- first slice brings what a fill begins with, in the same trip and snapshot: what stands at the start,
+-- and the next $7 batches. There is a first row always, without arrays where no page is next. Slices
+-- are in no order. `lacks` names the arrays of a page that has not a value of each kind for each row.
+SELECT CASE WHEN is_whole THEN ids ELSE ids[low:high] END AS ids,
+       CASE WHEN is_whole THEN pids ELSE pids[low:high] END AS pids,
+       CASE WHEN is_whole THEN keys ELSE keys[low:high] END AS keys,
+       CASE WHEN is_whole THEN event_times_ns ELSE event_times_ns[low:high] END AS times,
+       CASE WHEN is_whole THEN payloads ELSE payloads[low:high] END AS payloads,
+       page.first_id, page.last_id, lacks,
+       pg_is_in_recovery() AS is_standby,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
-       (b.last_id = $2 OR EXISTS (
-           SELECT FROM (SELECT ids FROM chain_page
-                         WHERE chain_id = $1 AND last_id >= $2 ORDER BY last_id LIMIT 1) holder
-            WHERE $2 = ANY (holder.ids)
-       )) AS is_there,
-       batches.last_ids, batches.seals, batches.epochs,
-       events.ids, events.pids, events.keys, events.times, events.payloads
+       CASE WHEN rows_before IS NULL AND $7 > 0 THEN (
+           b.last_id = $2 OR ids[low - 1] = $2
+           OR EXISTS (SELECT FROM chain_page WHERE chain_id = $1 AND last_id = $2)
+       ) END AS is_there,
+       CASE WHEN rows_before IS NULL THEN batches.last_ids END AS last_ids,
+       CASE WHEN rows_before IS NULL THEN batches.seals END AS seals,
+       CASE WHEN rows_before IS NULL THEN batches.epochs END AS epochs
 FROM (
-    SELECT last_id, seal, epoch FROM chain_batch
-    WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
-) b
-CROSS JOIN (
     SELECT array_agg(last_id ORDER BY last_id) AS last_ids,
            array_agg(seal ORDER BY last_id) AS seals,
            array_agg(epoch ORDER BY last_id) AS epochs
     FROM (
         SELECT last_id, seal, epoch FROM chain_batch
-        WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $5
+        WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $7
     ) next_batches
 ) batches
-CROSS JOIN (
-    SELECT array_agg(event.id) AS ids, array_agg(event.pid) AS pids, array_agg(event.key) AS keys,
-           array_agg(event.event_time_ns) AS times, array_agg(event.payload) AS payloads
-    FROM (
-        -- Cut before they are unnested: of a large page a few rows may be asked for.
-        SELECT ids[low:high] AS ids, pids[low:high] AS pids, keys[low:high] AS keys,
-               event_times_ns[low:high] AS times, payloads[low:high] AS payloads
-        FROM (
-            SELECT ids, pids, keys, event_times_ns, payloads,
-                   width_bucket($2, ids) + 1 AS low, width_bucket($3, ids) AS high
-            FROM chain_page
-            WHERE chain_id = $1 AND last_id > $2 AND first_id <= $3 AND $4
-              AND last_id <= coalesce((
-                  SELECT last_id FROM chain_page
-                  WHERE chain_id = $1 AND last_id >= $3 ORDER BY last_id LIMIT 1
-              ), $3)
-            ORDER BY last_id
-        ) next_pages
-    ) slices
-    CROSS JOIN LATERAL unnest(ids, pids, keys, times, payloads)
-        AS event (id, pid, key, event_time_ns, payload)
-) events;
-
--- page: the next rows of a range, as slices of what is stored: as many stored pages as are needed for
--- $4 rows or $5 bytes, so the last one may bring more of both
-SELECT CASE WHEN is_whole THEN ids ELSE ids[low:high] END,
-       CASE WHEN is_whole THEN pids ELSE pids[low:high] END,
-       CASE WHEN is_whole THEN keys ELSE keys[low:high] END,
-       CASE WHEN is_whole THEN event_times_ns ELSE event_times_ns[low:high] END,
-       CASE WHEN is_whole THEN payloads ELSE payloads[low:high] END
-FROM (
-    SELECT *, first_id > $2 AND last_id <= $3 AS is_whole,
-           -- Only where a page is cut: they read its ids.
-           CASE WHEN first_id > $2 THEN 1 ELSE width_bucket($2, ids) + 1 END AS low,
-           CASE WHEN last_id <= $3 THEN cardinality(ids) ELSE width_bucket($3, ids) END AS high
+LEFT JOIN (
+    SELECT last_id, seal, epoch FROM chain_batch
+    WHERE chain_id = $1 AND last_id <= $2 AND $7 > 0 ORDER BY last_id DESC LIMIT 1
+) b ON true
+LEFT JOIN (
+    SELECT *,
+           first_id > $2 AND last_id <= $3 AS is_whole,
+           -- Only where a page is cut: they read its ids. No NULL may be among those.
+           CASE WHEN lacks IS NULL
+                THEN CASE WHEN first_id > $2 THEN 1 ELSE width_bucket($2, ids) + 1 END
+           END AS low,
+           CASE WHEN lacks IS NULL
+                THEN CASE WHEN last_id <= $3 THEN cardinality(ids) ELSE width_bucket($3, ids) END
+           END AS high
     FROM (
         SELECT *,
-               sum(last_id - first_id + 1) OVER before AS rows_before,
-               -- Of what is stored apart, it reads the size alone.
-               sum(pg_column_size(keys) + pg_column_size(payloads)) OVER before AS bytes_before
+               -- Of arrays in memory each of these reads the head only.
+               CASE WHEN array_dims(ids) = dims AND num_nulls(VARIADIC ids) = 0
+                     AND array_dims(pids) = dims AND num_nulls(VARIADIC pids) = 0
+                     AND array_dims(keys) = dims AND num_nulls(VARIADIC keys) = 0
+                     AND array_dims(event_times_ns) = dims
+                     AND num_nulls(VARIADIC event_times_ns) = 0
+                     AND array_dims(payloads) = dims AND num_nulls(VARIADIC payloads) = 0
+                    THEN NULL
+                    ELSE (SELECT concat(string_agg(format(
+                              '%s %s%s', name, coalesce(found, 'is NULL'),
+                              ' with ' || nullif(nulls, 0) || ' NULL'
+                          ), ', '), '; expected ' || dims)
+                          FROM (VALUES
+                              ('ids', array_dims(ids), num_nulls(VARIADIC ids)),
+                              ('pids', array_dims(pids), num_nulls(VARIADIC pids)),
+                              ('keys', array_dims(keys), num_nulls(VARIADIC keys)),
+                              ('event_times_ns', array_dims(event_times_ns),
+                               num_nulls(VARIADIC event_times_ns)),
+                              ('payloads', array_dims(payloads), num_nulls(VARIADIC payloads))
+                          ) AS held (name, found, nulls)
+                          WHERE (found = dims AND nulls = 0) IS NOT TRUE)
+               END AS lacks
         FROM (
-            SELECT first_id, last_id, ids, pids, keys, event_times_ns, payloads
-            FROM chain_page
-            WHERE chain_id = $1 AND last_id > $2
-              AND last_id <= coalesce((
-                  SELECT last_id FROM chain_page
-                  WHERE chain_id = $1 AND last_id >= $3 ORDER BY last_id LIMIT 1
-              ), $3)
-            ORDER BY last_id
-            LIMIT $4
-        ) next_pages
-        WINDOW before AS (ORDER BY last_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-    ) sized
-    WHERE coalesce(rows_before, 0) < $4 AND coalesce(bytes_before, 0) < $5 AND first_id <= $3
-) page
-ORDER BY last_id;
+            -- The empty array brings what is stored apart into memory, once for all that is asked
+            -- of it. OFFSET 0 keeps the planner from asking anew for each column.
+            SELECT first_id, last_id, rows_before, '[1:' || cardinality(ids) || ']' AS dims,
+                   ids || '{}'::bigint[] AS ids, pids || '{}'::bigint[] AS pids,
+                   keys || '{}'::text[] AS keys,
+                   event_times_ns || '{}'::bigint[] AS event_times_ns,
+                   payloads || '{}'::bytea[] AS payloads
+            FROM (
+                SELECT *,
+                       sum(last_id - greatest(first_id - 1, $2)) OVER before AS rows_before,
+                       -- Of what is stored apart, it reads the size alone.
+                       sum(pg_column_size(keys) + pg_column_size(payloads)) OVER before
+                           AS bytes_before
+                FROM (
+                    SELECT first_id, last_id, ids, pids, keys, event_times_ns, payloads
+                    FROM chain_page
+                    WHERE chain_id = $1 AND last_id > $2
+                    ORDER BY last_id
+                    LIMIT $6
+                ) next_pages
+                WINDOW before AS (
+                    ORDER BY last_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                )
+            ) sized
+            WHERE coalesce(rows_before, 0) < $4 AND coalesce(bytes_before, 0) < $5
+              AND first_id <= $3
+            OFFSET 0
+        ) unpacked
+        OFFSET 0
+    ) looked_at
+    OFFSET 0
+) page ON true;
 
 -- batches_after: the next whole batches
 SELECT last_id, seal, epoch
@@ -134,7 +154,7 @@ SELECT greatest(
     (SELECT ids[width_bucket($2, ids)] FROM (
         SELECT ids FROM chain_page
         WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT 1
-    ) holder),
+    ) holder WHERE num_nulls(VARIADIC ids) = 0),
     (SELECT last_id FROM chain_batch
      WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1)
 ) AS id;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gapfill.marks import FIRST_BATCHES, BatchMarks
@@ -13,12 +15,12 @@ from orderchain.errors import (
     ChainMissing,
     ForkFound,
     NotYetReadable,
+    PageDamaged,
     RowsArchived,
     RowsMissing,
     SealMismatch,
 )
 from orderchain.event import Event
-from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.link import first_break, is_linked
 from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
 from orderchain.roles import GAP_READER
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
 _SQL: Final = load_sql("gapfill", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PRIMARY: Final = "primary"
+
+FIRST_PAGES: Final = 16
+"""Stored pages that a first reading looks at. It needs few of them where they are full, and the
+server reads the heads of all of them before it knows."""
+_GROWTH: Final = 4
+"""Where all were needed, since they are small, the next reading looks at so many times more."""
+
+_columns_of = itemgetter("ids", "pids", "keys", "times", "payloads")
 
 SESSION_SETTINGS: Final = {
     # A page is the first rows of a range that may be as long as the chain. Where statistics lag
@@ -153,20 +163,24 @@ class GapReader:
             raise NotYetReadable(after.id, until_id)
         after, source = opening.mark, opening.source
         marks = BatchMarks(self._connection, self._config.chain_id, after, opening.batches)
+        pages_max = FIRST_PAGES
         page = _read(opening.slices) if opening.slices else self._read_ahead(after.id, until_id)
         try:
             while after.id < until_id:
                 slices = await page
-                last_id = slices[-1][0][-1] if slices else after.id
+                last_id = slices[-1]["ids"][-1] if slices else after.id
+                if len(slices) >= pages_max:
+                    pages_max *= _GROWTH
                 # Before the next page is asked for: else this run would wait for that one.
                 await marks.cover(last_id)
-                page = self._read_ahead(last_id, until_id)
-                await asyncio.sleep(0)  # sends the question; the rows are worked on meanwhile
+                page = self._read_ahead(last_id, until_id, pages_max)
+                if not page.done():
+                    await asyncio.sleep(0)  # sends the question; the rows are worked on meanwhile
                 events = _events_of(slices)
                 if not events or not is_linked(after.id, events):
                     await _drop(page)
                     events = await self._explain(after.id, until_id)
-                    page = self._read_ahead(events[-1].id, until_id)
+                    page = self._read_ahead(events[-1].id, until_id, pages_max)
                 after = await marks.mark_at(events[-1].id)
                 yield Run(chain_id=self._config.chain_id, events=events, end=after, source=source)
         finally:
@@ -177,21 +191,15 @@ class GapReader:
 
         A gap of a few rows is most often one lost frame, and its time is that of its trips.
         """
-        config = self._config
-        rows_max = max(1, min(config.page_rows, config.page_bytes // PAYLOAD_BYTES_MAX))
-        # A longer range may hold more rows than these, and is read by pages.
-        is_short = until_id - after.id <= rows_max
-        found = await self._connection.fetch(
-            _SQL["opening"], config.chain_id, after.id, until_id, is_short, FIRST_BATCHES
-        )
-        mark = _mark_of(found[0], config.chain_id, after.id) if found else None
+        found = await self._ask(after.id, until_id, FIRST_PAGES, FIRST_BATCHES)
+        first = found[0]
+        is_known = first["batch_last_id"] is not None and first["is_there"]
+        mark = _mark_of(first, self._config.chain_id, after.id) if is_known else None
         if mark is None or not _is_same(mark, after):
             return await self._check_start(after)
-        row = found[0]
-        batches = _rows_of(row, "last_ids", "seals", "epochs")
-        columns = tuple(row[name] for name in ("ids", "pids", "keys", "times", "payloads"))
-        slices = [columns] if columns[0] else []
-        return _Opening(mark, _source_of(is_primary=not row["is_standby"]), batches, slices)
+        batches = _rows_of(first, "last_ids", "seals", "epochs")
+        source = _source_of(is_primary=not first["is_standby"])
+        return _Opening(mark, source, batches, _slices_of(found))
 
     async def _check_start(self, after: Mark) -> _Opening:
         """Compare `after` with all that is known of the chain. Says what is wrong with it."""
@@ -205,16 +213,27 @@ class GapReader:
             raise ForkFound(chain_id, after.batch_last_id, after.id, None)
         raise SealMismatch(chain_id, after.batch_last_id, after.seal, standing.batch_seal or b"")
 
-    def _read_ahead(self, after_id: int, until_id: int) -> asyncio.Future[Sequence[Any]]:
+    def _read_ahead(
+        self, after_id: int, until_id: int, pages_max: int = FIRST_PAGES
+    ) -> asyncio.Future[Sequence[Any]]:
         """Begin to read the page behind `after_id`; at the end of the range there is none."""
         if after_id < until_id:
-            return asyncio.ensure_future(self._page(after_id, until_id))
+            return asyncio.ensure_future(self._page(after_id, until_id, pages_max))
         return _read(())
 
-    async def _page(self, after_id: int, until_id: int) -> Sequence[Any]:
+    async def _page(self, after_id: int, until_id: int, pages_max: int) -> Sequence[Any]:
+        return _slices_of(await self._ask(after_id, until_id, pages_max))
+
+    async def _ask(
+        self, after_id: int, until_id: int, pages_max: int = FIRST_PAGES, batches: int = 0
+    ) -> list[Any]:
+        """Return the rows of the statement `page`, at least one, in the order of the chain."""
         config = self._config
-        values = (config.chain_id, after_id, until_id, config.page_rows, config.page_bytes)
-        return await self._connection.fetch(_SQL["page"], *values)
+        bounds = (config.page_rows, config.page_bytes, min(pages_max, config.page_rows))
+        found = await self._connection.fetch(
+            _SQL["page"], config.chain_id, after_id, until_id, *bounds, batches
+        )
+        return found if len(found) == 1 else sorted(found, key=itemgetter("last_id"))
 
     async def _explain(self, after_id: int, until_id: int) -> list[Event]:
         """Return the linked rows behind `after_id`, or raise what is known of those that lack.
@@ -223,7 +242,8 @@ class GapReader:
         have replayed the rows, in between.
         """
         place = (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
-        events = _events_of(await self._page(after_id, until_id))
+        found = await self._ask(after_id, until_id)
+        events = _events_of(_slices_of(found))
         at = first_break(after_id, events)
         linked = events if at is None else events[:at]
         if linked:
@@ -234,6 +254,11 @@ class GapReader:
             raise RowsArchived(self._config.chain_id, after_id, boundary_id)
         if place["is_standby"]:
             raise NotYetReadable(after_id, until_id)
+        first = found[0]
+        if first["lacks"] is not None:
+            raise PageDamaged(
+                self._config.chain_id, first["first_id"], first["last_id"], first["lacks"]
+            )
         raise self._missing(after_id, until_id, events)
 
     def _missing(self, after_id: int, until_id: int, events: list[Event]) -> Exception:
@@ -271,7 +296,7 @@ class _Opening(NamedTuple):
     batches: Sequence[Any] = ()
     """The next whole batches, as `BatchMarks` takes them."""
     slices: Sequence[Any] = ()
-    """The rows of a short gap, as `_events_of` takes them; empty where they are read by pages."""
+    """The first rows, as `_events_of` takes them; empty where they have to be asked for."""
 
 
 def _read(rows: Sequence[Any]) -> asyncio.Future[Sequence[Any]]:
@@ -281,9 +306,18 @@ def _read(rows: Sequence[Any]) -> asyncio.Future[Sequence[Any]]:
     return page
 
 
+def _slices_of(found: Sequence[Any]) -> Sequence[Any]:
+    """Return the slices that hold rows, up to the first page that lacks values."""
+    whole = takewhile(lambda row: row["lacks"] is None, found)
+    return [row for row in whole if row["ids"]]
+
+
 def _events_of(slices: Sequence[Any]) -> list[Event]:
-    """Return the rows of slices of pages: ids, pids, keys, times, payloads, each an array."""
-    return [event for columns in slices for event in map(Event, *columns)]
+    """Return the rows of slices of pages."""
+    events: list[Event] = []
+    for columns in map(_columns_of, slices):
+        events += map(Event, *columns)
+    return events
 
 
 def _rows_of(row: Any, *columns: str) -> Sequence[Any]:  # noqa: ANN401 - a record of asyncpg
@@ -301,8 +335,8 @@ def _is_same(found: Mark, given: Mark) -> bool:
 
 async def _drop(page: asyncio.Future[Sequence[Any]]) -> None:
     """End a reading that nobody waits for any more, whatever became of it."""
-    page.cancel()
-    await asyncio.wait([page])
+    if page.cancel():
+        await asyncio.wait([page])
     if not page.cancelled():
         page.exception()  # looked at, so that asyncio does not complain of it
 

@@ -31,6 +31,7 @@ OrderchainError
 ├── HaltError             the primary contradicts what was delivered: a person must look
 │   ├── ForkFound
 │   ├── SealMismatch
+│   ├── PageDamaged           a stored page lacks values
 │   ├── ForeignDatabase
 │   ├── PrimaryBehind
 │   └── StillHalted           it did so before, and nobody has lifted that
@@ -318,6 +319,24 @@ class SealMismatch(HaltError):
         self.last_id = last_id
         self.expected = expected
         self.found = found
+
+
+class PageDamaged(HaltError):
+    """A stored page has not a value of each kind for each of its rows: somebody changed it.
+
+    `lacks` names its arrays that are not whole, with their bounds, and how many NULLs are in them.
+    None of its rows was handed on.
+    """
+
+    def __init__(self, chain_id: int, first_id: int, last_id: int, lacks: str) -> None:
+        super().__init__(
+            f"chain {chain_id}: the stored page of ids {first_id} to {last_id} lacks values: "
+            f"{lacks}"
+        )
+        self.chain_id = chain_id
+        self.first_id = first_id
+        self.last_id = last_id
+        self.lacks = lacks
 
 
 class ForeignDatabase(HaltError):

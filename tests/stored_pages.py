@@ -92,3 +92,14 @@ CREATE OR REPLACE TRIGGER tamper INSTEAD OF INSERT OR UPDATE OR DELETE ON chain_
     FOR EACH ROW EXECUTE FUNCTION tamper_page();
 """
 """Run by a superuser or the owner; it may be run again."""
+
+
+LET_LACK_VALUES = """
+ALTER TABLE chain_page
+    DROP CONSTRAINT chain_page_lengths,
+    DROP CONSTRAINT chain_page_no_null,
+    DROP CONSTRAINT chain_page_ends,
+    ALTER COLUMN ids DROP NOT NULL,
+    ALTER COLUMN keys DROP NOT NULL;
+"""
+"""As an owner could: then a page may have NULLs, and arrays of other lengths or bounds."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 
+_COLUMNS = ("ids", "pids", "keys", "times", "payloads")
+
 
 class MemoryReadConnection:
     """Stands in for the reader's `orderchain.clients.session.Session`: one statement at a time."""
@@ -78,43 +80,36 @@ class MemoryReadConnection:
             }
         ]
 
-    def _opening(
+    def _page(
         self,
         chain: MemoryChain,
         after_id: int,
         until_id: int,
-        is_short: bool,
+        rows: int,
+        bytes_: int,
+        pages: int,
         batches: int,
     ) -> Sequence[Any]:
-        (found,) = self._standing(chain, after_id, None, 0)
-        rows = until_id - after_id if is_short else 0
-        events = rows_between(chain, after_id, until_id, rows)
-        ahead = self._batches_after(chain, after_id, batches)
-        columns = zip(*ahead, strict=True) if ahead else [None] * 3
-        fields = _columns(events) if events else [None] * 5
-        return [
-            {
-                **found,
-                **dict(zip(("last_ids", "seals", "epochs"), columns, strict=True)),
-                **dict(zip(("ids", "pids", "keys", "times", "payloads"), fields, strict=True)),
-            }
-        ]
-
-    def _page(
-        self, chain: MemoryChain, after_id: int, until_id: int, rows: int, bytes_: int
-    ) -> Sequence[Any]:
         # A batch is stored as one page here.
-        found: list[Sequence[Any]] = []
+        found: list[dict[str, Any]] = []
         rows_before = bytes_before = 0
         for batch in chain.batches:
             events = [event for event in batch.events if after_id < event.id <= until_id]
             if not events:
                 continue
-            if found and (rows_before >= rows or bytes_before >= bytes_):
+            if found and (rows_before >= rows or bytes_before >= bytes_ or len(found) == pages):
                 break
-            found.append(_columns(events))
+            found.append(_columns(events) | {"last_id": batch.last_id, "lacks": None})
             rows_before += batch.last_id - batch.first_id + 1
             bytes_before += batch.size
+        found = found or [dict.fromkeys(("ids", "last_id", "lacks"))]
+        if batches:
+            ahead = self._batches_after(chain, after_id, batches)
+            columns = zip(*ahead, strict=True) if ahead else [None] * 3
+            found[0] |= self._standing(chain, after_id, None, 0)[0] | {
+                "last_id": found[0]["last_id"],
+                **dict(zip(("last_ids", "seals", "epochs"), columns, strict=True)),
+            }
         return found
 
     def _batches_after(self, chain: MemoryChain, known_id: int, limit: int) -> Sequence[Any]:
@@ -125,6 +120,6 @@ class MemoryReadConnection:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 
-def _columns(events: Sequence[Event]) -> Sequence[Any]:
+def _columns(events: Sequence[Event]) -> dict[str, Any]:
     rows = ((e.id, e.pid, e.key, e.event_time_ns, e.payload) for e in events)
-    return list(zip(*rows, strict=True))
+    return dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))

@@ -16,6 +16,7 @@ from orderchain.errors import (
     ChainMissing,
     ConnectError,
     ForkFound,
+    PageDamaged,
     RetryError,
     RowsArchived,
     RowsMissing,
@@ -24,7 +25,7 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.mark import Mark
-from tests.stored_pages import LET_TAMPER
+from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 from tests.unit.matcher_receiver.chains import ids_of
 from tests.unit.matcher_receiver.silent_server import silent_server
 from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS
@@ -300,6 +301,52 @@ async def test_runs_with_two_rows_of_one_parent_are_a_fork(
     given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], ForkFound)
     assert given == ids[:4]
     assert (error.pid, error.delivered_id, error.found_id) == (ids[2], ids[3], ids[4])
+
+
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        ("ids[2] = NULL", "ids [1:9] with 1 NULL; expected [1:9]"),
+        ("pids[2] = NULL", "pids [1:9] with 1 NULL; expected [1:9]"),
+        ("keys[2] = NULL", "keys [1:9] with 1 NULL; expected [1:9]"),
+        ("event_times_ns[2] = NULL", "event_times_ns [1:9] with 1 NULL; expected [1:9]"),
+        ("payloads[2] = NULL", "payloads [1:9] with 1 NULL; expected [1:9]"),
+        ("keys = keys[:8], pids = pids[2:]", "pids [1:8], keys [1:8]; expected [1:9]"),
+        ("payloads = payloads || payloads[1]", "payloads [1:10]; expected [1:9]"),
+        ("keys = ('[0:8]=' || keys::text)::text[]", "keys [0:8]; expected [1:9]"),
+        ("keys = NULL", "keys is NULL; expected [1:9]"),
+        ("ids = NULL", "ids is NULL, "),
+    ],
+)
+async def test_runs_hand_on_no_row_of_a_page_that_lacks_a_value_and_name_what_lacks(
+    make_stored: MakeStored, reader: GapReader, admin: asyncpg.Connection, change: str, lacks: str
+) -> None:
+    stored = await make_stored([STORED_PAGE_ROWS] * 3)
+    chain, ids = stored.chain, stored.chain.ids
+    page = ids[STORED_PAGE_ROWS : 2 * STORED_PAGE_ROWS]
+    await admin.execute(LET_LACK_VALUES)
+    damage = f"UPDATE chain_page SET {change} WHERE last_id = $1"  # noqa: S608 - of this list
+    await admin.execute(damage, page[-1])
+    given, error = await fill_and_fail(reader, chain.mark(0), ids[-1], PageDamaged)
+    assert given == ids[:STORED_PAGE_ROWS]
+    assert (error.chain_id, error.first_id, error.last_id) == (7, page[0], page[-1])
+    assert error.lacks.startswith(lacks)
+    # Of a range within the page, too, in which nothing lacks.
+    if not change.startswith("ids"):
+        given, error = await fill_and_fail(reader, chain.mark(page[3]), page[5], PageDamaged)
+        assert (given, error.first_id, error.last_id) == ([], page[0], page[-1])
+
+
+async def test_runs_up_to_an_id_that_no_row_has_name_what_lacks(
+    make_stored: MakeStored, reader: GapReader
+) -> None:
+    stored = await make_stored([STORED_PAGE_ROWS])
+    ids = stored.chain.ids
+    at = next(n for n in range(1, len(ids)) if ids[n] > ids[n - 1] + 1)
+    given, error = await fill_and_fail(
+        reader, stored.chain.mark(ids[at - 1]), ids[at] - 1, RowsMissing
+    )
+    assert (given, error.after_id, error.until_id) == ([], ids[at - 1], ids[at] - 1)
 
 
 async def test_runs_behind_a_place_that_the_database_has_not_are_a_fork(

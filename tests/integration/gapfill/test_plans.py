@@ -30,10 +30,10 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 READINGS: list[tuple[str, tuple[int | None, ...]]] = [
     ("standing", (7, 2_500, None, TERMS_MAX)),
     ("standing", (7, 2_500, 2_000, TERMS_MAX)),
-    ("opening", (7, 2_500, 2_532, True, 16)),
-    ("opening", (7, 2_500, 1_000_000, False, 16)),
-    ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000)),
-    ("page", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000)),
+    ("page", (7, 2_500, 2_532, PAGE_ROWS, 8_000_000, 16, 16)),
+    ("page", (7, 2_500, 1_000_000, PAGE_ROWS, 8_000_000, PAGE_ROWS, 16)),
+    ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000, 16, 0)),
+    ("page", (7, 0, 1_000_000, PAGE_ROWS, 8_000_000, PAGE_ROWS, 0)),
     ("batches_after", (7, 2_500, PAGE_ROWS)),
     ("place", (7,)),
 ]
@@ -44,7 +44,8 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
     make_stored: MakeStored, admin: asyncpg.Connection, gap_dsn: str, plan_cache_mode: str
 ) -> None:
     stored = await make_stored([5] * 200)
-    await stored.commit(2_000)
+    await stored.commit(7_200)
+    assert await admin.fetchval("SELECT count(*) FROM chain_page") == 1_000
     await admin.execute(
         "INSERT INTO chain_term SELECT 7, n, decode(lpad(to_hex(n), 32, '0'), 'hex'),"
         " decode(repeat('00', 32), 'hex'), 'o', 0, 1, 1 FROM generate_series(2, 2_000) AS n"

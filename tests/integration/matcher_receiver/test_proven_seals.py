@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.errors import SealMismatch, StillHalted
+from orderchain.errors import PageDamaged, SealMismatch, StillHalted
+from tests.stored_pages import LET_LACK_VALUES
 from tests.unit.matcher_receiver.chains import signed
 
 if TYPE_CHECKING:
@@ -129,3 +130,19 @@ async def test_history_that_was_rewritten_behind_the_proven_seal_halts_the_next_
     receiver = make_receiver()
     with pytest.raises(SealMismatch):
         await receiver.__aenter__()
+
+
+async def test_receiver_halts_before_a_page_that_lacks_a_value(
+    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
+) -> None:
+    whole = await stored.commit(5)
+    batch = await stored.commit(5)
+    await admin.execute(LET_LACK_VALUES)
+    await admin.execute("UPDATE chain_page SET keys[2] = NULL WHERE last_id = $1", batch.last_id)
+    async with make_receiver() as receiver:
+        assert (await anext(receiver)).events == whole.events
+        with pytest.raises(PageDamaged) as caught:
+            await anext(receiver)
+    assert (caught.value.first_id, caught.value.last_id) == (batch.first_id, batch.last_id)
+    with pytest.raises(StillHalted, match="PageDamaged"):
+        await make_receiver().__aenter__()

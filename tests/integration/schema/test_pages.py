@@ -70,7 +70,7 @@ async def test_page_with_columns_that_do_not_fit_is_refused(
 
 # ------------------------------------------------------------------------------------------- plans
 
-PAGES, PAGE_ROWS = 400, 20
+PAGES, PAGE_ROWS = 1_000, 20
 
 
 async def fill(superuser: asyncpg.Connection[Any]) -> None:
@@ -78,7 +78,7 @@ async def fill(superuser: asyncpg.Connection[Any]) -> None:
     await superuser.execute("SELECT chain_create(2, sha256('g'), 'two', 0, 1000000)")
     await superuser.execute("SELECT chain_create(3, sha256('g'), 'three', 0, 2000)")
     for chain_id in (2, 3):
-        for until in range(2_000, 9_000, 2_000):
+        for until in range(2_000, PAGES * PAGE_ROWS + 1_000, 2_000):
             await superuser.execute("SELECT chain_page_extend($1, $2)", chain_id, until)
         await superuser.execute(
             """
@@ -123,7 +123,12 @@ async def test_range_of_ids_is_read_by_the_index_of_its_pages(
     reader = await connect(GAP_READER)
     await reader.execute(f"SET plan_cache_mode = {plan_cache_mode}")
     statement = "SELECT * FROM chain_events($1, $2, $3)"
-    for after, until, pages in ((122, 123, 1), (119, 121, 2), (4_000, 4_100, 5), (7_990, 9_999, 1)):
+    for after, until, pages in (
+        (122, 123, 1),
+        (119, 121, 2),
+        (4_000, 4_100, 5),
+        (PAGES * PAGE_ROWS - 10, 10**6, 1),
+    ):
         # One more is looked at to find the last page.
         assert await pages_read(reader, statement, chain_id, after, until) <= pages + 1
         rows = await reader.fetch(f"{statement} ORDER BY id", chain_id, after, until)

@@ -13,6 +13,7 @@ from gapfill import GapReader, GapReaderConfig
 from orderchain.errors import (
     ForkFound,
     NotYetReadable,
+    PageDamaged,
     RowsArchived,
     RowsMissing,
     SealMismatch,
@@ -34,6 +35,15 @@ class Connection(MemoryReadConnection):
     """A connection to a server whose archive may end somewhere."""
 
     boundary_id = 0
+    lacking_id = 0
+    """Last id of a page that lacks a value."""
+
+    def _page(self, *values: Any) -> Any:
+        rows = super()._page(*values)
+        return [
+            {**row, "first_id": 1, "lacks": "keys"} if row["last_id"] == self.lacking_id else row
+            for row in rows
+        ]
 
     def _standing(self, chain: Any, at_id: int, batch_id: int | None, terms_max: int) -> Any:
         (row,) = super()._standing(chain, at_id, batch_id, terms_max)
@@ -110,6 +120,9 @@ class Server7:
         older = msgspec.structs.replace(events[2], pid=events[0].id)
         self.replace(2, [*events[:2], older, *events[3:]])
 
+    def lack_a_value(self) -> None:
+        self.connection.lacking_id = self.until_id
+
     def lose_our_row(self) -> None:
         events = self.chain.batches[1].events
         self.replace(1, [event for event in events if event.id != self.after.id])
@@ -126,6 +139,7 @@ TABLE: list[tuple[Callable[[Server7], None], Found, Found, int]] = [
     (Server7.end_early, RowsMissing, NotYetReadable, 6),
     (Server7.lose_a_row, RowsMissing, NotYetReadable, 6),
     (Server7.fork, ForkFound, NotYetReadable, 6),
+    (Server7.lack_a_value, PageDamaged, NotYetReadable, 4),
     (Server7.lose_our_row, ForkFound, NotYetReadable, 0),
     (Server7.take_another_seal, SealMismatch, NotYetReadable, 0),
 ]

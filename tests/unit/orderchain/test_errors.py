@@ -97,6 +97,11 @@ def test_input_error_names_the_line(line: int | None, start: str) -> None:
             {"last_id": 9, "expected": b"\x01" * 32, "found": b"\x02" * 32},
             "was 0202020202020202..., expected 0101010101010101...",
         ),
+        (
+            errors.PageDamaged(1, 5, 8, "keys [1:3]; expected [1:4]"),
+            {"first_id": 5, "last_id": 8, "lacks": "keys [1:3]; expected [1:4]"},
+            "chain 1: the stored page of ids 5 to 8 lacks values: keys [1:3]; expected [1:4]",
+        ),
         (errors.ForeignDatabase(1, "a", "b"), {"expected": "a"}, "was b, expected a"),
         (
             errors.PrimaryBehind(1, 5, 8),
