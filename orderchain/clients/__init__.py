@@ -4,3 +4,18 @@ The configs (`kafka_config`, `database_config`) and the options for other driver
 `jdbc`) are pure and import no driver, so that reading settings costs no import of one. `kafka`,
 `postgres` and `session` open connections.
 """
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+def abort(transport: asyncio.BaseTransport) -> None:
+    """End a connection at once, whatever is still to be sent. Repeats do no harm."""
+    # Of a TLS connection that has ended already, Python 3.11.2 has forgotten the protocol.
+    with suppress(AttributeError):
+        transport.abort()  # type: ignore[attr-defined]

@@ -234,8 +234,9 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.sslcrl:
             self._load_revocations(context)
         self._load_own_certificate(context)
-        if self.ssl_min_protocol_version:
-            context.minimum_version = _TLS_VERSIONS[self.ssl_min_protocol_version]
+        # libpq's own default; not every system asks for it.
+        least = self.ssl_min_protocol_version or "TLSv1.2"
+        context.minimum_version = _TLS_VERSIONS[least]
         context.set_alpn_protocols(_ALPN)
         return context
 

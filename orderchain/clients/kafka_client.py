@@ -13,6 +13,8 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from orderchain.clients import abort
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -119,4 +121,4 @@ def cut_connection(connection: Any) -> None:  # noqa: ANN401 - as above
     connection.close()
     transport = getattr(connection._protocol, "_transport", None)  # None once it is closed
     if transport is not None:
-        transport.abort()
+        abort(transport)

@@ -143,7 +143,8 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """
         if not self.is_tls:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a certificate and its host, TLS 1.2
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a certificate and its host
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not every system asks for it
         context.check_hostname = self.ssl_check_hostname
         if self.ssl_cafile:
             load_authorities(context, ("ssl_cafile", self.ssl_cafile))

@@ -18,6 +18,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import create_conn
 from aiokafka.protocol.metadata import MetadataRequest
 
+from orderchain.clients import abort
 from orderchain.clients.kafka_client import cut_connection
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 
@@ -330,7 +331,7 @@ async def _speaks_tls(host: str, port: int) -> bool:
     except OSError:
         return False
     writer.close()  # first: an abort alone leaves a writer of TLS open to itself
-    writer.transport.abort()
+    abort(writer.transport)
     return True
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import asyncpg
 from asyncpg.pgproto import pgproto
 
+from orderchain.clients import abort
 from orderchain.clients.database_config import server_name, warn_of_exposure
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
 
@@ -375,7 +376,7 @@ async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError |
                     await reader.read(1)  # the server waits, too, unless it ends the connection
             finally:
                 writer.close()  # first: an abort alone leaves a writer of TLS open to itself
-                writer.transport.abort()
+                abort(writer.transport)
     except ssl.SSLError as error:
         return error
     except (OSError, EOFError):

@@ -90,8 +90,8 @@ async def test_client_whose_start_is_cut_off_anywhere_leaves_no_connection(
     kafka_server: KafkaServer, make: Callable[[str], Any]
 ) -> None:
     before = connections()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        for steps in range(40):
+    for steps in range(40):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             client = make(kafka_server.bootstrap)
             starting = asyncio.create_task(start_client(client))
             for _ in range(steps):
@@ -106,8 +106,8 @@ async def test_client_that_is_closed_under_a_cancellation_leaves_no_connection(
     kafka_server: KafkaServer,
 ) -> None:
     before = connections()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        for steps in range(1, 20):
+    for steps in range(1, 20):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             consumer = member(kafka_server.bootstrap, "any")
             await start_client(consumer)
             closing = asyncio.create_task(close_client(consumer, DEADLINE_SECONDS))

@@ -136,8 +136,21 @@ class Sender:
                 await asyncio.sleep(0.02)
 
     async def until_status(self, message_id: UUID, status: Status) -> None:
+        """Wait until a message has `status`; of several consumers the last one's delivery."""
+
         async def holds() -> bool:
-            return (await self.statuses()).get(message_id) is status
+            # Of this message alone: there may be a hundred thousand of them.
+            found = await self.admin.fetchval(
+                """
+                SELECT status FROM (
+                    SELECT status, consumer FROM outbox_pending WHERE message_id = $1
+                    UNION ALL
+                    SELECT status, consumer FROM outbox_done WHERE message_id = $1
+                ) deliveries ORDER BY consumer DESC LIMIT 1
+                """,
+                message_id,
+            )
+            return found is not None and Status(found) is status
 
         await self.until(holds)
 
