@@ -28,7 +28,6 @@ MISSING = (
 )
 _ARCHIVE = ["--chain", 1, "--archive", "archive"]
 COMMANDS: list[list[object]] = [
-    ["schema", "apply"],
     ["schema", "check"],
     ["chain", "create", 1],
     ["chain", "list"],
@@ -150,12 +149,24 @@ def test_schema_of_another_version_is_refused_by_every_command(
     (tmp_path / "o.csv").write_text("a\n1\n")
     # No broker is needed to find out.
     settings = {"CHAINCTL_DATABASE": database, "CHAINCTL_KAFKA": "127.0.0.1:1"}
-    if arguments == ["schema", "apply"] and kind == "none":
-        pytest.skip("there it is applied")
     if arguments[0] == "fill" and kind == "a row per order":
         refusal = MISSING  # it asks for the version and for pages at once
     assert re.search(refusal, refused(*arguments, settings=settings))
     assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
+
+
+@pytest.mark.parametrize(
+    "other_schema",
+    [kind for kind, (change, _) in OTHER_SCHEMAS.items() if change],
+    indirect=True,
+    scope="module",
+)
+def test_schema_is_not_applied_over_one_of_another_version(
+    refused: Refused, other_schema: tuple[str, str, str]
+) -> None:
+    _, database, refusal = other_schema
+    line = refused("schema", "apply", settings={"CHAINCTL_DATABASE": database})
+    assert re.search(refusal, line)
 
 
 def test_schema_over_tables_of_somebody_else_is_refused_whole(

@@ -77,18 +77,20 @@ def test_chain_lives_over_tls_by_variables_and_by_flags(
 
 
 def test_plaintext_client_is_refused_in_one_line(
-    refused: Refused, secured_kafka: SecuredKafka, databases: dict[str, str]
+    refused: Refused, call: Call, secured_kafka: SecuredKafka, databases: dict[str, str]
 ) -> None:
     settings = databases | {"CHAINCTL_KAFKA": secured_kafka.at("LOGIN")}
+    assert call("schema", "apply", settings=settings).code == 0
     line = refused("chain", "create", "1", settings=settings)
     assert "does it ask for TLS or a login?" in line
     assert "security_protocol is PLAINTEXT" in line
 
 
 def test_wrong_password_is_refused_and_not_shown(
-    refused: Refused, secured_kafka: SecuredKafka, databases: dict[str, str]
+    refused: Refused, call: Call, secured_kafka: SecuredKafka, databases: dict[str, str]
 ) -> None:
     settings = databases | login(secured_kafka, RECEIVER)
+    assert call("schema", "apply", settings=settings).code == 0
     settings["CHAINCTL_KAFKA_SASL_PASSWORD"] = "wrong-one"
     line = refused("chain", "create", "1", settings=settings, hidden="wrong-one")
     assert "wrong user or password" in line

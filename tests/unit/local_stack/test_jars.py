@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,10 +98,14 @@ def test_fetch_kafka_that_breaks_off_once_tries_again(resolver: Resolver, tmp_pa
 def test_fetch_kafka_interrupted_leaves_no_folder(
     resolver: Resolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fetched = tmp_path / "fetched"
+
     def interrupt(*_: object) -> bool:
+        while not fetched.exists():  # a script that is killed leaves the command that it runs alive
+            time.sleep(0.01)
         raise KeyboardInterrupt
 
-    resolver.does(f"{FETCHES}\nsleep 60")
+    resolver.does(f"{FETCHES}\ntouch '{fetched}'\nexec sleep 60")
     monkeypatch.setattr(jars, "_follow", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch(tmp_path / "cache")
