@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from orderchain.errors import BatchDamaged, RowsMissing
+from orderchain.event import Event
 from orderchain.mark import Mark
+from orderchain.page_image import PageImage, event_pages
 from orderchain.seal import next_seal
 from orderchain.sql import load_sql
 
@@ -14,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from orderchain.clients.session import Session
-    from orderchain.page_image import PageImage
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
 
@@ -37,6 +40,32 @@ class StoredBatch(NamedTuple):
     first_id: int = 0
     row_count: int = 0
     committed_at_us: int = 0
+
+
+class CutPage(Struct, frozen=True):
+    """The rows of a page that a fill begins or ends within."""
+
+    events: list[Event]
+    """At least one."""
+
+    @property
+    def last_id(self) -> int:
+        """Id of the last row."""
+        return self.events[-1].id
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return len(self.events)
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and payloads."""
+        return sum(len(event.key) + len(event.payload) for event in self.events)
+
+
+Page = PageImage | CutPage
+"""What a fill reads of a stored page."""
 
 
 class BatchMarks:
@@ -88,7 +117,7 @@ class BatchMarks:
             end_id = batch.last_id
         return end_id
 
-    def take(self, pages: Iterable[PageImage], after: Mark) -> tuple[Mark, BatchDamaged | None]:
+    def take(self, pages: Iterable[Page], after: Mark) -> tuple[Mark, BatchDamaged | None]:
         """Return the mark after `pages`, the next ones after `after`, which were covered.
 
         With the error of the first batch of which all pages were taken and whose rows do not give
@@ -97,7 +126,9 @@ class BatchMarks:
         """
         at_id = after.id
         for page in pages:
-            if self._pages is not None:
+            if isinstance(page, CutPage):
+                self._pages = None
+            elif self._pages is not None:
                 self._pages.append(page)
             batch, at_id = self._ahead[0], page.last_id
             if at_id >= batch.last_id:
@@ -108,12 +139,13 @@ class BatchMarks:
                 self._pages = []
         return self._mark_at(at_id), None
 
-    def _damaged(self, batch: StoredBatch, page: PageImage) -> BatchDamaged | None:
+    def _damaged(self, batch: StoredBatch, page: Page) -> BatchDamaged | None:
         """Return what is wrong with a batch that `page` ends; None where it is not known."""
         # A page is of one batch: one that goes on after its batch's end contradicts it, too.
         goes_on = page.last_id > batch.last_id
         if self._pages is None and not goes_on:
             return None
+        alone = event_pages(page.events) if isinstance(page, CutPage) else [page]
         found = next_seal(
             self._batch.seal,
             epoch=batch.epoch,
@@ -121,7 +153,7 @@ class BatchMarks:
             last_id=batch.last_id,
             row_count=batch.row_count,
             committed_at_us=batch.committed_at_us,
-            pages=self._pages or [page],
+            pages=self._pages or alone,
         )
         if found == batch.seal and not goes_on:
             return None

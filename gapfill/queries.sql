@@ -37,15 +37,18 @@ LEFT JOIN LATERAL (
 -- first slice brings what a fill begins with, in the same trip and snapshot: what stands at the start,
 -- and the next $7 batches. There is a first row always, without arrays where no page is next. Slices
 -- are in no order. `lacks` names the arrays of a page that has not a value of each kind for each row.
--- The arrays travel as a seal covers them (docs/seal.md): as they are sent, without their headers, of
--- 20 bytes for one dimension.
-SELECT substr(array_send(CASE WHEN is_whole THEN ids ELSE ids[low:high] END), 21) AS ids,
-       substr(array_send(CASE WHEN is_whole THEN pids ELSE pids[low:high] END), 21) AS pids,
-       substr(array_send(CASE WHEN is_whole THEN keys ELSE keys[low:high] END), 21) AS keys,
-       substr(array_send(
-           CASE WHEN is_whole THEN event_times_ns ELSE event_times_ns[low:high] END), 21) AS times,
-       substr(array_send(
-           CASE WHEN is_whole THEN payloads ELSE payloads[low:high] END), 21) AS payloads,
+-- The arrays of a whole page travel as a seal covers them (docs/seal.md): as they are sent, without
+-- their headers, of 20 bytes for one dimension.
+SELECT CASE WHEN NOT is_whole THEN ids[low:high] END AS ids,
+       CASE WHEN NOT is_whole THEN pids[low:high] END AS pids,
+       CASE WHEN NOT is_whole THEN keys[low:high] END AS keys,
+       CASE WHEN NOT is_whole THEN event_times_ns[low:high] END AS times,
+       CASE WHEN NOT is_whole THEN payloads[low:high] END AS payloads,
+       CASE WHEN is_whole THEN substr(array_send(ids), 21) END AS id_images,
+       CASE WHEN is_whole THEN substr(array_send(pids), 21) END AS pid_images,
+       CASE WHEN is_whole THEN substr(array_send(keys), 21) END AS key_images,
+       CASE WHEN is_whole THEN substr(array_send(event_times_ns), 21) END AS time_images,
+       CASE WHEN is_whole THEN substr(array_send(payloads), 21) END AS payload_images,
        page.first_id, page.last_id, lacks,
        pg_is_in_recovery() AS is_standby,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,

@@ -8,7 +8,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from gapfill.marks import FIRST_BATCHES, BatchMarks, StoredBatch
+from gapfill.marks import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import (
@@ -21,9 +21,10 @@ from orderchain.errors import (
     SchemaError,
     SealMismatch,
 )
+from orderchain.event import Event
 from orderchain.link import first_break, is_linked
 from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
-from orderchain.page_image import PageImage, event_pages, page_events
+from orderchain.page_image import PageImage, page_events
 from orderchain.roles import GAP_READER
 from orderchain.run import Run
 from orderchain.schema import SCHEMA_VERSION
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gapfill.config import GapReaderConfig
-    from orderchain.event import Event
+    from gapfill.marks import Page
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,6 +49,7 @@ _GROWTH: Final = 4
 """Where all were needed, since they are small, the next reading looks at so many times more."""
 
 _columns_of = itemgetter("ids", "pids", "keys", "times", "payloads")
+_images_of = itemgetter("id_images", "pid_images", "key_images", "time_images", "payload_images")
 _batches_of = itemgetter(
     "last_ids", "seals", "epochs", "first_ids", "row_counts", "committed_at_us"
 )
@@ -175,7 +177,7 @@ class GapReader:
         chain_id, after = self._config.chain_id, opening.mark
         marks = BatchMarks(self._connection, chain_id, after, opening.batches)
         pages_max = FIRST_PAGES
-        held: list[PageImage] = []
+        held: list[Page] = []
         read = _read(opening.pages) if opening.pages else self._read_ahead(after.id, until_id)
         try:
             while after.id < until_id:
@@ -212,7 +214,7 @@ class GapReader:
         finally:
             await _drop(read)
 
-    def _held(self, pages: list[PageImage], marks: BatchMarks) -> list[PageImage]:
+    def _held(self, pages: list[Page], marks: BatchMarks) -> list[Page]:
         """Return the pages that wait for the end of their batch, to be handed on when it is proven.
 
         None where they are as much as one reading may bring: of a batch that is larger than that
@@ -256,8 +258,8 @@ class GapReader:
         after_id: int,
         until_id: int,
         pages_max: int = FIRST_PAGES,
-        held: Sequence[PageImage] = (),
-    ) -> asyncio.Future[list[PageImage]]:
+        held: Sequence[Page] = (),
+    ) -> asyncio.Future[list[Page]]:
         """Begin to read the pages after `after_id`; at the end of the range there are none.
 
         So many fewer as are held: what is in memory is no more than without them.
@@ -267,8 +269,8 @@ class GapReader:
         return _read([])
 
     async def _pages(
-        self, after_id: int, until_id: int, pages_max: int, held: Sequence[PageImage]
-    ) -> list[PageImage]:
+        self, after_id: int, until_id: int, pages_max: int, held: Sequence[Page]
+    ) -> list[Page]:
         return _pages_of(await self._ask(after_id, until_id, pages_max, held=held))
 
     async def _ask(
@@ -277,7 +279,7 @@ class GapReader:
         until_id: int,
         pages_max: int = FIRST_PAGES,
         batches: int = 0,
-        held: Sequence[PageImage] = (),
+        held: Sequence[Page] = (),
     ) -> list[Any]:
         """Return the rows of the statement `page`, at least one, in the order of the chain."""
         config = self._config
@@ -289,7 +291,7 @@ class GapReader:
         )
         return found if len(found) == 1 else sorted(found, key=itemgetter("last_id"))
 
-    async def _explain(self, after_id: int, until_id: int) -> list[PageImage]:
+    async def _explain(self, after_id: int, until_id: int) -> list[Page]:
         """Return the linked rows after `after_id`, or raise what is known of those that lack.
 
         They are read again once the server has said what it is: it may have been promoted, or have
@@ -357,45 +359,56 @@ class _Opening(NamedTuple):
     source: str
     batches: Sequence[StoredBatch] = ()
     """The next whole batches."""
-    pages: Sequence[PageImage] = ()
+    pages: Sequence[Page] = ()
     """The first rows; empty where they have to be asked for."""
 
 
-def _read(pages: Sequence[PageImage]) -> asyncio.Future[list[PageImage]]:
+def _read(pages: Sequence[Page]) -> asyncio.Future[list[Page]]:
     """Return a reading that is done."""
-    read: asyncio.Future[list[PageImage]] = asyncio.get_running_loop().create_future()
+    read: asyncio.Future[list[Page]] = asyncio.get_running_loop().create_future()
     read.set_result(list(pages))
     return read
 
 
-def _pages_of(found: Sequence[Any]) -> list[PageImage]:
-    """Return the pages, or parts of pages, that hold rows, up to the first that lacks values."""
+def _pages_of(found: Sequence[Any]) -> list[Page]:
+    """Return the pages that hold rows of the range, up to the first that lacks values."""
     whole = takewhile(lambda row: row["lacks"] is None, found)
-    return [PageImage.of_columns(*_columns_of(row)) for row in whole if row["ids"]]
+    return [_page_of(row) for row in whole if row["id_images"] or row["ids"]]
 
 
-def _events_of(pages: Sequence[PageImage]) -> list[Event]:
+def _page_of(row: Any) -> Page:  # noqa: ANN401 - a record of asyncpg
+    if row["id_images"]:
+        return PageImage.of_columns(*_images_of(row))
+    # The driver is quicker with a part of a page, which proves nothing.
+    return CutPage(list(map(Event, *_columns_of(row))))
+
+
+def _events_of(pages: Sequence[Page]) -> list[Event]:
     events: list[Event] = []
     for page in pages:
-        events += page_events(page)
+        events += _rows_of(page)
     return events
+
+
+def _rows_of(page: Page) -> list[Event]:
+    return page.events if isinstance(page, CutPage) else page_events(page)
 
 
 def _up_to(last_id: int, events: list[Event]) -> list[Event]:
     return [event for event in events if event.id <= last_id]
 
 
-def _measure(pages: Sequence[PageImage]) -> tuple[int, int]:
+def _measure(pages: Sequence[Page]) -> tuple[int, int]:
     """Return rows and bytes of `pages`."""
     return sum(page.row_count for page in pages), sum(page.size for page in pages)
 
 
-def _cut(pages: Sequence[PageImage], rows: int) -> list[PageImage]:
+def _cut(pages: Sequence[Page], rows: int) -> list[Page]:
     """Return the first `rows` rows of `pages`."""
-    kept: list[PageImage] = []
+    kept: list[Page] = []
     for page in pages:
         if page.row_count > rows:
-            return kept + list(event_pages(page_events(page)[:rows])) if rows else kept
+            return [*kept, CutPage(_rows_of(page)[:rows])] if rows else kept
         kept.append(page)
         rows -= page.row_count
     return kept
@@ -409,7 +422,7 @@ def _is_same(found: Mark, given: Mark) -> bool:
     return found.seal == given.seal and found.batch_last_id == given.batch_last_id
 
 
-async def _drop(read: asyncio.Future[list[PageImage]]) -> None:
+async def _drop(read: asyncio.Future[list[Page]]) -> None:
     """End a reading that nobody waits for any more, whatever became of it."""
     if read.cancel():
         await asyncio.wait([read])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 
 _COLUMNS = ("ids", "pids", "keys", "times", "payloads")
+_IMAGES = ("id_images", "pid_images", "key_images", "time_images", "payload_images")
 _BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "committed_at_us")
 
 
@@ -101,10 +102,11 @@ class MemoryReadConnection:
                 continue
             if found and (rows_before >= rows or bytes_before >= bytes_ or len(found) == pages):
                 break
-            found.append(_columns(events) | {"last_id": batch.last_id, "lacks": None})
+            columns = _columns(events, is_whole=events == batch.events)
+            found.append(columns | {"last_id": batch.last_id, "lacks": None})
             rows_before += batch.last_id - batch.first_id + 1
             bytes_before += batch.size
-        found = found or [dict.fromkeys(("ids", "last_id", "lacks"))]
+        found = found or [dict.fromkeys(("ids", "id_images", "last_id", "lacks"))]
         if batches:
             ahead = self._batches_after(chain, after_id, batches)
             columns = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
@@ -126,6 +128,10 @@ class MemoryReadConnection:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 
-def _columns(events: Sequence[Event]) -> dict[str, Any]:
-    columns = (column for page in event_pages(events) for column in page.columns)
-    return dict(zip(_COLUMNS, columns, strict=True))
+def _columns(events: Sequence[Event], *, is_whole: bool) -> dict[str, Any]:
+    if is_whole:
+        images = (column for page in event_pages(events) for column in page.columns)
+        return dict.fromkeys(_COLUMNS) | dict(zip(_IMAGES, images, strict=True))
+    rows = ((e.id, e.pid, e.key, e.event_time_ns, e.payload) for e in events)
+    columns = zip(*rows, strict=True)
+    return dict.fromkeys(_IMAGES) | dict(zip(_COLUMNS, columns, strict=True))
