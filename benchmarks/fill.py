@@ -5,7 +5,7 @@ The batches have 5,000 orders, so the pages are the largest: a fill of a few cut
 - ranges: gaps of 1, 100, 1,000 and 20,000 orders anywhere, filled by the shipped reader, and beside
   it a plain SELECT of the same orders from a table with a row per order, on an open connection,
   made into events. The reader checks the start against the database, bounds what it reads in bytes,
-  checks every link, and finds the batch that each run ends in;
+  checks every link, and the seal of every batch that it reads whole;
 - long: all rows of a long gap. `records`: the SELECT, 5,000 orders at a time, left as the driver's
   records. `events`: the same, made into events. `fill`: the shipped reader;
 - flat: a gap of 10,000 rows in chains of 10^5, 10^6 and 10^7 rows. `warm`: the rows have just been

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.chains import connect_to, make_chain
 from benchmarks.rivals.order_rows import make_partition
 from orderchain.page_image import PAGE_ROWS_MAX
+from orderchain.seal import seal_over
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.chains import Site
 
 SQL: Final = load_sql("benchmarks", "generated.sql")
@@ -58,13 +62,36 @@ async def grow_chain(
         raise ValueError(f"batch_rows was {batch_rows}, expected a multiple of {page_rows}")
     connection = await connect_to(site.admin)
     try:
+        seal = await connection.fetchval(SQL["last_seal"], chain_id)
         for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
             last = min(first + _CHUNK_ROWS - 1, last_id)
             await connection.execute(SQL["extend"], chain_id, last)
             await connection.execute(SQL["pages"], chain_id, first, last, page_rows)
-            await connection.execute(SQL["batches"], chain_id, first, last, batch_rows)
-        await connection.execute(SQL["head"], chain_id, last_id)
+            contents = await connection.fetch(SQL["contents"], chain_id, first, last, batch_rows)
+            now_us = time.time_ns() // 1_000
+            seals = _seals(seal, contents, now_us)
+            ends = [[row[name] for row in contents] for name in ("first_id", "last_id")]
+            await connection.execute(SQL["batches"], chain_id, *ends, seals, now_us)
+            seal = seals[-1]
+        await connection.execute(SQL["head"], chain_id, last_id, seal)
         # What a chain that grew by and by has had done by autovacuum.
         await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
     finally:
         await connection.close()
+
+
+def _seals(seal: bytes, batches: Sequence[asyncpg.Record], committed_at_us: int) -> list[bytes]:
+    """Return the seals after `batches`, of whose contents the server has made the digests."""
+    seals = []
+    for first_id, last_id, content in batches:
+        seal = seal_over(
+            seal,
+            epoch=1,
+            first_id=first_id,
+            last_id=last_id,
+            row_count=last_id - first_id + 1,
+            committed_at_us=committed_at_us,
+            content=content,
+        )
+        seals.append(seal)
+    return seals

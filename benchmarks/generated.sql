@@ -1,4 +1,4 @@
--- Chains for measurements, made by the server itself: true links and batches, made-up seals.
+-- Chains for measurements, made by the server itself: true links, batches and seals.
 
 -- pages: linked rows, ids without holes, each payload 100 bytes, in pages of $4 rows
 INSERT INTO chain_page (chain_id, first_id, last_id, ids, pids, keys, event_times_ns, payloads)
@@ -18,12 +18,27 @@ SELECT $1::integer, n, n - 1, format('client-%s#%s', n % 64, n), 170000000000000
        sha512(int8send(n)) || decode(repeat('00', 36), 'hex')
 FROM generate_series($2::bigint, $3::bigint) n;
 
--- batches: the batches of those rows, each of $4 rows; a seal here is the hash of the last id
+-- contents: the batches of those rows, each of $4 rows, and the digest of what its seal covers
+SELECT min(first_id) AS first_id, max(last_id) AS last_id,
+       sha256(string_agg(substr(array_send(ids), 21), '' ORDER BY last_id)
+              || string_agg(substr(array_send(pids), 21), '' ORDER BY last_id)
+              || string_agg(substr(array_send(keys), 21), '' ORDER BY last_id)
+              || string_agg(substr(array_send(event_times_ns), 21), '' ORDER BY last_id)
+              || string_agg(substr(array_send(payloads), 21), '' ORDER BY last_id)) AS content
+FROM chain_page
+WHERE chain_id = $1 AND last_id >= $2 AND last_id <= $3
+GROUP BY (first_id - $2) / $4
+ORDER BY first_id;
+
+-- batches: the same batches with their seals, committed $5 microseconds after 1970 began
 INSERT INTO chain_batch
     (chain_id, first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at)
-SELECT $1::integer, n + 1, last_id, n, last_id - n, 1, sha256(int8send(last_id)), now()
-FROM generate_series($2::bigint - 1, $3::bigint - 1, $4::bigint) n
-CROSS JOIN LATERAL (SELECT least(n + $4, $3) AS last_id) AS batch;
+SELECT $1::integer, first_id, last_id, first_id - 1, last_id - first_id + 1, 1, seal,
+       timestamptz '1970-01-01 00:00:00Z' + $5::bigint * interval '1 microsecond'
+FROM unnest($2::bigint[], $3::bigint[], $4::bytea[]) AS batch (first_id, last_id, seal);
+
+-- last_seal: the seal that the chain stands at
+SELECT last_seal FROM chain_head WHERE chain_id = $1;
 
 -- extend: partitions for ids up to one
 SELECT chain_page_extend($1, $2);
@@ -31,7 +46,7 @@ SELECT chain_page_extend($1, $2);
 -- head: where the chain stands then
 UPDATE chain_head
 SET epoch = 1, nonce = sha256('benchmark')::bytea, last_id = $2, published_id = $2,
-    last_seal = sha256(int8send($2))
+    last_seal = $3
 WHERE chain_id = $1;
 
 -- page: what a program would write that only wants the next rows of a row per order

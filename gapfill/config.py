@@ -21,7 +21,8 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Rows read at once, and the rest of the stored page that holds the last of them. Two such
-    reads are in memory at most: the caller's and the next."""
+    reads are in memory at most: the caller's and the next. Rows of a batch wait for its proof; of a
+    batch with more rows than this they do not, and the columns of those are kept to its end."""
     page_bytes: Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
     """Bytes of keys and payloads after which a read ends early, with the stored page it is in."""
     connect_seconds: Seconds = 5.0

@@ -37,11 +37,18 @@ LEFT JOIN LATERAL (
 -- first slice brings what a fill begins with, in the same trip and snapshot: what stands at the start,
 -- and the next $7 batches. There is a first row always, without arrays where no page is next. Slices
 -- are in no order. `lacks` names the arrays of a page that has not a value of each kind for each row.
-SELECT CASE WHEN is_whole THEN ids ELSE ids[low:high] END AS ids,
-       CASE WHEN is_whole THEN pids ELSE pids[low:high] END AS pids,
-       CASE WHEN is_whole THEN keys ELSE keys[low:high] END AS keys,
-       CASE WHEN is_whole THEN event_times_ns ELSE event_times_ns[low:high] END AS times,
-       CASE WHEN is_whole THEN payloads ELSE payloads[low:high] END AS payloads,
+-- The arrays of a whole page travel as a seal covers them (docs/seal.md): as they are sent, without
+-- their headers, of 20 bytes for one dimension.
+SELECT CASE WHEN NOT is_whole THEN ids[low:high] END AS ids,
+       CASE WHEN NOT is_whole THEN pids[low:high] END AS pids,
+       CASE WHEN NOT is_whole THEN keys[low:high] END AS keys,
+       CASE WHEN NOT is_whole THEN event_times_ns[low:high] END AS times,
+       CASE WHEN NOT is_whole THEN payloads[low:high] END AS payloads,
+       CASE WHEN is_whole THEN substr(array_send(ids), 21) END AS id_images,
+       CASE WHEN is_whole THEN substr(array_send(pids), 21) END AS pid_images,
+       CASE WHEN is_whole THEN substr(array_send(keys), 21) END AS key_images,
+       CASE WHEN is_whole THEN substr(array_send(event_times_ns), 21) END AS time_images,
+       CASE WHEN is_whole THEN substr(array_send(payloads), 21) END AS payload_images,
        page.first_id, page.last_id, lacks,
        pg_is_in_recovery() AS is_standby,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
@@ -51,13 +58,21 @@ SELECT CASE WHEN is_whole THEN ids ELSE ids[low:high] END AS ids,
        ) END AS is_there,
        CASE WHEN rows_before IS NULL THEN batches.last_ids END AS last_ids,
        CASE WHEN rows_before IS NULL THEN batches.seals END AS seals,
-       CASE WHEN rows_before IS NULL THEN batches.epochs END AS epochs
+       CASE WHEN rows_before IS NULL THEN batches.epochs END AS epochs,
+       CASE WHEN rows_before IS NULL THEN batches.first_ids END AS first_ids,
+       CASE WHEN rows_before IS NULL THEN batches.row_counts END AS row_counts,
+       CASE WHEN rows_before IS NULL THEN batches.committed_at_us END AS committed_at_us
 FROM (
     SELECT array_agg(last_id ORDER BY last_id) AS last_ids,
            array_agg(seal ORDER BY last_id) AS seals,
-           array_agg(epoch ORDER BY last_id) AS epochs
+           array_agg(epoch ORDER BY last_id) AS epochs,
+           array_agg(first_id ORDER BY last_id) AS first_ids,
+           array_agg(row_count ORDER BY last_id) AS row_counts,
+           array_agg(CASE WHEN isfinite(committed_at)
+                          THEN (extract(epoch FROM committed_at) * 1000000)::bigint ELSE -1
+                     END ORDER BY last_id) AS committed_at_us
     FROM (
-        SELECT last_id, seal, epoch FROM chain_batch
+        SELECT last_id, seal, epoch, first_id, row_count, committed_at FROM chain_batch
         WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $7
     ) next_batches
 ) batches
@@ -133,8 +148,11 @@ LEFT JOIN (
     OFFSET 0
 ) page ON true;
 
--- batches_after: the next whole batches
-SELECT last_id, seal, epoch
+-- batches_after: the next whole batches; no batch was committed at a time below 0
+SELECT last_id, seal, epoch, first_id, row_count,
+       CASE WHEN isfinite(committed_at)
+            THEN (extract(epoch FROM committed_at) * 1000000)::bigint ELSE -1
+       END AS committed_at_us
 FROM chain_batch
 WHERE chain_id = $1 AND last_id > $2
 ORDER BY last_id

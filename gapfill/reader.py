@@ -8,7 +8,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from gapfill.marks import FIRST_BATCHES, BatchMarks
+from gapfill.marks import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import (
@@ -23,6 +23,7 @@ from orderchain.errors import (
 from orderchain.event import Event
 from orderchain.link import first_break, is_linked
 from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
+from orderchain.page_image import PageImage, page_events
 from orderchain.roles import GAP_READER
 from orderchain.run import Run
 from orderchain.schema import require_version
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gapfill.config import GapReaderConfig
+    from gapfill.marks import Page
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,6 +48,11 @@ _GROWTH: Final = 4
 """Where all were needed, since they are small, the next reading looks at so many times more."""
 
 _columns_of = itemgetter("ids", "pids", "keys", "times", "payloads")
+_images_of = itemgetter("id_images", "pid_images", "key_images", "time_images", "payload_images")
+_batches_of = itemgetter(
+    "last_ids", "seals", "epochs", "first_ids", "row_counts", "committed_at_us"
+)
+"""In the order of `StoredBatch`."""
 
 SESSION_SETTINGS: Final = {
     # A page is the first rows of a range that may be as long as the chain. Where statistics lag
@@ -154,37 +161,65 @@ class GapReader:
     ) -> AsyncIterator[Run]:
         """Yield linked runs from behind `after` up to and including the row `until_id`.
 
-        `after` is compared with the database first. While the caller works on a run the next page
-        is read, never more than one ahead. Raises what `orderchain.ports.GapSource` names; what was
-        yielded before that is linked and committed.
+        `after` is compared with the database first. While the caller works on a run the next pages
+        are read, never more than one reading ahead. Each batch of which all rows are read must give
+        the seal that is stored; its rows wait for that, unless they are more than `page_rows` or
+        `page_bytes`. Raises what `orderchain.ports.GapSource` names; what was yielded before that
+        is linked and committed.
         """
         opening = await self._open(after, until_id)
         if from_primary and opening.source != _PRIMARY:
             raise NotYetReadable(after.id, until_id)
-        after, source = opening.mark, opening.source
-        marks = BatchMarks(self._connection, self._config.chain_id, after, opening.batches)
+        chain_id, after = self._config.chain_id, opening.mark
+        marks = BatchMarks(self._connection, chain_id, after, opening.batches)
         pages_max = FIRST_PAGES
-        page = _read(opening.slices) if opening.slices else self._read_ahead(after.id, until_id)
+        held: list[Page] = []
+        read = _read(opening.pages) if opening.pages else self._read_ahead(after.id, until_id)
         try:
             while after.id < until_id:
-                slices = await page
-                last_id = slices[-1]["ids"][-1] if slices else after.id
-                if len(slices) >= pages_max:
+                found = await read
+                pages = held + found
+                last_id = pages[-1].last_id if pages else after.id
+                if len(found) >= pages_max:
                     pages_max *= _GROWTH
-                # Before the next page is asked for: else this run would wait for that one.
+                # Before the next reading is begun: else this run would wait for that one.
                 await marks.cover(last_id)
-                page = self._read_ahead(last_id, until_id, pages_max)
-                if not page.done():
+                # Where rows end early, what was held is all that will come of it.
+                held = self._held(pages, marks) if found and last_id < until_id else []
+                read = self._read_ahead(last_id, until_id, pages_max, held)
+                if not read.done():
                     await asyncio.sleep(0)  # sends the question; the rows are worked on meanwhile
-                events = _events_of(slices)
+                pages = pages[: len(pages) - len(held)]
+                if held and not pages:
+                    continue
+                events = _events_of(pages)
                 if not events or not is_linked(after.id, events):
-                    await _drop(page)
-                    events = await self._explain(after.id, until_id)
-                    page = self._read_ahead(events[-1].id, until_id, pages_max)
-                after = await marks.mark_at(events[-1].id)
-                yield Run(chain_id=self._config.chain_id, events=events, end=after, source=source)
+                    await _drop(read)
+                    held, pages = [], await self._explain(after.id, until_id)
+                    events = _events_of(pages)
+                    await marks.cover(events[-1].id)
+                    read = self._read_ahead(events[-1].id, until_id, pages_max)
+                after, damaged = marks.take(pages, after)
+                events = events if damaged is None else _up_to(after.id, events)
+                if events:
+                    yield Run(chain_id=chain_id, events=events, end=after, source=opening.source)
+                if damaged is not None:
+                    # Its row may be read after its rows, and be the archive's boundary by then.
+                    self._check_place(await self._place(), after.id, damaged.last_id)
+                    raise damaged
         finally:
-            await _drop(page)
+            await _drop(read)
+
+    def _held(self, pages: list[Page], marks: BatchMarks) -> list[Page]:
+        """Return the pages that wait for the end of their batch, to be handed on when it is proven.
+
+        None where they are as much as one reading may bring: of a batch that is larger than that
+        rows are handed on as they come, and the proof comes with the last of them.
+        """
+        end_id = marks.end_at_or_before(pages[-1].last_id)
+        held = [page for page in pages if page.last_id > end_id]
+        rows, size = _measure(held)
+        return held if rows < self._config.page_rows and size < self._config.page_bytes else []
 
     async def _open(self, after: Mark, until_id: int) -> _Opening:
         """Compare `after` with the database, and read what is next to it in the same trip.
@@ -197,9 +232,10 @@ class GapReader:
         mark = _mark_of(first, self._config.chain_id, after.id) if is_known else None
         if mark is None or not _is_same(mark, after):
             return await self._check_start(after)
-        batches = _rows_of(first, "last_ids", "seals", "epochs")
         source = _source_of(is_primary=not first["is_standby"])
-        return _Opening(mark, source, batches, _slices_of(found))
+        columns = (column or () for column in _batches_of(first))
+        batches = list(map(StoredBatch, *columns))
+        return _Opening(mark, source, batches, _pages_of(found))
 
     async def _check_start(self, after: Mark) -> _Opening:
         """Compare `after` with all that is known of the chain. Says what is wrong with it."""
@@ -214,52 +250,76 @@ class GapReader:
         raise SealMismatch(chain_id, after.batch_last_id, after.seal, standing.batch_seal or b"")
 
     def _read_ahead(
-        self, after_id: int, until_id: int, pages_max: int = FIRST_PAGES
-    ) -> asyncio.Future[Sequence[Any]]:
-        """Begin to read the page behind `after_id`; at the end of the range there is none."""
-        if after_id < until_id:
-            return asyncio.ensure_future(self._page(after_id, until_id, pages_max))
-        return _read(())
+        self,
+        after_id: int,
+        until_id: int,
+        pages_max: int = FIRST_PAGES,
+        held: Sequence[Page] = (),
+    ) -> asyncio.Future[list[Page]]:
+        """Begin to read the pages after `after_id`; at the end of the range there are none.
 
-    async def _page(self, after_id: int, until_id: int, pages_max: int) -> Sequence[Any]:
-        return _slices_of(await self._ask(after_id, until_id, pages_max))
+        So many fewer as are held: what is in memory is no more than without them.
+        """
+        if after_id < until_id:
+            return asyncio.ensure_future(self._pages(after_id, until_id, pages_max, held))
+        return _read([])
+
+    async def _pages(
+        self, after_id: int, until_id: int, pages_max: int, held: Sequence[Page]
+    ) -> list[Page]:
+        return _pages_of(await self._ask(after_id, until_id, pages_max, held=held))
 
     async def _ask(
-        self, after_id: int, until_id: int, pages_max: int = FIRST_PAGES, batches: int = 0
+        self,
+        after_id: int,
+        until_id: int,
+        pages_max: int = FIRST_PAGES,
+        batches: int = 0,
+        held: Sequence[Page] = (),
     ) -> list[Any]:
         """Return the rows of the statement `page`, at least one, in the order of the chain."""
         config = self._config
-        bounds = (config.page_rows, config.page_bytes, min(pages_max, config.page_rows))
+        rows, size = _measure(held)
+        rows, size = config.page_rows - rows, config.page_bytes - size
         found = await self._connection.fetch(
-            _SQL["page"], config.chain_id, after_id, until_id, *bounds, batches
+            _SQL["page"],
+            *(config.chain_id, after_id, until_id, rows, size, min(pages_max, rows), batches),
         )
         return found if len(found) == 1 else sorted(found, key=itemgetter("last_id"))
 
-    async def _explain(self, after_id: int, until_id: int) -> list[Event]:
-        """Return the linked rows behind `after_id`, or raise what is known of those that lack.
+    async def _explain(self, after_id: int, until_id: int) -> list[Page]:
+        """Return the linked rows after `after_id`, or raise what is known of those that lack.
 
-        The page is read again once the server has said what it is: it may have been promoted, or
-        have replayed the rows, in between.
+        They are read again once the server has said what it is: it may have been promoted, or have
+        replayed them, in between.
         """
-        place = (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
+        place = await self._place()
         found = await self._ask(after_id, until_id)
-        events = _events_of(_slices_of(found))
+        pages = _pages_of(found)
+        events = _events_of(pages)
         at = first_break(after_id, events)
-        linked = events if at is None else events[:at]
+        linked = pages if at is None else _cut(pages, at)
         if linked:
             return linked
-        boundary_id = place["boundary_id"]
-        if boundary_id is not None and boundary_id > after_id:
-            # Also on a standby: what it has replayed of the archive it will not take back.
-            raise RowsArchived(self._config.chain_id, after_id, boundary_id)
-        if place["is_standby"]:
-            raise NotYetReadable(after_id, until_id)
+        self._check_place(place, after_id, until_id)
         first = found[0]
         if first["lacks"] is not None:
             raise PageDamaged(
                 self._config.chain_id, first["first_id"], first["last_id"], first["lacks"]
             )
         raise self._missing(after_id, until_id, events)
+
+    async def _place(self) -> Any:  # noqa: ANN401 - a record of asyncpg
+        return (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
+
+    def _check_place(self, place: Any, after_id: int, until_id: int) -> None:  # noqa: ANN401 - as below
+        """Raise what leaves open what the rows after `after_id` are."""
+        boundary_id = place["boundary_id"]
+        if boundary_id is not None and boundary_id > after_id:
+            # Also on a standby: what it has replayed of the archive it will not take back.
+            raise RowsArchived(self._config.chain_id, after_id, boundary_id)
+        if place["is_standby"]:
+            raise NotYetReadable(after_id, until_id)
 
     def _missing(self, after_id: int, until_id: int, events: list[Event]) -> Exception:
         chain_id = self._config.chain_id
@@ -293,36 +353,61 @@ class _Opening(NamedTuple):
     mark: Mark
     """The database's own word for the place that the fill begins at."""
     source: str
-    batches: Sequence[Any] = ()
-    """The next whole batches, as `BatchMarks` takes them."""
-    slices: Sequence[Any] = ()
-    """The first rows, as `_events_of` takes them; empty where they have to be asked for."""
+    batches: Sequence[StoredBatch] = ()
+    """The next whole batches."""
+    pages: Sequence[Page] = ()
+    """The first rows; empty where they have to be asked for."""
 
 
-def _read(rows: Sequence[Any]) -> asyncio.Future[Sequence[Any]]:
-    """Return a page that is there already."""
-    page: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-    page.set_result(rows)
-    return page
+def _read(pages: Sequence[Page]) -> asyncio.Future[list[Page]]:
+    """Return a reading that is done."""
+    read: asyncio.Future[list[Page]] = asyncio.get_running_loop().create_future()
+    read.set_result(list(pages))
+    return read
 
 
-def _slices_of(found: Sequence[Any]) -> Sequence[Any]:
-    """Return the slices that hold rows, up to the first page that lacks values."""
+def _pages_of(found: Sequence[Any]) -> list[Page]:
+    """Return the pages that hold rows of the range, up to the first that lacks values."""
     whole = takewhile(lambda row: row["lacks"] is None, found)
-    return [row for row in whole if row["ids"]]
+    return [_page_of(row) for row in whole if row["id_images"] or row["ids"]]
 
 
-def _events_of(slices: Sequence[Any]) -> list[Event]:
-    """Return the rows of slices of pages."""
+def _page_of(row: Any) -> Page:  # noqa: ANN401 - a record of asyncpg
+    if row["id_images"]:
+        return PageImage.of_columns(*_images_of(row))
+    # The driver is quicker with a part of a page, which proves nothing.
+    return CutPage(list(map(Event, *_columns_of(row))))
+
+
+def _events_of(pages: Sequence[Page]) -> list[Event]:
     events: list[Event] = []
-    for columns in map(_columns_of, slices):
-        events += map(Event, *columns)
+    for page in pages:
+        events += _rows_of(page)
     return events
 
 
-def _rows_of(row: Any, *columns: str) -> Sequence[Any]:  # noqa: ANN401 - a record of asyncpg
-    """Return the rows whose columns stand in `row` as arrays, NULL where there is none."""
-    return list(zip(*(row[name] or () for name in columns), strict=True))
+def _rows_of(page: Page) -> list[Event]:
+    return page.events if isinstance(page, CutPage) else page_events(page)
+
+
+def _up_to(last_id: int, events: list[Event]) -> list[Event]:
+    return [event for event in events if event.id <= last_id]
+
+
+def _measure(pages: Sequence[Page]) -> tuple[int, int]:
+    """Return rows and bytes of `pages`."""
+    return sum(page.row_count for page in pages), sum(page.size for page in pages)
+
+
+def _cut(pages: Sequence[Page], rows: int) -> list[Page]:
+    """Return the first `rows` rows of `pages`."""
+    kept: list[Page] = []
+    for page in pages:
+        if page.row_count > rows:
+            return [*kept, CutPage(_rows_of(page)[:rows])] if rows else kept
+        kept.append(page)
+        rows -= page.row_count
+    return kept
 
 
 def _source_of(*, is_primary: bool) -> str:
@@ -333,12 +418,12 @@ def _is_same(found: Mark, given: Mark) -> bool:
     return found.seal == given.seal and found.batch_last_id == given.batch_last_id
 
 
-async def _drop(page: asyncio.Future[Sequence[Any]]) -> None:
+async def _drop(read: asyncio.Future[list[Page]]) -> None:
     """End a reading that nobody waits for any more, whatever became of it."""
-    if page.cancel():
-        await asyncio.wait([page])
-    if not page.cancelled():
-        page.exception()  # looked at, so that asyncio does not complain of it
+    if read.cancel():
+        await asyncio.wait([read])
+    if not read.cancelled():
+        read.exception()  # looked at, so that asyncio does not complain of it
 
 
 def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, which is untyped
@@ -356,7 +441,8 @@ def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, whic
 
 
 def _terms_of(row: Any) -> tuple[FrameTerm, ...]:  # noqa: ANN401 - as above
-    terms = _rows_of(row, "term_epochs", "term_nonces", "term_frame_keys")
+    columns = (row[name] or () for name in ("term_epochs", "term_nonces", "term_frame_keys"))
+    terms = zip(*columns, strict=True)
     return tuple(FrameTerm(epoch=e, nonce=nonce, frame_key=key) for e, nonce, key in terms)
 
 

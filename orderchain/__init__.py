@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orderchain.clients.kafka_config import KafkaConfig as KafkaConfig
     from orderchain.collector import calm_collector as calm_collector
     from orderchain.errors import (
+        BatchDamaged as BatchDamaged,
         BrokerAway as BrokerAway,
         ChainLed as ChainLed,
         ChainMissing as ChainMissing,
@@ -130,6 +131,7 @@ _NAMES = {
     "orderchain.clients.kafka_config": ("KafkaConfig",),
     "orderchain.collector": ("calm_collector",),
     "orderchain.errors": (
+        "BatchDamaged",
         "BrokerAway",
         "ChainLed",
         "ChainMissing",

@@ -32,6 +32,7 @@ OrderchainError
 │   ├── ForkFound
 │   ├── SealMismatch
 │   ├── PageDamaged           a stored page lacks values
+│   ├── BatchDamaged          the rows of a stored batch do not give its seal
 │   ├── ForeignDatabase
 │   ├── PrimaryBehind
 │   └── StillHalted           it did so before, and nobody has lifted that
@@ -337,6 +338,27 @@ class PageDamaged(HaltError):
         self.first_id = first_id
         self.last_id = last_id
         self.lacks = lacks
+
+
+class BatchDamaged(HaltError):
+    """The rows of a stored batch do not give its seal: somebody changed them, or its own line.
+
+    `first_id` and `last_id` are those of its line in `chain_batch`, `expected` is the seal that is
+    stored there, `found` is the one that its rows give.
+    """
+
+    def __init__(
+        self, chain_id: int, first_id: int, last_id: int, expected: bytes, found: bytes
+    ) -> None:
+        super().__init__(
+            f"chain {chain_id}: the batch of ids {first_id} to {last_id} was changed: its rows "
+            f"give the seal {found.hex()[:16]}..., stored is {expected.hex()[:16]}..."
+        )
+        self.chain_id = chain_id
+        self.first_id = first_id
+        self.last_id = last_id
+        self.expected = expected
+        self.found = found
 
 
 class ForeignDatabase(HaltError):

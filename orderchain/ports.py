@@ -315,8 +315,10 @@ class GapSource(Protocol):
         the last one before the row or an older one, has its seal. With `from_primary` no standby is
         read, nor waited for: the rows are to judge by. Raises RowsMissing, RowsArchived,
         NotYetReadable (of a standby, and where no primary answers that was to), RetryError;
-        ForkFound and SealMismatch when the primary contradicts `after` or itself. What was yielded
-        before that is linked and committed.
+        ForkFound and SealMismatch when the primary contradicts `after` or itself; BatchDamaged when
+        rows of it do not give the seal of a batch of which all are read. No row of such a batch is
+        yielded, unless it has more than the source reads at once. What was yielded before an error
+        is linked and committed.
         """
         ...
 

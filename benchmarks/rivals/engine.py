@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
+import gapfill.marks
 import sequencer.core
 from benchmarks.chains import empty_chain, make_chain
 from benchmarks.proof import prove
@@ -112,11 +113,13 @@ def sequencer_of(
 def _leave_seals_out() -> None:
     """Let every seal be the one before it: what sealing costs shows in its absence.
 
-    The engine has no such switch, and a chain written like this does not verify by its seals.
+    The engine has no such switch, and a chain written like this does not verify by its seals; fills
+    of the same process take it as it is.
     """
-    if not hasattr(sequencer.core, "next_seal"):
-        raise RuntimeError("sequencer.core computes its seals elsewhere now")
-    sequencer.core.next_seal = lambda previous, **_: previous
+    for module in (sequencer.core, gapfill.marks):
+        if not hasattr(module, "next_seal"):
+            raise RuntimeError(f"{module.__name__} computes its seals elsewhere now")
+        vars(module)["next_seal"] = lambda previous, **_: previous
 
 
 async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> None:
@@ -183,6 +186,8 @@ class EngineReceiver:
 
     async def __aenter__(self) -> Self:
         site, chain_id = self._venue.site, int(self._venue.place["chain_id"])
+        if not self._venue.load.with_seal:
+            _leave_seals_out()
         reader = GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id))
         head = (await reader.standing(0)).head
         self._receiver = Receiver(

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from orderchain.errors import (
+    BatchDamaged,
     ChainMissing,
     ForkFound,
     NotYetReadable,
@@ -14,8 +15,9 @@ from orderchain.errors import (
     SealMismatch,
 )
 from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
+from orderchain.page_image import event_pages
 from orderchain.run import Run
-from orderchain.seal import genesis_seal
+from orderchain.seal import genesis_seal, next_seal
 from orderchain.simulation.memory_store import MemoryChain
 from orderchain.simulation.wire import WireBroken
 
@@ -93,6 +95,22 @@ def rows_between(chain: StoredChain, after_id: int, until_id: int, at_most: int)
         if len(found) >= at_most or batch.last_id >= until_id:
             break
     return found[:at_most]
+
+
+def damage_of(chain: StoredChain, batch: Batch) -> BatchDamaged | None:
+    """Return what is wrong with a batch whose rows do not give its seal."""
+    found = next_seal(
+        mark_at(chain, batch.pid).seal,
+        epoch=batch.epoch,
+        first_id=batch.first_id,
+        last_id=batch.last_id,
+        row_count=batch.row_count,
+        committed_at_us=batch.committed_at_us,
+        pages=event_pages(batch.events),
+    )
+    if found == batch.seal:
+        return None
+    return BatchDamaged(chain.chain_id, batch.first_id, batch.last_id, batch.seal, found)
 
 
 class MemoryReplica:
@@ -192,6 +210,7 @@ class MemoryGapSource:
         after = await self._check_start(after)
         if from_primary and not self.is_primary:
             raise NotYetReadable(after.id, until_id)
+        start_id = after.id
 
         async def page() -> Run:
             chain = self._see()
@@ -202,6 +221,7 @@ class MemoryGapSource:
                 raise RowsMissing(chain.chain_id, after.id, until_id)
             if events[0].pid != after.id:
                 raise ForkFound(chain.chain_id, events[0].pid, after.id, events[0].id)
+            events = self._proven(chain, events, start_id, until_id)
             end = mark_at(chain, events[-1].id)
             return Run(chain_id=chain.chain_id, events=events, end=end)
 
@@ -214,6 +234,29 @@ class MemoryGapSource:
             # As the real one, which at its end waits for a page that it was reading ahead: that is
             # a place where whoever lets go of it may be cancelled.
             await asyncio.sleep(0)
+
+    def _proven(
+        self, chain: StoredChain, events: list[Event], start_id: int, until_id: int
+    ) -> list[Event]:
+        """Return the first of `events` that may be handed on by a fill that began at `start_id`.
+
+        As the real one: rows of a batch wait for its end, unless they are more than a page; and a
+        batch of which all rows were read gives its seal. Raises BatchDamaged; of a standby
+        NotYetReadable.
+        """
+        first_pid, last_id = events[0].pid, events[-1].id
+        ends = [batch for batch in chain.batches if first_pid < batch.last_id <= last_id]
+        if ends and last_id < until_id:
+            events = [event for event in events if event.id <= ends[-1].last_id]
+        for batch in ends:
+            damaged = damage_of(chain, batch) if batch.pid >= start_id else None
+            if damaged is None:
+                continue
+            events = [event for event in events if event.id <= batch.pid]
+            if not events:
+                raise damaged if self.is_primary else NotYetReadable(first_pid, until_id)
+            break
+        return events
 
     async def close(self) -> None:
         """Nothing is held."""

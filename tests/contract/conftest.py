@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from msgspec.structs import replace
 
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
@@ -40,6 +41,7 @@ from sequencer.config import SequencerConfig
 from sequencer.key_store import PostgresKeyStore
 from sequencer.lease import PostgresLease
 from sequencer.store import PostgresChainStore
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -56,6 +58,7 @@ OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]
 OpenKeys = Callable[[], "KeyStore"]
 OpenGaps = Callable[..., "GapSource"]
+ChangeRow = Callable[[int, str, object], Awaitable[None]]
 OpenCheckpoints = Callable[..., "CheckpointStore"]
 OpenTransaction = Callable[[], AbstractAsyncContextManager[object]]
 Publish = Callable[[Sequence[bytes]], Awaitable[None]]
@@ -183,6 +186,31 @@ async def open_gaps(
     yield open_one
     for source in opened:
         await source.close()
+
+
+@pytest.fixture
+def change_row(
+    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
+) -> ChangeRow:
+    """Change one field of a stored row, as an owner of the database could."""
+    del writer_dsn
+
+    async def in_memory(row_id: int, field: str, value: object) -> None:
+        for batch in memory.chains[1].batches:
+            for at, event in enumerate(batch.events):
+                if event.id == row_id:
+                    batch.events[at] = replace(event, **{field: value})
+
+    async def in_postgres(row_id: int, field: str, value: object) -> None:
+        connection = await asyncpg.connect(request.getfixturevalue("database"))
+        try:
+            await connection.execute(LET_TAMPER)
+            change = f"UPDATE chain_event SET {field} = $2 WHERE id = $1"  # noqa: S608 - of a list
+            await connection.execute(change, row_id, value)
+        finally:
+            await connection.close()
+
+    return in_postgres if kind == "postgres" else in_memory
 
 
 @pytest.fixture

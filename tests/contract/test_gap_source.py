@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from orderchain.errors import ChainMissing, ForkFound, RowsMissing, SealMismatch
+from orderchain.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
 from orderchain.link import is_linked
 from orderchain.mark import Mark
 from sequencer.core import SequencerCore
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orderchain.ports import GapSource
     from orderchain.run import Run
 
-    from .conftest import OpenGaps, OpenStore
+    from .conftest import ChangeRow, OpenGaps, OpenStore
 
 
 async def committed(open_store: OpenStore, *counts: int) -> list[Batch]:
@@ -136,6 +136,41 @@ async def test_runs_behind_a_row_that_is_not_there_are_a_fork(
     after = msgspec.structs.replace(mark_behind(batch), id=beyond, batch_last_id=beyond)
     with pytest.raises(ForkFound):
         await read(open_gaps(), after, beyond + 1)
+
+
+@pytest.mark.parametrize("field", ["key", "payload", "event_time_ns"])
+@pytest.mark.parametrize(("page_rows", "most"), [(1_000, 3), (4, 3), (3, 6), (1, 6)])
+async def test_runs_hand_on_no_row_of_a_changed_batch_that_one_reading_brings(
+    open_store: OpenStore,
+    open_gaps: OpenGaps,
+    change_row: ChangeRow,
+    field: str,
+    page_rows: int,
+    most: int,
+) -> None:
+    first, second, third = await committed(open_store, 3, 4, 3)
+    rows = [event for batch in (first, second, third) for event in batch.events]
+    changed = {"key": "other", "payload": b"other", "event_time_ns": 5}[field]
+    await change_row(second.events[1].id, field, changed)
+    source = open_gaps(page_rows=page_rows)
+    given: list[int] = []
+    start = await start_of(source)
+
+    async def fill() -> None:
+        async for run in source.runs(start, third.last_id):
+            given.extend(event.id for event in run.events)
+
+    with pytest.raises(BatchDamaged) as told:
+        await fill()
+    assert (told.value.first_id, told.value.last_id) == (second.first_id, second.last_id)
+    assert given == [event.id for event in rows][: len(given)]
+    # A stored page has rows of one batch: here it is never cut, however few rows are read at once.
+    assert 3 <= len(given) <= most
+    # Where not all of it is read nothing is known of it.
+    after = (await source.standing(second.events[1].id)).mark
+    assert after is not None
+    rest = await read(source, after, third.last_id)
+    assert [event for run in rest for event in run.events] == rows[5:]
 
 
 async def test_source_says_whose_rows_it_reads(open_gaps: OpenGaps) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from orderchain.errors import RetryError
+from orderchain.page_image import event_pages
 from orderchain.schema import SCHEMA_VERSION
 from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between, seal_at
 from orderchain.simulation.wire import WireBroken
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 
 _COLUMNS = ("ids", "pids", "keys", "times", "payloads")
+_IMAGES = ("id_images", "pid_images", "key_images", "time_images", "payload_images")
+_BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "committed_at_us")
 
 
 class MemoryReadConnection:
@@ -99,27 +102,36 @@ class MemoryReadConnection:
                 continue
             if found and (rows_before >= rows or bytes_before >= bytes_ or len(found) == pages):
                 break
-            found.append(_columns(events) | {"last_id": batch.last_id, "lacks": None})
+            columns = _columns(events, is_whole=events == batch.events)
+            found.append(columns | {"last_id": batch.last_id, "lacks": None})
             rows_before += batch.last_id - batch.first_id + 1
             bytes_before += batch.size
-        found = found or [dict.fromkeys(("ids", "last_id", "lacks"))]
+        found = found or [dict.fromkeys(("ids", "id_images", "last_id", "lacks"))]
         if batches:
             ahead = self._batches_after(chain, after_id, batches)
-            columns = zip(*ahead, strict=True) if ahead else [None] * 3
+            columns = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
             found[0] |= self._standing(chain, after_id, None, 0)[0] | {
                 "last_id": found[0]["last_id"],
-                **dict(zip(("last_ids", "seals", "epochs"), columns, strict=True)),
+                **dict(zip(_BATCH_COLUMNS, columns, strict=True)),
             }
         return found
 
     def _batches_after(self, chain: MemoryChain, known_id: int, limit: int) -> Sequence[Any]:
-        rows = [(b.last_id, b.seal, b.epoch) for b in chain.batches if b.last_id > known_id]
+        rows = [
+            (b.last_id, b.seal, b.epoch, b.first_id, b.row_count, b.committed_at_us)
+            for b in chain.batches
+            if b.last_id > known_id
+        ]
         return rows[:limit]
 
     def _place(self, chain: MemoryChain) -> Sequence[Any]:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 
-def _columns(events: Sequence[Event]) -> dict[str, Any]:
+def _columns(events: Sequence[Event], *, is_whole: bool) -> dict[str, Any]:
+    if is_whole:
+        images = (column for page in event_pages(events) for column in page.columns)
+        return dict.fromkeys(_COLUMNS) | dict(zip(_IMAGES, images, strict=True))
     rows = ((e.id, e.pid, e.key, e.event_time_ns, e.payload) for e in events)
-    return dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
+    columns = zip(*rows, strict=True)
+    return dict.fromkeys(_IMAGES) | dict(zip(_COLUMNS, columns, strict=True))

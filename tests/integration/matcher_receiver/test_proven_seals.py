@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.errors import PageDamaged, SealMismatch, StillHalted
-from tests.stored_pages import LET_LACK_VALUES
+from orderchain.errors import BatchDamaged, PageDamaged, SealMismatch, StillHalted
+from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 from tests.unit.matcher_receiver.chains import signed
 
 if TYPE_CHECKING:
     import asyncpg
 
     from matcher_receiver import Receiver
+    from orderchain.batch import Batch
     from tests.unit.matcher_receiver.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
@@ -145,4 +146,37 @@ async def test_receiver_halts_before_a_page_that_lacks_a_value(
             await anext(receiver)
     assert (caught.value.first_id, caught.value.last_id) == (batch.first_id, batch.last_id)
     with pytest.raises(StillHalted, match="PageDamaged"):
+        await make_receiver().__aenter__()
+
+
+@pytest.mark.parametrize("is_gap", [False, True], ids=["at the start", "in a gap"])
+async def test_receiver_halts_before_a_batch_whose_rows_were_changed(
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    admin: asyncpg.Connection,
+    *,
+    is_gap: bool,
+) -> None:
+    """Their links are whole; only the seal tells."""
+
+    async def commit_and_change() -> Batch:
+        batch = await stored.commit(5)
+        await admin.execute(LET_TAMPER)
+        await admin.execute(
+            "UPDATE chain_event SET payload = 'other' WHERE id = $1", batch.events[2].id
+        )
+        return batch
+
+    whole = await stored.commit(5)
+    batch = None if is_gap else await commit_and_change()
+    async with make_receiver(poll_after_seconds=600.0) as receiver:
+        assert (await anext(receiver)).events == whole.events
+        if batch is None:
+            batch = await commit_and_change()
+            await publish([stored.chain.heartbeat()])
+        with pytest.raises(BatchDamaged) as caught:
+            await anext(receiver)
+    assert (caught.value.first_id, caught.value.last_id) == (batch.first_id, batch.last_id)
+    with pytest.raises(StillHalted, match=f"batch of ids {batch.first_id} to {batch.last_id}"):
         await make_receiver().__aenter__()

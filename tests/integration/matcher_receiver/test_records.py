@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 import gapfill.reader
+import orderchain.page_image
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -186,6 +187,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
         return row
 
     monkeypatch.setattr(gapfill.reader, "Event", make)
+    monkeypatch.setattr(orderchain.page_image, "Event", make)
     await stored.commit(5)
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         await next_events(receiver, stored.chain.mark().id)

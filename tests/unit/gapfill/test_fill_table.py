@@ -11,6 +11,7 @@ import pytest
 
 from gapfill import GapReader, GapReaderConfig
 from orderchain.errors import (
+    BatchDamaged,
     ForkFound,
     NotYetReadable,
     PageDamaged,
@@ -123,6 +124,11 @@ class Server7:
     def lack_a_value(self) -> None:
         self.connection.lacking_id = self.until_id
 
+    def change_a_value(self) -> None:
+        events = list(self.chain.batches[2].events)
+        events[2] = msgspec.structs.replace(events[2], payload=b"other")
+        self.replace(2, events)
+
     def lose_our_row(self) -> None:
         events = self.chain.batches[1].events
         self.replace(1, [event for event in events if event.id != self.after.id])
@@ -140,6 +146,7 @@ TABLE: list[tuple[Callable[[Server7], None], Found, Found, int]] = [
     (Server7.lose_a_row, RowsMissing, NotYetReadable, 6),
     (Server7.fork, ForkFound, NotYetReadable, 6),
     (Server7.lack_a_value, PageDamaged, NotYetReadable, 4),
+    (Server7.change_a_value, BatchDamaged, NotYetReadable, 4),
     (Server7.lose_our_row, ForkFound, NotYetReadable, 0),
     (Server7.take_another_seal, SealMismatch, NotYetReadable, 0),
 ]

@@ -1,4 +1,4 @@
-"""What needs no database: names, settings, and how many batch rows a fill reads."""
+"""What needs no database: names, settings, batch rows that a fill reads, and their proof."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import pytest
 
 import gapfill
 from gapfill import GapReaderConfig
-from gapfill.marks import BATCHES_MAX, BatchMarks
+from gapfill.marks import BATCHES_MAX, BatchMarks, StoredBatch
 from orderchain.errors import RowsMissing
+from orderchain.page_image import event_pages
 from tests.unit.matcher_receiver.chains import Chain, make_chain
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from orderchain.clients.session import Session
+    from orderchain.page_image import PageImage
 
 
 class BatchRows:
     """Answers the statement for batch rows from a chain."""
 
     def __init__(self, chain: Chain) -> None:
-        self._rows = [(batch.last_id, batch.seal, batch.epoch) for batch in chain.batches]
+        self._rows = [
+            StoredBatch(b.last_id, b.seal, b.epoch, b.first_id, b.row_count, b.committed_at_us)
+            for b in chain.batches
+        ]
         self.asked: list[int] = []
 
     async def fetch(
         self, _statement: str, _chain_id: int, after_id: int, limit: int
-    ) -> list[tuple[int, bytes, int]]:
+    ) -> list[StoredBatch]:
         self.asked.append(limit)
-        return [row for row in self._rows if row[0] > after_id][:limit]
+        return [row for row in self._rows if row.last_id > after_id][:limit]
 
 
 def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
@@ -58,21 +65,62 @@ def test_settings_out_of_bounds_are_refused(fields: dict[str, object]) -> None:
         msgspec.convert({"database": "d", "chain_id": 1, **fields}, GapReaderConfig)
 
 
+def readings(chain: Chain, rows: int) -> Iterator[tuple[PageImage, ...]]:
+    """Return the rows of the chain, so many at once, in pages that end where a batch does."""
+    events = chain.events
+    for begin in range(0, len(events), rows):
+        part = events[begin : begin + rows]
+        yield tuple(
+            page
+            for batch in chain.batches
+            if (rest := [event for event in part if event in batch.events])
+            for page in event_pages(rest)
+        )
+
+
 @pytest.mark.parametrize("sizes", [[1] * 60, [7] * 20, [100], [3, 50, 1, 1, 40]])
 @pytest.mark.parametrize("step", [1, 5, 33])
-async def test_marks_for_rising_ids_are_those_of_the_chain(sizes: list[int], step: int) -> None:
+async def test_marks_after_pages_are_those_of_the_chain(sizes: list[int], step: int) -> None:
     chain = make_chain(sizes)
     marks = marks_of(chain, BatchRows(chain))
-    for at_id in [*chain.ids[::step], chain.ids[-1]]:
-        assert await marks.mark_at(at_id) == chain.mark(at_id)
+    mark = chain.mark(0)
+    for pages in readings(chain, step):
+        last_id = pages[-1].last_id
+        await marks.cover(last_id)
+        assert marks.end_at_or_before(last_id) == chain.mark(last_id).batch_last_id
+        mark, damaged = marks.take(pages, mark)
+        assert damaged is None
+        assert mark == chain.mark(last_id)
+
+
+async def test_mark_of_a_batch_that_does_not_give_its_seal_is_that_of_the_one_before() -> None:
+    chain = make_chain([3, 4, 5, 2])
+    batch = chain.batches[2]
+    batch.events[1] = msgspec.structs.replace(batch.events[1], payload=b"other")
+    for step in (len(chain.ids), 1):
+        marks = marks_of(chain, BatchRows(chain))
+        mark, damaged = chain.mark(0), None
+        for pages in readings(chain, step):
+            await marks.cover(pages[-1].last_id)
+            mark, damaged = marks.take(pages, mark)
+            if damaged is not None:
+                break
+        assert damaged is not None
+        assert (damaged.first_id, damaged.last_id) == (batch.first_id, batch.last_id)
+        assert damaged.expected == batch.seal
+        # What was handed on before it was known is not taken back.
+        assert mark == chain.mark(batch.pid if step > 1 else batch.events[-2].id)
 
 
 async def test_marks_of_a_long_fill_cost_few_readings_of_bounded_size() -> None:
     chain = make_chain([1] * 3_000)
     rows = BatchRows(chain)
     marks = marks_of(chain, rows)
-    for at_id in chain.ids[::10]:
-        await marks.mark_at(at_id)
+    mark = chain.mark(0)
+    for batch in chain.batches:
+        await marks.cover(batch.last_id)
+        mark, _ = marks.take(batch.pages, mark)
+    assert mark == chain.mark()
     assert rows.asked[0] <= 16
     assert len(rows.asked) <= 6
     assert max(rows.asked) <= BATCHES_MAX
@@ -82,4 +130,4 @@ async def test_row_that_stands_in_no_batch_is_missing() -> None:
     chain = make_chain([3])
     marks = marks_of(chain, BatchRows(chain))
     with pytest.raises(RowsMissing):
-        await marks.mark_at(chain.ids[-1] + 5)
+        await marks.cover(chain.ids[-1] + 5)

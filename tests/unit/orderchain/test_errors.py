@@ -102,6 +102,12 @@ def test_input_error_names_the_line(line: int | None, start: str) -> None:
             {"first_id": 5, "last_id": 8, "lacks": "keys [1:3]; expected [1:4]"},
             "chain 1: the stored page of ids 5 to 8 lacks values: keys [1:3]; expected [1:4]",
         ),
+        (
+            errors.BatchDamaged(1, 5, 8, b"\1" * 32, b"\2" * 32),
+            {"first_id": 5, "last_id": 8, "expected": b"\1" * 32, "found": b"\2" * 32},
+            "chain 1: the batch of ids 5 to 8 was changed: its rows give the seal "
+            "0202020202020202..., stored is 0101010101010101...",
+        ),
         (errors.ForeignDatabase(1, "a", "b"), {"expected": "a"}, "was b, expected a"),
         (
             errors.PrimaryBehind(1, 5, 8),

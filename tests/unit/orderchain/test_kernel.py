@@ -35,7 +35,7 @@ PUBLIC = {
     "SnapshotStore SourceRecord",
     "printable": "printable",
     "reasons": "reason_of",
-    "page_image": "column_pages event_pages page_image PageImage",
+    "page_image": "column_pages event_pages page_events page_image PageImage",
     "run": "Run",
     "schema": "require_version schema_sql",
     "seal": "content_of genesis_seal next_seal seal_over",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orderchain.event import Event
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
@@ -20,6 +22,7 @@ from orderchain.page_image import (
     PageImage,
     column_pages,
     event_pages,
+    page_events,
 )
 
 VECTORS = json.loads(
@@ -157,6 +160,41 @@ def test_pages_of_linked_rows_are_those_of_the_rows(
     made = map(Event, ids, pids, keys, ids, payloads)
     linked = column_pages(ids, pids, list(map(str.encode, keys)), ids, payloads, is_linked=True)
     assert linked == event_pages(list(made))
+
+
+_sizes = st.sampled_from([0, 1, 2, 3, 9, 10, 127, 128, 195, 255, 256, 257, 512])
+_letters = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=9)
+_keys = st.lists(_letters | st.builds(str.__mul__, st.sampled_from("k€ü"), _sizes), min_size=1)
+
+
+@PATIENT
+@given(
+    keys=_keys,
+    payload_sizes=st.lists(_sizes, min_size=1),
+    skips=st.lists(st.integers(1, 2**40), min_size=1),
+    first_pid=st.integers(0, 1),
+    times=st.sampled_from([1, 40]),
+)
+def test_rows_of_a_page_are_those_that_it_was_made_of(
+    keys: list[str], payload_sizes: list[int], skips: list[int], first_pid: int, times: int
+) -> None:
+    columns = zip(keys * times, cycle(payload_sizes), cycle(skips))
+    events, pid = [], first_pid
+    for key, size, skip in columns:
+        events.append(Event(pid + skip, pid, key, -pid, bytes(size)))
+        pid += skip
+    (page,) = event_pages(events)
+    assert page_events(page) == events
+    assert PageImage.of_columns(*page.columns) == page
+
+
+@PATIENT
+@given(events=st.lists(_events, min_size=1, max_size=8), times=st.sampled_from([1, 40]))
+def test_rows_of_a_page_are_what_they_are_where_they_do_not_link(
+    events: list[Event], times: int
+) -> None:
+    events = [replace(event, key=event.key.replace("\0", "0")) for event in events] * times
+    assert [row for page in event_pages(events) for row in page_events(page)] == events
 
 
 def test_copy_frame_is_the_documented_signature_flags_and_trailer() -> None:
