@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.chains import Site
+    from orderchain.clients.postgres import Record
 
 SQL: Final = load_sql("benchmarks", "generated.sql")
 BATCH_ROWS: Final = 1_000
@@ -80,7 +81,7 @@ async def grow_chain(
         await connection.close()
 
 
-def _seals(seal: bytes, batches: Sequence[asyncpg.Record], committed_at_us: int) -> list[bytes]:
+def _seals(seal: bytes, batches: Sequence[Record], committed_at_us: int) -> list[bytes]:
     """Return the seals after `batches`, of whose contents the server has made the digests."""
     seals = []
     for first_id, last_id, content in batches:

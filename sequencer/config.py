@@ -56,6 +56,10 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024
     """Bytes of one record. Frames are cut smaller where the topic's `max.message.bytes` is lower; a
     batch with a row that fits into none is not published, and recorded as skipped."""
+    publish_interval_seconds: Annotated[float, Meta(ge=0, le=1)] = 0.004
+    """While batches are full, frames go to the broker at most so often, unless a MiB of them waits:
+    those of several commits go together. A request costs the broker and both ends as much as some
+    hundred orders. 0: frames go as soon as those before are acknowledged."""
     publish_queue_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MAX, le=2**32)] = 32 * 2**20
     """Bytes of committed rows that may wait for the broker; with more, the next commit waits. What
     was on its way to the database by then, two batches at most, may come on top."""

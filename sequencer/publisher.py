@@ -60,6 +60,9 @@ class Publisher:
         self._sink = sink
         self._term = term
         self._clock = clock
+        # Whether the last batch was full: then the next one most often is there already.
+        self._is_full_batch = False
+        self._sent_ns = clock.monotonic_ns()
         # When the oldest send began that the broker has not answered since; None when it answers.
         self._unanswered_since_ns: int | None = None
         self._acknowledged_ns = 0
@@ -104,13 +107,16 @@ class Publisher:
 
     def offer(self, batch: Batch) -> None:
         """Queue a committed batch, which follows the one offered before. Never waits."""
+        self._is_full_batch = batch.row_count >= self._config.batch_rows_max
         self._head_id, self._head_seal = batch.last_id, batch.seal
         self._queue.append(batch)
         self._queue_bytes += batch.size
         self._idle.clear()
         if self.is_full and self.away_seconds >= self._config.publish_wait_seconds:
             self.forget(batch.last_id)
-        self._wake.set()
+        # What may wait for others wakes nobody: a turn of the loop per commit is what is saved.
+        if len(self._queue) <= 1 or not self._seconds_to_wait():
+            self._wake.set()
 
     async def room(self) -> None:
         """Wait while the queue is full and the broker acknowledges what is in it.
@@ -175,11 +181,20 @@ class Publisher:
         """Send the forgotten range's end, or the next batches, or after an idle time the head."""
         if self._forgotten_until is not None:
             await self._skip(self._forgotten_until)
+        elif (seconds := self._seconds_to_wait()) > 0:
+            await self._wait(seconds)  # then looked at anew: it may have been forgotten
         elif self._queue:
             await self._publish_front()
         else:
             self._idle.set()
             await self._wait_or_beat()
+
+    def _seconds_to_wait(self) -> float:
+        """Return for how long the frames of the next commits may still join those that wait."""
+        if not self._is_full_batch or not self._queue or self._queue_bytes >= _SEND_BYTES_MAX:
+            return 0.0
+        since = (self._clock.monotonic_ns() - self._sent_ns) / 1e9
+        return max(self._config.publish_interval_seconds - since, 0.0)
 
     def _next_batches(self) -> list[Batch]:
         """Return the batches at the front of the queue that go out together; they stay in it."""
@@ -210,7 +225,7 @@ class Publisher:
         frames = [
             frame for batch in batches for frame in batch_frames(batch, term, frame_bytes_max)
         ]
-        began_ns = self._clock.monotonic_ns()
+        began_ns = self._sent_ns = self._clock.monotonic_ns()
         for part in _parts(frames):
             await self._send(part)
             self._acknowledged_ns = self._clock.monotonic_ns()
@@ -258,12 +273,16 @@ class Publisher:
 
     async def _wait_or_beat(self) -> None:
         """Wait for work; publish the head when none comes for the time of a heartbeat."""
+        if not await self._wait(self._config.heartbeat_seconds):
+            await self._beat()
+
+    async def _wait(self, seconds: float) -> bool:
+        """Wait for a batch that is to go at once; return whether one has come."""
         self._wake.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.heartbeat_seconds):
-                await self._wake.wait()
-                return
-        await self._beat()
+            async with asyncio.timeout(seconds):
+                return await self._wake.wait()
+        return False
 
     async def _beat(self) -> None:
         frame = heartbeat_frame(self._term, last_id=self._head_id, last_seal=self._head_seal)

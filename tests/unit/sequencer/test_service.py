@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -390,6 +391,63 @@ def test_full_queue_waits_for_a_broker_that_acknowledges_however_long_it_takes(
     run_virtual(main())
     assert len(world.published()) == len(world.rows())
     assert world.chain.skips == []
+
+
+class CountingSink(MemoryFrameSink):
+    """A broker that notes when it was sent something, and how many frames."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.sends: list[tuple[float, int]] = []
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        self.sends.append((asyncio.get_running_loop().time(), len(frames)))
+        await super().send(frames)
+
+
+def sends_of(*, batch_rows_max: int, payload: bytes = b"") -> list[tuple[float, int]]:
+    """Commit 50 batches of one order, a millisecond apart; return what was sent, and when."""
+    world = World()
+    world.sink = sink = CountingSink(world.log)
+
+    async def main() -> None:
+        sequencer = world.sequencer(
+            virtual_clock(),
+            batch_rows_max=batch_rows_max,
+            publish_interval_seconds=0.01,
+            heartbeat_seconds=60.0,
+        )
+        async with sequencer:
+            began = asyncio.get_running_loop().time()
+            for n in range(50):
+                await sequencer.submit(f"k{n}", payload)
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+            assert len(world.published()) == 50, "what is last waits for no others"
+            sink.sends = [(at - began, frames) for at, frames in sink.sends]
+
+    run_virtual(main())
+    assert [event.id for event in world.published()] == [row.id for row in world.rows()]
+    return sink.sends
+
+
+def test_frames_of_full_batches_go_together_once_an_interval() -> None:
+    sends = sends_of(batch_rows_max=1)
+    assert len(sends) <= 7
+    assert sum(frames for _, frames in sends) == 50
+    times = [at for at, _ in sends]
+    assert all(later - at >= 0.0099 for at, later in pairwise(times[1:]))
+
+
+def test_frames_of_batches_that_are_not_full_go_at_once() -> None:
+    sends = sends_of(batch_rows_max=2)
+    assert [frames for _, frames in sends] == [1] * 50
+
+
+def test_frames_of_a_mib_wait_for_no_others() -> None:
+    sends = sends_of(batch_rows_max=1, payload=bytes(250_000))
+    assert len(sends) >= 50 // 5
+    assert max(frames for _, frames in sends) <= 5
 
 
 async def test_full_queue_holds_up_no_commit_for_longer_than_its_bound(world: World) -> None:
