@@ -81,7 +81,7 @@ MUTATIONS = (
     Mutation(
         sequencing.publish_queue_without_bound,
         50,
-        ("L5",),
+        ("L5", "L1"),  # what is never forgotten takes memory, or holds up what comes after it
         {**FULL_QUEUE, "publish_wait_seconds": 0.05, "is_broker_gone": True},
     ),
     Mutation(
