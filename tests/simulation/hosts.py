@@ -198,6 +198,7 @@ class SequencerHost(Host):
             when_kafka_is_away="refuse" if refuses else "continue",
             kafka_away_seconds=KAFKA_AWAY_SECONDS,
             publish_wait_seconds=plan.publish_wait_seconds,
+            publish_interval_seconds=plan.publish_interval_seconds,
         )
         return Sequencer(
             scaled_down(

@@ -81,8 +81,13 @@ MUTATIONS = (
     Mutation(
         sequencing.publish_queue_without_bound,
         50,
-        ("L5", "L1"),  # what is never forgotten takes memory, or holds up what comes after it
-        {**FULL_QUEUE, "publish_wait_seconds": 0.05, "is_broker_gone": True},
+        ("L5",),
+        {
+            **FULL_QUEUE,
+            "publish_wait_seconds": 0.05,
+            "is_broker_gone": True,
+            "publish_interval_seconds": 0.0,
+        },
     ),
     Mutation(
         sequencing.full_queue_holds_up_nothing,

@@ -65,6 +65,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Share of frames with a seal after their batch that is not the database's."""
     refuses_without_kafka: bool
     """Sequencers take no order while the broker is away; not where it never comes back."""
+    publish_interval_seconds: float = 0.004
+    """As by default. A change of it makes other worlds of all seeds, so it is not drawn."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
