@@ -65,8 +65,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Share of frames with a seal after their batch that is not the database's."""
     refuses_without_kafka: bool
     """Sequencers take no order while the broker is away; not where it never comes back."""
-    publish_interval_seconds: float = 0.004
-    """As by default. A change of it makes other worlds of all seeds, so it is not drawn."""
+    publish_interval_seconds: float
+    """None publishes each frame at once; the default has frames of full batches go together."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -108,4 +108,5 @@ class Plan(Struct, frozen=True, kw_only=True):
             wrong_seals=random.choice((0.0, 0.0, 0.1, 0.5)),
             refuses_without_kafka=random.random() < 0.2,
             publish_wait_seconds=random.choice((0.05, 0.3, 1.0)),
+            publish_interval_seconds=random.choice((0.0, 0.004, 0.004, 0.05)),
         )
