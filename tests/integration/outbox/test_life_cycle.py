@@ -11,6 +11,7 @@ import pytest
 from outbox import FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
+from outbox.firing import Firing
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 
@@ -253,6 +254,38 @@ async def test_stop_of_a_relay_cancelled_at_each_await_leaves_no_connection_and_
         left = {task.get_name() for task in asyncio.all_tasks() - before if not task.done()}
         assert not [name for name in left if name.startswith("orderchain")], left
     assert at < 199
+
+
+@pytest.mark.timeout(240)
+async def test_stop_of_modes_1_and_5_cancelled_at_each_await_sends_all_and_leaves_nothing(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    checked = CheckedConfig(sender="payments", check_topic=f"checks.{sender.name}")
+    await sender.make_topics(checked.check_topic)
+    business = await sender.connect()
+    before = asyncio.all_tasks()
+    fired = 0
+    for make in (
+        lambda: FireAfterCommit(sender.kafka, [clearing]),
+        lambda: CheckedSender(sender.config(), checked),
+    ):
+        for at in range(1, 200):
+            mode = make()
+            await mode.__aenter__()
+            async with mode.transaction(business) as transaction:
+                if isinstance(transaction, Firing):
+                    transaction.send("clearing", b"1")
+                else:
+                    await transaction.add("clearing", b"1")
+            fired += 1
+            if not await cut_at(at, mode.__aexit__(None)):
+                break
+            await until_gone(sender)
+            left = {task.get_name() for task in asyncio.all_tasks() - before if not task.done()}
+            assert not [name for name in left if name.startswith("orderchain")], left
+        assert 1 < at < 199
+    assert len(await sender.records(clearing.topic)) == fired
 
 
 @pytest.mark.timeout(240)
