@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_JOBS := $(or $(JOBS),2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test simulate faults bench check clean
+.PHONY: help setup servers demo test simulate faults bench check marks walk pictures hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,18 @@ check: setup ## format, lint, imports, types and unit tests, in under a minute
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/unit
+
+marks: setup ## what the house is held against: files, circles, single-use modules (MARKS_ARGS=--list names them)
+	@$(BIN)/python tools/marks.py $(MARKS_ARGS)
+
+walk: setup ## follow one order through the code, over the local stack, and write it into docs
+	@$(BIN)/python tools/walk.py --write
+
+pictures: setup ## draw the pictures of docs/architecture.md from the imports
+	@$(BIN)/python tools/pictures.py --write
+
+hooks: setup ## have git run format, lint and imports before each commit
+	@$(BIN)/python -m pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean: ## remove .venv and every cache of this checkout; fetched jars are kept
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

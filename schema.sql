@@ -1,20 +1,21 @@
 -- The tables of the engine. `chainctl schema print` prints this file, `chainctl schema apply`
--- applies it in one transaction, a DBA may do so with psql (--single-transaction).
+-- applies it in one transaction, and a DBA may apply it with psql (--single-transaction).
 --
 -- Words: an id is a position in a chain, a pid the id of the row before it (0 for the first row),
 -- a batch the rows of one commit. Rows of a chain are never updated and never deleted.
 
 -- ------------------------------------------------------------------------------------- database
--- What every role can do in a database unless it is taken from PUBLIC, be it granted nothing but
--- SELECT: fill the disk with temporary tables, tables of its own, and large objects, which belong to
--- no table. What the applying role may not take away is left to a DBA, and `chainctl schema check`
--- names it. Other applications in this database need a GRANT of their own then.
+-- Unless it is taken from PUBLIC, every role in a database, even one that is granted nothing but
+-- SELECT, can fill the disk: with temporary tables, with tables of its own, and with large objects,
+-- which belong to no table. What the applying role may not take away is left to a DBA, and
+-- `chainctl schema check` names it. Other applications in this database then need a GRANT of their
+-- own.
 
 DO $$
 DECLARE
     step record;
 BEGIN
-    -- Other encodings lack characters that keys have: one such key would stop the chain for good.
+    -- Other encodings lack characters that keys have: one such key would stop the chain forever.
     IF getdatabaseencoding() <> 'UTF8' THEN
         RAISE EXCEPTION 'the encoding of database % is %, expected UTF8',
             current_database(), getdatabaseencoding();
@@ -62,7 +63,7 @@ BEGIN
             EXECUTE format('CREATE ROLE %I LOGIN', role_name);
         END IF;
     END LOOP;
-    -- Whoever applies the schema without being a superuser must be able to act as the owner.
+    -- A role that applies the schema without being a superuser must be able to act as the owner.
     IF NOT pg_has_role('orderchain_owner', 'USAGE') THEN
         EXECUTE format('GRANT orderchain_owner TO %I', current_user);
     END IF;
@@ -71,7 +72,7 @@ BEGIN
     IF (SELECT rolconnlimit FROM pg_roles WHERE rolname = 'gap_reader') = -1 THEN
         ALTER ROLE gap_reader CONNECTION LIMIT 16;
     END IF;
-    -- Comfort only, a role may switch it off; the hard limit is that it is granted only SELECT.
+    -- Comfort only: a role may switch it off. The hard limit is that it is granted only SELECT.
     IF NOT EXISTS (SELECT FROM pg_db_role_setting
                     WHERE setrole = 'gap_reader'::regrole AND setdatabase = 0) THEN
         ALTER ROLE gap_reader SET default_transaction_read_only = on;
@@ -118,9 +119,9 @@ CREATE TABLE chain_head (
     UNIQUE (topic, topic_partition)
 ) WITH (fillfactor = 10); -- one hot row a chain: room for HOT updates on its page
 
--- How a standby sees that the leader lives: a counter that rises at a steady pace. In a row of its
--- own, so that a long commit, which holds the head row, does not hide it. It decides only who tries
--- to take over; who may commit is decided by epoch and nonce in chain_head.
+-- How a standby sees that the leader is alive: a counter that rises at a steady pace. It is in a
+-- row of its own, so that a long commit, which holds the head row, does not hide it. It decides
+-- only who tries to take over; epoch and nonce in chain_head decide who may commit.
 CREATE TABLE chain_lease (
     chain_id integer PRIMARY KEY REFERENCES chain_head,
     epoch    bigint  NOT NULL DEFAULT 0,
@@ -128,15 +129,15 @@ CREATE TABLE chain_lease (
     released boolean NOT NULL DEFAULT true -- nobody leads: handed over, or never led
 ) WITH (fillfactor = 10);
 
--- What serialises the making of partitions: a row that only the owner can lock. An advisory lock
--- can be taken, and held, by every role that may connect.
+-- Serialises the creation of partitions: a row that only the owner can lock. Every role that may
+-- connect can take, and hold, an advisory lock.
 CREATE TABLE chain_partition_lock (
     chain_id integer PRIMARY KEY
 );
 
--- One row per take-over: who led when, and how frames of that term are known. Never changed, never
--- removed. A frame is believed when it carries the MAC of the frame_key of the term whose nonce it
--- names: so whoever may read this table may make frames, and nobody else can.
+-- One row per take-over: who led when, and how frames of that term are recognised. Never changed,
+-- never removed. A frame is believed when it carries the MAC of the frame_key of the term whose
+-- nonce it names: so a role that may read this table can make frames, and nobody else can.
 CREATE TABLE chain_term (
     chain_id          integer     NOT NULL REFERENCES chain_head,
     epoch             bigint      NOT NULL CHECK (epoch > 0),
@@ -144,7 +145,7 @@ CREATE TABLE chain_term (
     frame_key         bytea       NOT NULL CHECK (length(frame_key) = 32),
     owner             text        NOT NULL,
     after_id          bigint      NOT NULL, -- the head at the take-over
-    -- The server that let it: a promoted standby has a higher timeline, a restored dump another id.
+    -- The server of it: a promoted standby has a higher timeline, a restored dump another id.
     system_identifier bigint      NOT NULL,
     timeline          bigint      NOT NULL,
     began_at          timestamptz NOT NULL DEFAULT now(),
@@ -154,8 +155,8 @@ CREATE TABLE chain_term (
 
 -- One row per commit. PostgreSQL itself refuses two batches with one parent and a parent that is no
 -- batch, for one small index entry per batch instead of one per row. The genesis row (all zeros) has
--- no parent; nor has a boundary row, behind which older batches were archived.
--- So the genesis row vouches for the chain, and no second foreign key is paid for at each commit.
+-- no parent; nor has a boundary row, before which older batches were archived.
+-- So the genesis row proves that the chain exists, and a commit needs no second foreign key.
 CREATE TABLE chain_batch (
     chain_id     integer     NOT NULL,
     first_id     bigint      NOT NULL,
@@ -171,9 +172,9 @@ CREATE TABLE chain_batch (
     FOREIGN KEY (chain_id, prev_last_id) REFERENCES chain_batch (chain_id, last_id)
 );
 
--- One stored row per batch, or per slice of a large one: the orders stand in arrays of equal length.
--- A stored row of its own costs each order a header, an index entry and log of three times its size.
--- In the arrays: the n-th elements are one row of the chain; ids rise.
+-- One stored row per batch, or per slice of a large one: the orders are in arrays of equal length.
+-- With a stored row of its own, each order would cost a header, an index entry and log of three
+-- times its size. In the arrays, the n-th elements are one row of the chain; ids rise.
 CREATE TABLE chain_page (
     chain_id       integer  NOT NULL,
     first_id       bigint   NOT NULL,
@@ -184,11 +185,11 @@ CREATE TABLE chain_page (
     event_times_ns bigint[] NOT NULL,
     payloads       bytea[]  NOT NULL,
     PRIMARY KEY (chain_id, last_id),
-    -- IS TRUE: of an empty array there is no first element, and NULL would pass.
+    -- IS TRUE: an empty array has no first element, and NULL would pass.
     CONSTRAINT chain_page_ends CHECK (
         (ids[1] = first_id AND ids[cardinality(ids)] = last_id AND pids[1] < first_id) IS TRUE),
-    -- Of other lower bounds or dimensions, slices of two columns would be other rows. Each of these
-    -- reads the head of an array, not its elements.
+    -- With other lower bounds or dimensions, slices of two columns would be other rows. Each of
+    -- these reads the head of an array, not its elements.
     CONSTRAINT chain_page_lengths CHECK (
         (array_dims(pids) = array_dims(ids) AND array_dims(keys) = array_dims(ids)
          AND array_dims(event_times_ns) = array_dims(ids)
@@ -205,16 +206,16 @@ ALTER TABLE chain_page
     ALTER COLUMN event_times_ns SET STORAGE EXTERNAL,
     ALTER COLUMN payloads SET STORAGE EXTERNAL;
 
--- The orders as rows. Good for a look at a whole chain; a range of ids is read by chain_events, which
--- finds its pages by the index. From this view PostgreSQL cannot tell which pages hold an id.
+-- The orders as rows. It is good for a look at a whole chain. Read a range of ids by chain_events,
+-- which finds its pages by the index: from this view PostgreSQL cannot know which pages hold an id.
 CREATE VIEW chain_event AS
 SELECT page.chain_id, event.id, event.pid, event.key, event.event_time_ns, event.payload
   FROM chain_page AS page
  CROSS JOIN LATERAL unnest(page.ids, page.pids, page.keys, page.event_times_ns, page.payloads)
             AS event (id, pid, key, event_time_ns, payload);
 
--- Which keys the last rows have, as hashes, many rows a page: written now and then behind the rows,
--- so that a new leader need not read those again. It can always be made anew from chain_page.
+-- Which keys the last rows have, as hashes, many rows per page: written now and then after the
+-- rows, so that a new leader need not read those again. It can always be rebuilt from chain_page.
 CREATE TABLE chain_key_page (
     chain_id integer NOT NULL REFERENCES chain_head,
     after_id bigint  NOT NULL,
@@ -226,7 +227,7 @@ CREATE TABLE chain_key_page (
 -- Hashes do not compress: do not try.
 ALTER TABLE chain_key_page ALTER COLUMN hashes SET STORAGE EXTERNAL;
 
--- The highest number of each client whose keys are `client#number`, as of the last page, for good.
+-- The highest number of each client whose keys are `client#number`, as of the last page, forever.
 CREATE TABLE chain_client (
     chain_id      integer NOT NULL REFERENCES chain_head,
     client        text    NOT NULL,
@@ -258,7 +259,7 @@ CREATE TABLE chain_intake_reject (
     PRIMARY KEY (chain_id, source, position)
 );
 
--- Ranges that were never published: the broker was away for so long that the queue had to forget
+-- Ranges that were never published: the broker was away for so long that the queue had to drop
 -- them. Receivers have read them from the database.
 CREATE TABLE chain_skip (
     chain_id   integer     NOT NULL REFERENCES chain_head,
@@ -269,7 +270,7 @@ CREATE TABLE chain_skip (
     PRIMARY KEY (chain_id, after_id)
 );
 
--- Where each receiver stands: moved by compare-and-set on head_delivered. A receiver whose place is
+-- Where each receiver is: moved by compare-and-set on head_delivered. A receiver whose place is
 -- kept elsewhere only reports it, for operators and for retention: nobody starts from that row.
 CREATE TABLE receiver_checkpoint (
     chain_id       integer     NOT NULL REFERENCES chain_head,
@@ -279,7 +280,7 @@ CREATE TABLE receiver_checkpoint (
     seal           bytea       NOT NULL CHECK (length(seal) = 32),
     epoch          bigint      NOT NULL,
     updated_at     timestamptz NOT NULL DEFAULT now(),
-    -- Which database the place belongs to: one that was carried into another is refused there.
+    -- Which database the place belongs to: a place that was copied into another is refused there.
     database_id    uuid,
     is_report      boolean     NOT NULL DEFAULT false,
     -- Whose row it is: only that login changes it; see row security.
@@ -287,8 +288,8 @@ CREATE TABLE receiver_checkpoint (
     PRIMARY KEY (chain_id, receiver)
 ) WITH (fillfactor = 50);
 
--- The gap ledger: what did not come by Kafka, and what became of it. Each receiver keeps its last ones
--- only. Written behind the delivery, so the end of it may be lost with a process.
+-- The gap ledger: what did not arrive by Kafka, and the outcome. Each receiver keeps only its last
+-- ones. It is written after the delivery, so the end of it may be lost with a process.
 CREATE TABLE receiver_gap (
     chain_id  integer     NOT NULL REFERENCES chain_head,
     receiver  text        NOT NULL,
@@ -304,7 +305,7 @@ CREATE TABLE receiver_gap (
     PRIMARY KEY (chain_id, receiver, after_id)
 );
 
--- Receivers that were contradicted by the primary. While a row stands here, none of its name starts.
+-- Receivers that the primary has contradicted. While a row is here, none of its name starts.
 CREATE TABLE receiver_halt (
     chain_id  integer     NOT NULL REFERENCES chain_head,
     receiver  text        NOT NULL,
@@ -316,8 +317,8 @@ CREATE TABLE receiver_halt (
     PRIMARY KEY (chain_id, receiver)
 );
 
--- How far a chain was proven whole, by whom: a row for each verification that went further. Never
--- changed, never removed; it is the last one that counts.
+-- How far a chain was proven whole, and by whom: one row per verification that went further. Never
+-- changed, never removed; only the last one counts.
 CREATE TABLE chain_verified (
     mark_id     bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     chain_id    integer     NOT NULL REFERENCES chain_head,
@@ -346,8 +347,8 @@ CREATE TABLE chain_act (
 
 -- -------------------------------------------------------------------------------------- functions
 
--- The partitions of a chain that begin after its last batch: names and numbers. No row of the chain
--- is there. The batch counts, not the head: the head is a number that the sequencer may write.
+-- The partitions of a chain that begin after its last batch: names and numbers. They hold no row of
+-- the chain. The batch counts, not the head: the head is a number that the sequencer may write.
 CREATE FUNCTION chain_page_ahead(of_chain integer) RETURNS TABLE (name text, number bigint)
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
@@ -365,7 +366,7 @@ AS $$
 $$;
 
 -- Drops the partitions ahead that nobody has written to; `kept` and the two after it stay. Returns
--- how many partitions ahead there are still.
+-- how many partitions ahead remain.
 -- Size 0 under the strongest lock means that no transaction ever put a row there, whatever the
 -- snapshot of the caller shows. Rows that were rolled back leave a size: their partition stays.
 CREATE FUNCTION chain_page_reclaim(of_chain integer, kept bigint) RETURNS integer
@@ -390,12 +391,13 @@ END
 $$;
 
 -- Makes partitions of chain_page until one holds `until_id` and two empty ones follow it.
--- A partition is made apart and then attached: CREATE ... PARTITION OF queues behind readers with
--- the strongest lock and stops the writer, ATTACH does not.
+-- A partition is made separately and then attached: CREATE ... PARTITION OF queues after readers
+-- with the strongest lock and stops the writer, ATTACH does not.
 -- SECURITY DEFINER: the sequencer may extend a chain, but owns no table.
 CREATE FUNCTION chain_page_extend(extended_chain integer, until_id bigint) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s'
-    -- pg_temp last: else it is searched first, and a caller's own type `text` would run as the owner.
+    -- pg_temp last: otherwise it is searched first, and a caller's own type `text` would run as the
+    -- owner.
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
@@ -446,7 +448,7 @@ END
 $$;
 
 -- Makes a chain: its head row, its genesis batch, its partitions. Returns false when it exists.
--- SECURITY DEFINER, so that the partitions belong to the owner whoever of its members calls.
+-- SECURITY DEFINER, so that the partitions belong to the owner, whichever of its members calls.
 CREATE FUNCTION chain_create(
     new_chain integer, genesis_seal bytea, new_topic text, new_topic_partition integer,
     new_partition_ids bigint
@@ -483,9 +485,9 @@ BEGIN
 END
 $$;
 
--- The rows of a chain after one id, up to and including another: its pages are found by their index.
+-- The rows of a chain after one id, up to and including another: the index finds its pages.
 -- Not SECURITY DEFINER, and nothing is set: so it is inlined in a query. Add ORDER BY id where the
--- order counts.
+-- order matters.
 CREATE FUNCTION chain_events(of_chain integer, after_id bigint, until_id bigint)
 RETURNS TABLE (
     chain_id integer, id bigint, pid bigint, key text, event_time_ns bigint, payload bytea
@@ -506,8 +508,8 @@ AS $$
        AND event.id > after_id AND event.id <= until_id
 $$;
 
--- Keeps the last gaps of a receiver, where the calling login wrote them. A function, because whoever
--- may DELETE from a table may also lock it against everybody else.
+-- Keeps the last gaps of a receiver, where the calling login wrote them. It is a function because a
+-- role that may DELETE from a table may also lock it against everybody else.
 CREATE FUNCTION receiver_gap_trim(of_chain integer, of_receiver text, kept integer) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
@@ -520,8 +522,8 @@ AS $$
        )
 $$;
 
--- Refuses a change to all but the owner, its members and superusers; the argument says which.
--- Not SECURITY DEFINER: it asks who makes the change.
+-- Refuses a change to all but the owner, its members and superusers; the argument names the rule.
+-- Not SECURITY DEFINER: it checks who makes the change.
 CREATE FUNCTION chain_refuse() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp
 AS $$
@@ -534,9 +536,9 @@ BEGIN
 END
 $$;
 
--- After the row, so that it is not locked once more before its update. The server compares the rows
--- by itself and calls the function for what no leader does. A commit names last_id, not epoch, and is
--- held up by one comparison: 2 us.
+-- AFTER, so that the row is not locked a second time before its update. The server compares the
+-- rows by itself and calls the function only for what no leader does. A commit names last_id, not
+-- epoch, and one comparison delays it: 2 us.
 CREATE TRIGGER epoch_by_one AFTER UPDATE OF epoch ON chain_head FOR EACH ROW
     WHEN (NEW.epoch NOT BETWEEN OLD.epoch AND OLD.epoch + 1)
     EXECUTE FUNCTION chain_refuse('the epoch rises by one');
@@ -550,8 +552,8 @@ CREATE TRIGGER counter_by_one AFTER UPDATE OF counter ON chain_lease FOR EACH RO
     EXECUTE FUNCTION chain_refuse('the counter rises by one');
 
 -- ----------------------------------------------------------------------------------- row security
--- Which rows a role may write, where not all of a table's. Whoever may read a table reads all of it.
--- The owner, its members and superusers are bound by none of this.
+-- Which rows a role may write, where not all of a table's. A role that may read a table reads all
+-- of it. None of this binds the owner, its members and superusers.
 
 ALTER TABLE chain_batch ENABLE ROW LEVEL SECURITY;
 ALTER TABLE chain_term ENABLE ROW LEVEL SECURITY;
@@ -590,14 +592,14 @@ CREATE POLICY continue_chain ON chain_batch FOR INSERT TO sequencer_writer WITH 
                   WHERE head.chain_id = chain_batch.chain_id)
 );
 
--- Only the term that the head is in: one of a later epoch would keep every leader from beginning it.
+-- Only the term that the head is in: one of a later epoch would prevent leaders from beginning it.
 CREATE POLICY begin_term ON chain_term FOR INSERT TO sequencer_writer WITH CHECK (
     EXISTS (SELECT FROM chain_head AS head
              WHERE head.chain_id = chain_term.chain_id AND head.epoch = chain_term.epoch
                AND head.nonce = chain_term.nonce)
 );
 
--- A mark holds the seal of a batch, and leaves no rows out behind the mark or boundary before it.
+-- A mark holds the seal of a batch, and leaves out no rows after the mark or boundary before it.
 CREATE POLICY mark_batch ON chain_verified FOR INSERT TO auditor WITH CHECK (
     EXISTS (SELECT FROM chain_batch AS batch
              WHERE batch.chain_id = chain_verified.chain_id
@@ -642,7 +644,7 @@ REVOKE ALL ON FUNCTION chain_events(integer, bigint, bigint) FROM PUBLIC;
 
 GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_page, chain_event,
     chain_intake, chain_intake_reject, chain_skip TO sequencer_writer;
--- Not chain_id, topic or partition_ids: what a chain is was settled when it was created.
+-- Not chain_id, topic or partition_ids: they are fixed when the chain is created.
 GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
     ON chain_head TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
@@ -660,8 +662,8 @@ GRANT SELECT ON schema_version, chain_term, chain_batch, chain_page, chain_event
 GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)
     ON chain_head TO gap_reader;
 
--- Not `login`: it is the server's to write. And UPDATE and DELETE of no whole table: with either one,
--- a role may lock the table against everybody.
+-- Not `login`: the server writes it. And no UPDATE and DELETE of a whole table: with either one, a
+-- role may lock the table against everybody.
 GRANT SELECT,
     INSERT (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, updated_at, database_id,
             is_report),
@@ -673,19 +675,19 @@ GRANT SELECT,
     UPDATE (until_id, cause, outcome, source, row_count, found_at, duration)
     ON receiver_gap TO receiver_writer;
 GRANT EXECUTE ON FUNCTION receiver_gap_trim(integer, text, integer) TO receiver_writer;
--- Not UPDATE, not DELETE: no service leads itself out of a halt.
+-- Not UPDATE, not DELETE: no service lifts its own halt.
 GRANT SELECT, INSERT (chain_id, receiver, at_id, reason, detail) ON receiver_halt
     TO receiver_writer;
 GRANT SELECT ON schema_version TO receiver_writer;
 GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer;
 
--- All of chain_head but the salt of its keys.
+-- All of chain_head except the salt of its keys.
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
     published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
 GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_page, chain_event,
     chain_key_page, chain_client, chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap,
     receiver_halt, chain_verified, chain_act TO auditor;
--- Not UPDATE, not DELETE: a mark that was set stays. Number, login and time are the server's own.
+-- Not UPDATE, not DELETE: a mark that was set stays. The server sets number, login and time.
 GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;
 
 RESET ROLE;

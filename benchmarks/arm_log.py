@@ -18,7 +18,7 @@ _ENGINE = ("orderchain", "sequencer", "matcher_receiver", "gapfill")
 
 
 def engine_fingerprint() -> str:
-    """Return what tells one state of the engine's code from another, committed or not."""
+    """Return a fingerprint of the state of the engine's code, committed or not."""
     found = hashlib.sha256()
     for package in _ENGINE:
         for path in sorted((_ROOT / package).rglob("*")):
@@ -37,10 +37,10 @@ class ArmLog:
         self.lines: list[Line] = []
 
     def begin(self, *, resumes: bool, engine: str) -> int:
-        """Read what is there, to go on with it, or begin anew; return how many lines were left out.
+        """Read what is there, to go on with it, or start over; return how many lines were left out.
 
         Lines of another engine are of no use: a comparison is of one state of the code. Failed ones
-        are run again.
+        are rerun.
         """
         found = read_lines(self.path) if resumes else []
         same = found if all(line.engine == engine for line in found) else []
@@ -50,7 +50,7 @@ class ArmLog:
         return len(found) - len(same)
 
     def keep_only(self, settings: Mapping[str, object]) -> int:
-        """Leave out lines of arms that are set otherwise now, by arm; return how many.
+        """Leave out lines of arms that have other `settings` now, by arm; return how many.
 
         A quick run sends fewer orders through an arm of the same name.
         """
@@ -64,7 +64,7 @@ class ArmLog:
         return left_out
 
     def has(self, arm: str, repeat: int) -> bool:
-        """Say whether this repeat was saved, or its arm skipped."""
+        """Return whether this repeat was saved, or its arm skipped."""
         return any(
             line.arm == arm and (line.repeat == repeat or line.skipped is not None)
             for line in self.lines

@@ -1,4 +1,4 @@
-"""Runs the arms of a comparison by turns, and tells the median of each with its spread."""
+"""Runs the arms of a comparison by turns, and returns the median of each with its spread."""
 
 from __future__ import annotations
 

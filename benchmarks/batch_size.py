@@ -1,7 +1,7 @@
-"""How does the size of a batch bear on the rate of persisting, publishing, and end to end?
+"""How does the size of a batch affect the rate of persisting, publishing, and end to end?
 
-Persisting: no broker and no receiver take from the machine. Publishing: the broker too, nobody
-reads. End to end: a second process hands the orders on.
+Persisting: no broker and no receiver load the machine. Publishing: the broker does, nobody reads.
+End to end: a second process hands the orders on.
 """
 
 from __future__ import annotations

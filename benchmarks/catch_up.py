@@ -27,7 +27,7 @@ from benchmarks.sequencing import Sequenced, SequencingJob
 FRAME_ROWS: Final = 1_000
 PAUSE_SECONDS: Final = 10.0
 CAUGHT_UP_SECONDS: Final = 0.25
-"""As far behind the arrivals a receiver counts as caught up: a commit and its way through Kafka."""
+"""A receiver this far behind the arrivals has caught up: a commit and its way through Kafka."""
 
 
 def alone(site: Site, orders: int, repeats: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def alone(site: Site, orders: int, repeats: int) -> dict[str, Any]:
 
 
 def behind(site: Site, arrivals: int) -> dict[str, float]:
-    """Return how fast the backlog of a pause was worked off while `arrivals` came a second."""
+    """Return how fast a pause's backlog was worked off while `arrivals` orders per second came."""
     orders = int(arrivals * (PAUSE_SECONDS + 10))
     orders -= orders % FRAME_ROWS
     chain_id = asyncio.run(make_chain(site))
@@ -87,7 +87,7 @@ def behind(site: Site, arrivals: int) -> dict[str, float]:
                 "rows_per_second": (rows - received.rows_before) / seconds,
                 "to_arrivals": (rows - received.rows_before) / seconds / arrivals,
                 "live_share": received.rows_live / received.rows,
-                # Else the arrivals were not what they were meant to be.
+                # It shows whether the orders arrived at the intended rate.
                 "arrivals": orders / (sequenced.committed_ns - sequenced.began_ns) * 1e9,
             }
     raise RuntimeError("never caught up")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Site(Struct, frozen=True):
-    """Where the servers are, by role, and how to get in: children are told by their stdin."""
+    """Where the servers are, by role, and how to log in: children get it on their stdin."""
 
     admin: DatabaseConfig
     sequencer: DatabaseConfig
@@ -40,7 +40,7 @@ class Site(Struct, frozen=True):
     directory: str = ""
     """Folder of the stack: a rival with a server of its own keeps its files on the same disk."""
     process_ids: dict[str, int] = {}
-    """Of the servers, by name, for what they cost."""
+    """Process ids of the servers, by name, for what they cost."""
 
 
 _CONNECT_SECONDS = 30.0
@@ -51,8 +51,8 @@ CHECKPOINT_TIMEOUT = "30s"
 
 
 MAX_WAL_SIZE_MB = 4096
-"""As much log as there may be, and as is kept (`min_wal_size`): a server that has been up for a day
-uses its files again, and so do ours once `write_log_files` has made them."""
+"""The most log there may be, and as much is kept (`min_wal_size`): a server that has been up for a
+day reuses its files, and so does ours once `write_log_files` has made them."""
 
 
 def benchmark_stack(directory: Path | None = None) -> LocalStack:
@@ -65,7 +65,7 @@ def benchmark_stack(directory: Path | None = None) -> LocalStack:
 
 
 def open_site(stack: LocalStack) -> Site:
-    """Start `stack` anew and empty, and return where it is."""
+    """Reset `stack`, start it empty, and return where it is."""
     stack.reset()
     stack.up()
     return site_of(stack)
@@ -140,7 +140,7 @@ async def tune(site: Site) -> dict[str, str]:
             for row in await connection.fetch(
                 "SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1)", list(_TOLD)
             )
-        } | ours  # the server reads its file again in its own time
+        } | ours  # the server rereads its file in its own time
     finally:
         await connection.close()
 
@@ -148,7 +148,7 @@ async def tune(site: Site) -> dict[str, str]:
 async def write_log_files(site: Site, megabytes: int) -> None:
     """Make the files of PostgreSQL's log that `tune` has it keep, so that no timed part does.
 
-    As many as it takes to write `megabytes` MiB.
+    It makes as many as it takes to write `megabytes` MiB.
 
     A new file is 16 MB of zeros to flush, for which every commit waits: 20 to 70 ms (decisions 13
     and 14).

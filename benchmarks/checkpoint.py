@@ -30,7 +30,7 @@ LEAD_SECONDS = 3.0
 """How long before a checkpoint a run begins."""
 PROOF_SECONDS = 40.0
 WAIT_SECONDS = 45.0
-"""For a checkpoint to go by, so that the time of the next is known: at most twice theirs."""
+"""Wait for a checkpoint to pass, so that the time of the next is known: at most twice theirs."""
 REPEATS_MAX = 3
 _LOOK_SECONDS = 0.1
 
@@ -69,7 +69,7 @@ async def until_one_is_due(site: Site, lead_seconds: float = LEAD_SECONDS) -> No
         interval_seconds = await connection.fetchval(_INTERVAL)
         async with asyncio.timeout(3 * interval_seconds):
             seen = await connection.fetchval(_BEGUN)
-            while await connection.fetchval(_BEGUN) == seen:  # noqa: ASYNC110 - only this tells
+            while await connection.fetchval(_BEGUN) == seen:  # noqa: ASYNC110 - only this shows it
                 await asyncio.sleep(_LOOK_SECONDS)
     finally:
         await connection.close()

@@ -1,6 +1,6 @@
 """Processes of a benchmark: each gets its job as a line of JSON on stdin.
 
-Not on its command line, which every user of the machine can read: jobs hold passwords.
+The job is not on its command line, which every user of the machine can read: jobs hold passwords.
 """
 
 from __future__ import annotations

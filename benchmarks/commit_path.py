@@ -30,26 +30,26 @@ from benchmarks.server_load import ServerLoad
 from benchmarks.workload import EVENT_TIME_NS, order_batches
 from orderchain.clients.pipeline import Pipeline
 from orderchain.clock import SystemClock
-from orderchain.page_image import COLUMNS
+from orderchain.seal import COLUMNS
 from sequencer import Sequencer
 from sequencer.core import SequencerCore
-from sequencer.key_store import PostgresKeyStore
-from sequencer.lease import PostgresLease
-from sequencer.prepared import call, prepare
-from sequencer.store import PostgresChainStore
+from sequencer.leadership import PostgresLease
+from sequencer.stores.keys import PostgresKeyStore
+from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.session import call, prepare
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from orderchain.batch import Batch, Term
-    from orderchain.event import Event
+    from orderchain.model import Event
     from sequencer import Order
 
 BATCH_ROWS: Final = (100, 1_000, 5_000)
 BATCHES_MAX: Final = 200
 BARE_BATCHES_MAX: Final = 1_000
-"""Of rows and pages: CPU is counted in steps of 10 ms."""
+"""Batches of rows and pages: CPU is counted in steps of 10 ms."""
 
 PAYLOAD_BYTES: Final = 64
 """As in most runs end to end."""
@@ -78,7 +78,7 @@ class Storage:
         connection = await connect_to(site.admin)
         try:
             await prepare(connection)
-            # So that none falls into the run, and each run has the same pages to log whole.
+            # No checkpoint falls into the run, and each run has the same pages to log whole.
             await connection.execute("CHECKPOINT")
             table = f"{self._table}_{chain_id}"
             size = await connection.fetchval(_SIZE, table)

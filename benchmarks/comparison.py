@@ -13,17 +13,17 @@ TITLE = "The engine against the limit, and against what a user would pick instea
 
 BATCH_ROWS = (100, 1_000, 5_000)
 LARGER_PAYLOADS = {256: 100_000, 1_024: 50_000}
-"""Beside the 64 bytes of all other runs, with the orders of a run."""
+"""Payloads other than the 64 bytes of all other runs, with the orders of a run."""
 COMMON_ROWS = 500
 LEFT_OUT_OF_QUICK = ("bare_pipe 5000", f"bare_pages {COMMON_ROWS}")
-"""Beside batches of 100: three minutes are not enough for every ceiling."""
+"""Left out, as are batches of 100: three minutes are not enough for every ceiling."""
 FAST = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events", "kafka_transactions_frames",
 )  # fmt: skip
 
 
 def arms(scope: Scope) -> list[Arm]:
-    """Return every rival at its sizes, the engine and what it is held against side by side."""
+    """Return every rival at its sizes, the engine and what it is compared with side by side."""
     found = [load_arm(scope, rival, rows) for rows in BATCH_ROWS for rival in FAST]
     found += [
         load_arm(scope, rival, COMMON_ROWS) for rival in ("bare_pages", "engine", "common_way")

@@ -14,7 +14,7 @@ import msgspec
 _T = TypeVar("_T")
 
 _CLOSE_SECONDS = 5.0
-"""An end that has told its figures hands over and closes its connections."""
+"""An end that has reported its figures hands over and closes its connections."""
 
 _ROOT = Path(__file__).parent.parent
 
@@ -24,7 +24,7 @@ class RunFailed(Exception):
 
 
 class End:
-    """A process: it is given its work as lines, says words, and ends with a line of JSON."""
+    """A process: it gets its work as lines, writes words, and ends with a line of JSON."""
 
     def __init__(self, module: str, role: str) -> None:
         self._module = module
@@ -34,7 +34,7 @@ class End:
 
     async def start(self, *lines: bytes) -> None:
         """Start it with its work."""
-        # A session of its own: Ctrl-C is for the benchmark, which then ends both ends.
+        # A session of its own: Ctrl-C is for the benchmark, which then stops both ends.
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", self._module, self._role),
             stdin=asyncio.subprocess.PIPE,
@@ -54,7 +54,7 @@ class End:
             await stdin.drain()
 
     async def expect(self, word: bytes) -> None:
-        """Wait until it has said `word`. Raises RunFailed when it says something else, or ends."""
+        """Wait until it writes `word`. Raises RunFailed when it writes something else, or ends."""
         found = await self._line()
         if found != word:
             raise RunFailed(f"{self._role}: said {found.decode()!r}, expected {word.decode()!r}")
@@ -80,7 +80,7 @@ class End:
         return self._process
 
     async def end(self) -> None:
-        """Let it close if it has told its figures, and make sure that it is gone."""
+        """Wait until it closes if it has reported its figures, and make sure that it is gone."""
         process = self._process
         if process is not None and process.returncode is None:
             try:

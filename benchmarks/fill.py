@@ -33,7 +33,7 @@ from benchmarks.generated import SQL, generate_chain, generate_rows
 from benchmarks.host import RESULTS, describe_host
 from gapfill import GapReader, GapReaderConfig
 from gapfill.reader import SESSION_SETTINGS
-from orderchain.event import Event
+from orderchain.model import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection
 
 PAGE_ROWS: Final = 5_000
-"""Of a SELECT, of what a reader holds at once, and of a batch."""
+"""Rows of a SELECT, of what a reader holds at once, and of a batch."""
 LONG_GAP_ROWS: Final = 300_000
 _MIDDLE_ROWS: Final = 1_000_000
-"""Of the chain that is stored as a row per order, too."""
+"""Rows of the chain that is also stored as a row per order."""
 FLAT_GAP_ROWS: Final = 10_000
 RANGES: Final = {1: 1_000, 100: 1_000, 1_000: 500, 20_000: 40}
 """Rows of a gap, and how many gaps of a repeat."""
@@ -84,7 +84,7 @@ async def fill(site: Site, chain_id: int, after_id: int, rows: int) -> float:
 
 
 async def gaps(site: Site, chain_id: int, last_id: int, rows: int, seed: int) -> dict[str, float]:
-    """Return the milliseconds of gaps of so many rows, filled and plainly read, by turns."""
+    """Return the milliseconds of gaps of `rows` rows, filled and plainly read, by turns."""
     random = Random(seed)
     connection = await _plain_connection(site)
     filled, read = [], []

@@ -10,15 +10,15 @@ import msgspec
 from benchmarks.workload import EVENT_TIME_NS, order_batches
 from orderchain.batch import Term
 from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.mark import ChainHead, FrameTerm, Mark, Standing
+from orderchain.model import ChainHead, FrameTerm, Mark, Standing
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
-from sequencer.framing import batch_frames
+from sequencer.publisher import batch_frames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from orderchain.run import Run
+    from orderchain.model import Run
 
 CHAIN_ID: Final = 1
 _DATABASE_ID: Final = UUID(int=1)
@@ -32,7 +32,7 @@ class FrameChain(msgspec.Struct, frozen=True):
 
     start: Mark
     standing: Standing
-    """What the database says of that place: it makes the publisher known."""
+    """What the database reports of that place: it makes the publisher known."""
     frames: list[bytes]
     rows: int
 
@@ -40,7 +40,7 @@ class FrameChain(msgspec.Struct, frozen=True):
 def frame_chain(rows: int, frame_rows: int, *, after_id: int = 0) -> FrameChain:
     """Return `rows` orders in frames of `frame_rows`, as the shipped sequencer makes them.
 
-    Ids rise from behind `after_id`: those of 2^30 and more cost Python more to compare.
+    The ids follow `after_id`: those of 2^30 and more cost Python more to compare.
     """
     seal = genesis_seal(_DATABASE_ID, CHAIN_ID)
     start = Mark(id=after_id, batch_last_id=after_id, seal=seal, epoch=1)
@@ -91,7 +91,7 @@ class MemoryFrames:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Memory is of no topic."""
+        """Memory has no topic."""
         return None
 
     async def start(self) -> None:

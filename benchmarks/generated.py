@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.chains import connect_to, make_chain
 from benchmarks.rivals.order_rows import make_partition
-from orderchain.page_image import PAGE_ROWS_MAX
-from orderchain.seal import seal_over
+from orderchain.seal import PAGE_ROWS_MAX, seal_over
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ async def generate_chain(
 ) -> int:
     """Return a new chain whose ids are 1 to `rows`, ready to read.
 
-    A batch is one page, or as many of `page_rows` as it takes; then it has to be a multiple of it.
+    A batch is one page, or several of `page_rows`; then it must be a multiple of `page_rows`.
     """
     chain_id = await make_chain(site)
     await grow_chain(site, chain_id, 0, rows, batch_rows=batch_rows, page_rows=page_rows)
@@ -54,7 +53,7 @@ async def grow_chain(
     batch_rows: int = BATCH_ROWS,
     page_rows: int = PAGE_ROWS_MAX,
 ) -> None:
-    """Add the rows after `after_id`, the head, up to `last_id`; they show all at once.
+    """Add the rows after `after_id`, the head, up to `last_id`; they all appear at once.
 
     Raises ValueError where a page would be of two batches.
     """
@@ -75,7 +74,7 @@ async def grow_chain(
             await connection.execute(SQL["batches"], chain_id, *ends, seals, now_us)
             seal = seals[-1]
         await connection.execute(SQL["head"], chain_id, last_id, seal)
-        # What a chain that grew by and by has had done by autovacuum.
+        # Autovacuum has done this for a chain that grew gradually.
         await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
     finally:
         await connection.close()

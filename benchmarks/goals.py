@@ -39,8 +39,8 @@ def goals(
 ) -> list[Goal]:
     """Return every goal, in the order of the page.
 
-    `lines` are by question; `results` are the last ones of programs of their own, by program. What
-    has none there has no goal.
+    `lines` are by question; `results` are the last ones of programs of their own, by program. A
+    program without one has no goal.
     """
     empty = Lines([])
 
@@ -132,8 +132,8 @@ def _against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
 def rounds_against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
     """Return the spread of self-clocking against the best fixed size of each round.
 
-    One repeat on a disk that stood still is one of them here, and all of the tail of a histogram
-    that the repeats share.
+    A repeat on a disk that stalled is one value here; in a histogram that the repeats share, it is
+    all of the tail.
     """
     own = lines.percentile_by_repeat(arm_name(share, 0), percentile)
     fixed = [lines.percentile_by_repeat(arm_name(share, rows), percentile) for rows in FIXED_ROWS]

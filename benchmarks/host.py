@@ -59,7 +59,8 @@ def _processor() -> str:
 def disk_flushes(server: PostgresServer, seconds: int = 1) -> dict[str, float]:
     """Return how long a write of 8 KB with each way to flush it takes, in microseconds.
 
-    By PostgreSQL's own pg_test_fsync, on the disk of `server`; empty where it has none or fails.
+    PostgreSQL's own pg_test_fsync measures it, on the disk of `server`; empty where the server has
+    none or it fails.
     """
     program = server.installation.program("pg_test_fsync")
     file = server.data_directory / "pg_test_fsync.tmp"

@@ -36,7 +36,7 @@ class ImpairedJob(msgspec.Struct, frozen=True):
     """Frames that are lost on the way, drawn independently; heartbeats too."""
     seed: int = 1
     pauses: bool = False
-    """Stop behind the first run until a line comes on stdin."""
+    """Stop after the first run until a line comes on stdin."""
 
 
 class Impaired(msgspec.Struct, frozen=True):
@@ -56,9 +56,9 @@ class Impaired(msgspec.Struct, frozen=True):
     memory_mib: float
     """The most that was ever resident."""
     cpu_seconds: float
-    """From when it went on, or began."""
+    """Since it went on, or began."""
     samples: list[tuple[int, int]]
-    """When how many rows had been handed on, from when it went on."""
+    """Times, each with the rows handed on by then, since it went on."""
 
 
 class LossyFrames:
@@ -79,7 +79,7 @@ class LossyFrames:
         await self._source.start()
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return what was not lost. Where all was, wait for more: silence would mean more."""
+        """Return what was not lost. If all was lost, wait on: an empty answer means silence."""
         while True:
             found = await self._source.records(timeout_seconds)
             kept = [record for record in found if self._random.random() >= self._share]

@@ -1,4 +1,4 @@
-"""What one run is to carry, the same for every rival, and what came of it."""
+"""The load of one run, the same for every rival, and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Stage = Literal["persist", "publish", "deliver"]
 """How far a run goes: rows durable; rows on the broker too; rows handed on by a second process."""
 
 WARM_UP_SHARE = 20
-"""One order in so many goes ahead, untimed: caches, plans and connections are warm by then."""
+"""One order in this many goes first, untimed: it warms caches, plans and connections."""
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Load(Struct, frozen=True, kw_only=True):
     with_seal: bool = True
     """The engine alone."""
     is_kept: bool = False
-    """The receiver keeps what it was handed and tells its digest: for tests, not for figures."""
+    """The receiver keeps what it was handed and reports its digest: for tests, not for figures."""
 
     @property
     def warm_up_orders(self) -> int:
@@ -50,7 +50,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
     @property
     def deadline_seconds(self) -> float:
-        """When a run has hung: ten minutes, and more for long chains."""
+        """After this long, a run has hung: ten minutes, and more for long chains."""
         return 600.0 + self.all_orders / 20_000
 
 
@@ -64,7 +64,7 @@ class Venue(Struct, frozen=True, kw_only=True):
 
 
 class Produced(Struct, frozen=True, kw_only=True):
-    """What the process of the sending end tells. Times are of the monotonic clock, which all
+    """What the process of the sending end reports. Times are of the monotonic clock, which all
     processes of a machine share."""
 
     began_ns: int
@@ -77,7 +77,7 @@ class Produced(Struct, frozen=True, kw_only=True):
 
 
 class Received(Struct, frozen=True, kw_only=True):
-    """What the process of the receiving end tells."""
+    """What the process of the receiving end reports."""
 
     ended_ns: int
     rows: int

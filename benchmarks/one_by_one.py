@@ -31,7 +31,7 @@ _WAITING = 20_000
 """Enough for three batches under way and a fourth to grow."""
 
 _PAUSE_SECONDS = 0.01
-"""After it the order before is published, and its INSERT long done."""
+"""After it, the previous order is published, and its INSERT is long done."""
 
 
 async def one_future_each(site: Site, orders: int) -> float:

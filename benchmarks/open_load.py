@@ -1,10 +1,10 @@
 """How long does an order take under an open load: one that comes whether or not the last is done?
 
 Orders fall due on a constant schedule. Latency counts from the time when an order was due, not from
-when it was sent: a sequencer that stalls makes those behind it late, and that is what is measured.
+when it was sent: a sequencer that stalls makes later orders late, and that is what is measured.
 Every millisecond the orders that have fallen due are handed to the sequencer together, as an intake
-would; what waits for that counts too. Self-clocking batches are held against fixed batch sizes,
-each of which is sent when it is full.
+would; the wait for that counts too. Self-clocking batches are compared with fixed batch sizes, each
+of which is sent when it is full.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 
 def maximum(lines: Sequence[Line]) -> float:
-    """Return the orders a second that the schedule's shares are of. Raises RunFailed without."""
+    """Return the orders per second that the schedule's shares are of. Raises RunFailed without."""
     found = [
         float(line.figures["delivered_per_second"])
         for line in lines

@@ -35,7 +35,7 @@ _TICK_SECONDS = 0.001
 _HEAD_START_NS = 100_000_000
 _DEADLINE_SECONDS = 300.0
 _CHUNK_ROWS = 1_000
-"""Orders that are handed over together at most, where all are due at once."""
+"""Orders that are handed over together, at most, when all are due at once."""
 FLOOR_TRIES = 1_000
 FLOOR_PACE_SECONDS = 0.005
 
@@ -45,15 +45,15 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
 
     load: Load
     rate_per_second: float
-    """0: all orders are due at once, which tells the maximum."""
+    """0: all orders are due at once, which shows the maximum."""
     warm_up_orders: int
-    """The first ones, which are sent as all others, but not counted."""
+    """The first ones, which are sent like all others, but not counted."""
     fixed_rows: int = 0
-    """Orders of a batch; 0: whatever has come while the last one was committed."""
+    """Orders of a batch; 0: all that have come while the last one was committed."""
 
 
 class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sending end tells."""
+    """What the sending end reports."""
 
     start_ns: int
     """When the first order was due."""
@@ -64,7 +64,7 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What the receiving end tells."""
+    """What the receiving end reports."""
 
     ended_ns: int
     first_counted_ns: int
@@ -76,9 +76,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
     """What no order can be faster than: one commit, then one send, each with nothing beside it.
 
-    One behind the other, a stall of the disk counts once, however long it is: nothing is late but
-    the one call that met it. So each is measured on a schedule too, from when it was due, as orders
-    are.
+    One after the other, a stall of the disk counts once, however long it is: only the one call that
+    met it is late. So each is also measured on a schedule, from when it was due, as orders are.
     """
 
     commit_histogram: str
@@ -136,7 +135,7 @@ async def _prove(site: Site, chain_id: int, job: OpenJob) -> int:
 
 
 async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
-    """Commit single rows, then send single records: one behind the other, then on a schedule."""
+    """Commit single rows, then send single records: one after the other, then on a schedule."""
     connection = await connect_to(site.admin)
     topic = "rival.floor"
     await make_topic(site, topic)
@@ -171,7 +170,7 @@ async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
 
 
 async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
-    """Return how long calls take that are made one behind the other, in nanoseconds."""
+    """Return how long calls take that are made one after the other, in nanoseconds."""
     for _ in range(FLOOR_TRIES // 10):
         await call()
     found = []
@@ -190,7 +189,7 @@ async def timed_from_due(
 ) -> list[int]:
     """Return when calls on a constant schedule were done, from when each was due, in nanoseconds.
 
-    One at a time: those that fall due while one takes long are late too, and show it.
+    They run one at a time: calls that fall due during a long one are late too, and show it.
     """
     found = []
     due_ns = time.monotonic_ns()
@@ -236,7 +235,7 @@ class _Pacing:
         self._sequencer = sequencer
         self._job = job
         self._ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
-        # (first order, orders, time of the acknowledgement), one a call.
+        # (first order, orders, time of the acknowledgement), one per call.
         self._acks: list[tuple[int, int, int]] = []
         self._failure: BaseException | None = None
         self._unanswered = 0
@@ -246,8 +245,8 @@ class _Pacing:
     async def run(self, orders: Sequence[Order]) -> None:
         """Hand over all of `orders`, and return when all are acknowledged.
 
-        Of an answer only its time is kept, and they are counted: to gather some thousand futures at
-        the end would hold the loop up while the last of them are still to come.
+        Only the time of each answer is kept, and answers are counted: to gather some thousand
+        futures at the end would hold the loop up while the last of them are still to come.
         """
         self.start_ns = time.monotonic_ns() + _HEAD_START_NS
         sent = 0
@@ -274,7 +273,7 @@ class _Pacing:
         )
 
     def _due(self, sent: int, count: int) -> int:
-        """Return up to which order is to be handed over now."""
+        """Return up to which order to hand over now."""
         fixed, most = self._job.fixed_rows, self._most_at_once()
         if not self._ns_per_order:
             return min(count, sent + most)
@@ -308,7 +307,7 @@ class _Arrivals(Tally):
 
     def __init__(self) -> None:
         super().__init__(is_kept=False)
-        # (rows before, time), one a run; ids begin at 1 and skip none in a chain of one leader.
+        # (rows before, time), one per run; ids begin at 1 and skip none in a chain of one leader.
         self.arrivals: list[tuple[int, int, int]] = []
 
     def take(self, events: Sequence[Any]) -> None:
@@ -319,7 +318,7 @@ class _Arrivals(Tally):
 
 
 async def take(venue: Venue, job: OpenJob) -> Taken:
-    """Receive everything, and tell the latencies once it is known when the schedule began."""
+    """Receive everything, and return the latencies once it is known when the schedule began."""
     arrivals = _Arrivals()
     async with EngineReceiver(venue, arrivals) as receiver:
         stand_ready(b"listening")

@@ -19,14 +19,14 @@ from benchmarks.children import job_of
 from benchmarks.outbox_site import OutboxSite
 from orderchain.clients.kafka import make_consumer, make_producer
 from orderchain.collector import calm_collector
-from outbox.consumer import Consumer
-from outbox.consumer_config import ConsumerConfig
+from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.consumer import Consumer
 from outbox.headers import read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
 
 
 def config_of(place: OutboxSite, **settings: Any) -> ConsumerConfig:  # noqa: ANN401
@@ -41,7 +41,7 @@ def config_of(place: OutboxSite, **settings: Any) -> ConsumerConfig:  # noqa: AN
 
 
 async def batched(place: OutboxSite) -> None:
-    """Consume as the engine does: many messages a transaction, many confirms a record."""
+    """Consume as the engine does: many messages per transaction, many confirms per record."""
 
     async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
         pass  # its only effect is the inbox: the same in both ways
@@ -53,7 +53,7 @@ async def batched(place: OutboxSite) -> None:
 
 
 async def timed(place: OutboxSite) -> None:
-    """Tell when each message has reached the handler."""
+    """Write when each message has reached the handler."""
 
     async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
         now = time.monotonic_ns()
@@ -69,7 +69,7 @@ async def timed(place: OutboxSite) -> None:
 
 
 async def row_by_row(place: OutboxSite) -> None:
-    """Consume in the common way: a transaction a message, an awaited confirm a message."""
+    """Consume in the common way: one transaction and one awaited confirm per message."""
     connection = await connect_to(place.database)
     await connection.execute("CREATE TABLE IF NOT EXISTS seen (message_id uuid PRIMARY KEY)")
     producer = make_producer(place.kafka, "benchmark")

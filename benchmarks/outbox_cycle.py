@@ -104,7 +104,7 @@ async def cycle(
 
 
 async def store_all(business: Connection, messages: int, to: Relay | CheckedSender | None) -> None:
-    """Store messages, `TRANSACTION_ROWS` a transaction, handed over where there is somebody."""
+    """Store messages, `TRANSACTION_ROWS` per transaction; with `to`, hand them over to it."""
     for _ in range(0, messages, TRANSACTION_ROWS):
         rows = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(TRANSACTION_ROWS)]
         if to is None:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 TOKEN = "of-the-benchmark"  # noqa: S105 - of a server that lives for seconds
 
 PAUSE_SECONDS = 0.1
-"""Of the callback service: how long a confirm may wait for others, and how often it looks."""
+"""How long a confirm may wait for others in the callback service, and how often that looks."""
 
 _WRITTEN = (
     "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::float8 "
@@ -70,7 +70,7 @@ _WRITTEN = (
 
 
 async def rows_written(database: DatabaseConfig, table: str, messages: int) -> float:
-    """Return the rows of `table` that were written, for each message.
+    """Return the rows of `table` that were written, per message.
 
     Sessions report what they have done when they end, so all of them must have ended.
     """
@@ -110,7 +110,7 @@ async def mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> 
     store = await make_database(site, f"{topic}_callback")
     connection = await connect_to(store)
     async with connection.transaction():
-        await connection.execute((files("outbox") / "callback.sql").read_text())
+        await connection.execute((files("outbox") / "sql" / "callback.sql").read_text())
     await connection.close()
     config = RelayConfig(database=place.database, kafka=place.kafka, name=f"{topic}.relay")
     sender = CheckedSender(config, CheckedConfig(sender="bench", check_topic=checks))

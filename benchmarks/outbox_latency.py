@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection
 
 CONNECTIONS = 16
-"""Of the business: one alone gets through about 400 transactions a second, each of them flushed."""
+"""Those of the business: one alone manages about 400 transactions per second, each flushed."""
 
 LOG_ROWS = 250_000
-"""Of a thousand bytes: log files to be used again."""
+"""Rows of a thousand bytes: they make log files to reuse."""
 
 END_SECONDS = 60.0
 
 
 class Delays(NamedTuple):
-    """Of one round, in nanoseconds."""
+    """The delays of one round, in nanoseconds."""
 
     from_commit: list[int]
     from_begin: list[int]
     rate: float
-    """Messages a second that were really stored."""
+    """Messages per second that were really stored."""
 
 
 class Way(NamedTuple):
@@ -62,7 +62,7 @@ class Way(NamedTuple):
 
     hands_over: bool
     together: int
-    """Messages of one transaction."""
+    """Messages per transaction."""
 
 
 WAYS = {
@@ -74,7 +74,7 @@ WAYS = {
 
 
 async def one_round(site: Site, seconds: int, rate: int, way: Way) -> Delays:
-    """Return the delays of so many seconds of load, `rate` messages in each."""
+    """Return the delays of `seconds` seconds of load, `rate` messages in each."""
     place = await make_outbox(site)
     topic = place.destination.topic
     config = RelayConfig(database=place.database, kafka=place.kafka, name=f"{topic}.relay")
@@ -106,7 +106,7 @@ async def one_round(site: Site, seconds: int, rate: int, way: Way) -> Delays:
                 committed[numbers] = [time.monotonic_ns()] * way.together
 
         await first_message(relay, business[0])
-        await lines.readline()  # its time tells nothing
+        await lines.readline()  # its time means nothing
         collecting = asyncio.create_task(collect())
         began = time.monotonic()
         await asyncio.gather(*(work(connection) for connection in business))
@@ -133,7 +133,7 @@ def messages(first: int, count: int) -> list[Message]:
 
 
 async def make_log_files(site: Site) -> None:
-    """Let the server write log files, and keep them to be used again."""
+    """Make the server write log files, and keep them for reuse."""
     connection = await connect_to(site.admin)
     await connection.execute("ALTER SYSTEM SET checkpoint_timeout = '1h'")
     await connection.execute("SELECT pg_reload_conf()")
@@ -145,7 +145,7 @@ async def make_log_files(site: Site) -> None:
 
 
 async def checkpoint(site: Site) -> None:
-    """Write what is dirty, which one arm has left, and free its log files for the next."""
+    """Write the dirty pages that one arm has left, and free its log files for the next."""
     connection = await connect_to(site.admin)
     await connection.execute("CHECKPOINT")
     await connection.close()

@@ -46,7 +46,7 @@ async def drop_database(site: Site, name: str) -> None:
 
 
 async def make_topics(kafka: KafkaConfig, topics: Mapping[str, int]) -> None:
-    """Make topics, by name, with so many partitions."""
+    """Make topics, by name, each with its number of partitions."""
     async with started(make_admin(kafka, "benchmark")) as admin:
         for name, count in topics.items():
             await create_topic(admin, kafka, name, partitions=count)
@@ -59,10 +59,10 @@ async def make_outbox(site: Site, *, partitions: int = 1) -> OutboxSite:
     connection = await connect_to(database)
     for part in ("schema.sql", "inbox.sql"):
         async with connection.transaction():
-            await connection.execute((files("outbox") / part).read_text())
+            await connection.execute((files("outbox") / "sql" / part).read_text())
     # As the consumers' side makes it.
     await connection.execute("RESET search_path")
-    # A consumer's name of its own: else its group would wait for the one before to be given up.
+    # A consumer's name of its own: else its group would wait until the one before is given up.
     destination = Destination(name="bench", topic=name, consumers=(name,))
     await save_destinations(connection, [destination])
     await connection.close()

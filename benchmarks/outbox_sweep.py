@@ -30,7 +30,7 @@ CLAIMED = 1_000
 
 
 async def with_history(site: Site, finished: int) -> OutboxSite:
-    """Make an outbox with so many finished messages."""
+    """Make an outbox with `finished` finished messages."""
     place = await make_outbox(site)
     connection = await connect_to(place.database)
     for first in range(0, finished, 10_000):

@@ -1,6 +1,6 @@
 """Benchmarks of one part alone, which are programs of their own: each adds a line to its results.
 
-They start the stack anew, so they run behind everything else.
+They reset the stack, so they run after everything else.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run_program(name: str, environment: Mapping[str, str]) -> None:
 
 
 def is_done(name: str) -> bool:
-    """Say whether the last result of a program is of this very commit."""
+    """Return whether the last result of a program is of this very commit."""
     found = last_result(name)
     return found is not None and found["host"]["commit"] == describe_host()["commit"]
 
@@ -77,7 +77,7 @@ def last_result(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def figures_of(result: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Return every figure with a spread in a result, by where it stands."""
+    """Return every figure with a spread in a result, by its place."""
     return list(_walk(result, ()))
 
 

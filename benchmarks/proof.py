@@ -9,9 +9,8 @@ from benchmarks.chains import connect_to
 from benchmarks.load import Stored
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.workload import order_batches
-from orderchain.event import Event
-from orderchain.page_image import event_pages
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.model import Event
+from orderchain.seal import event_pages, genesis_seal, next_seal
 
 if TYPE_CHECKING:
     from benchmarks.load import Load

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 
 RUN_SECONDS = 3.0
-"""What a run costs beside its orders: two processes, a chain, a topic, a proof."""
+"""What a run costs besides its orders: two processes, a chain, a topic, a proof."""
 
 ORDERS = {1: 2_000, 10: 20_000, 100: 100_000, 500: 100_000, 1_000: 200_000, 5_000: 400_000}
 """Timed orders of a run by its batch size: one to four seconds each, for the fast ones."""
 
 QUICK_SHARE = 4
-"""A quick run sends one order in so many."""
+"""A quick run sends one order in this many."""
 
 _EXPECTED_RATES = {
     "common_way": 4_000, "event_sourcing": 20_000, "nats_jetstream": 3_000,

@@ -1,4 +1,4 @@
-"""How an end of a run stands ready: what it made before is out of the collector's sight."""
+"""How an end of a run gets ready: what it made before is out of the collector's sight."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 def freeze() -> None:
     """Keep all that was made so far from the garbage collector, which stays on.
 
-    Else a pass over it falls into the timed part: 22 to 34 ms once in 5 s, in a process that has
-    done no more than import the engine and connect.
+    Otherwise a pass over it falls into the timed part: 22 to 34 ms once in 5 s, in a process that
+    has done no more than import the engine and connect.
     """
     gc.collect()
     gc.freeze()
@@ -23,6 +23,6 @@ def say(word: bytes) -> None:
 
 
 def stand_ready(word: bytes) -> None:
-    """Freeze, and only then say `word`: what comes behind it is timed."""
+    """Freeze, and only then write `word`: what comes after it is timed."""
     freeze()
     say(word)

@@ -31,7 +31,7 @@ _SHOWN = (
 
 
 def table(lines: Lines) -> Iterator[str]:
-    """Yield the rows of the table: rivals down, batch sizes across, orders a second."""
+    """Yield the rows of the table: rivals down, batch sizes across, orders per second."""
     yield "| orders/s, median (lowest to highest) | batch 100 | 1,000 | 5,000 |"
     yield "|---|---|---|---|"
     for name in _SHOWN:

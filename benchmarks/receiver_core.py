@@ -29,7 +29,7 @@ from matcher_receiver import Receiver, ReceiverConfig
 from matcher_receiver.core import ReceiveCore
 from orderchain.frame import HEADER_BYTES, decode_header
 from orderchain.limits import ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.run import Run
+from orderchain.model import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 TABLE = "table.md"
 _MACHINE = ("processor", "cores", "memory_gib", "kernel")
-"""What tells one machine from another."""
+"""What distinguishes one machine from another."""
 
 _DELIVERED = "delivered_per_second"
 _BASES = {"bare_pages": "/ bare pipe of pages", "bare_pipe": "/ a row per order"}
-"""What rates are held against, with the titles of the columns."""
+"""What rates are compared with, with the titles of the columns."""
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -131,7 +131,7 @@ def _goals(found: Sequence[Goal]) -> Iterator[str]:
     yield ""
 
 
-# -- a section a question --------------------------------------------------------------------------
+# -- a section per question ------------------------------------------------------------------------
 
 
 def _comparison(lines: Lines) -> Iterator[str]:
@@ -300,7 +300,7 @@ _SECTIONS = {
 
 
 def _left_out(lines: Lines) -> Iterator[str]:
-    """Tell what has no figure, and why."""
+    """Yield what has no figure, and why."""
     for arm, reason in lines.skipped.items():
         yield ""
         yield f"Skipped: {arm.replace('_', ' ')}: {reason}."
@@ -330,7 +330,7 @@ def cell(spread: Spread | None, unit: str = "") -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number as it is read: three digits that count."""
+    """Return a number as it is read: three significant digits."""
     if abs(value) >= 1_000:
         return f"{value:,.0f}"
     if abs(value) >= 100:

@@ -27,7 +27,7 @@ from benchmarks.questions import question_of
 from benchmarks.rivals import rival_of
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.running import run_load
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ WARM_UP = (
 
 WARM_UP_SECONDS = 45.0
 START_SECONDS = 20.0
-"""Of the servers, with the measurement of the disk."""
+"""The start of the servers, with the measurement of the disk."""
 
 CONDITIONS = "conditions.jsonl"
 
@@ -58,7 +58,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     engine: str
     postgres: dict[str, str]
     disk: dict[str, float]
-    """Microseconds of a write with each way to flush it (pg_test_fsync); empty where it is not."""
+    """Microseconds of a write with each way to flush it (pg_test_fsync); empty without it."""
     is_quick: bool
     repeats: int
 
@@ -70,7 +70,7 @@ class Options(Struct, frozen=True, kw_only=True):
     folder: Path
     resumes: bool = False
     minutes: float | None = None
-    """End after so long, to be resumed; the arm under way is finished first."""
+    """End after this long, to be resumed; the arm under way is finished first."""
     stack_directory: Path | None = None
 
 
@@ -193,7 +193,7 @@ def arm_settings(arm: Arm) -> dict[str, Any]:
 
 
 def steps(question: str, arms: Sequence[Arm], repeats: int) -> Iterator[Step]:
-    """Yield repeat after repeat, in each of them every arm: what is compared runs close by."""
+    """Yield repeat after repeat, with every arm in each: what is compared runs close together."""
     for repeat in range(repeats):
         for arm in arms:
             if repeat < arm.repeats_max:
@@ -209,7 +209,7 @@ def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> fl
 
 
 async def warm_up(site: Site, scope: Scope, tell: Callable[[str], None]) -> None:
-    """Run what makes the servers warm; nothing of it is kept."""
+    """Run what makes the servers warm; no result is kept."""
     share = QUICK_SHARE if scope.is_quick else 1
     tell("warming up: files of PostgreSQL's log")
     await write_log_files(site, MAX_WAL_SIZE_MB // share)

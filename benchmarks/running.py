@@ -29,7 +29,7 @@ async def run_load(
 ) -> dict[str, float]:
     """Run `load` and return its figures. Raises RunFailed, NotWhole, TimeoutError.
 
-    `before` is awaited once both ends stand ready: the timed part begins when it returns.
+    `before` is awaited once both ends are ready: the timed part begins when it returns.
     """
     rival = rival_of(load.rival)
     place = await rival.prepare(site, load)
@@ -90,7 +90,7 @@ def _figures(load: Load, produced: Produced, received: Received | None) -> dict[
             raise NotWhole(f"{received.rows} orders were handed on of {load.all_orders}")
         if load.is_kept and received.digest != _sent_digest(load):
             raise NotWhole("other orders were handed on than were sent")
-        # Never faster than durable: a receiver may be ahead of the sender's own word.
+        # Never faster than durable: a receiver may be ahead of the sender's own report.
         figures |= {
             "delivered_per_second": rate(max(received.ended_ns, produced.persisted_ns)),
             "receiver_cpu_seconds": received.cpu_seconds,
@@ -109,7 +109,7 @@ def _sent_digest(load: Load) -> str:
 
 @asynccontextmanager
 async def _ends(venue: Venue, *, has_receiver: bool) -> AsyncIterator[tuple[End, End | None]]:
-    """Start the receiving end, if there is one; leave no process behind."""
+    """Start the receiving end, if there is one; leave no process running."""
     producing = End(_WORKER, "produce")
     receiving = End(_WORKER, "receive") if has_receiver else None
     try:

@@ -34,7 +34,7 @@ class SequencingJob(msgspec.Struct, frozen=True):
     orders_per_second: int = 0
     """How fast orders arrive, whatever becomes of them; 0: as fast as they are taken."""
     distinct_orders: int = 0
-    """Submit so many again and again, keys not compared: for more than memory holds. 0: all."""
+    """Submit this many repeatedly, keys not compared: for more than memory holds. 0: all."""
 
 
 class Sequenced(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Sequenced(msgspec.Struct, frozen=True):
 
 
 async def run(job: SequencingJob) -> Sequenced:
-    """Sequence all orders, a batch a commit, and say when."""
+    """Sequence all orders, one batch per commit, and return when."""
     config = SequencerConfig(
         chain_id=job.chain_id,
         database=job.database,

@@ -32,7 +32,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     checkpoints: int
     wal_bytes: float
     wal_files: int
-    """Of 16 MB, used ones and those that are kept to be used again."""
+    """Of 16 MB, used ones and those that are kept for reuse."""
 
     @classmethod
     async def now(cls, site: Site) -> ServerLoad:
@@ -91,7 +91,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def _fields(process_id: int) -> list[str]:
-    """Return the fields of /proc/N/stat behind the name, which may hold anything; empty if gone."""
+    """Return the fields of /proc/N/stat after the name, which may hold anything; empty if gone."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -29,7 +29,7 @@ from benchmarks.host import RESULTS, describe_host
 from benchmarks.spark_data import CHAIN_ID, head_of, seconds_of, spark_with, write_rows
 from chain_verifier.config import ParquetSource, VerifyRequest, bucket_bits
 from chain_verifier.report import Verdict
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

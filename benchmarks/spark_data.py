@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chain_verifier.session import open_session
+from chain_verifier.spark.session import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ _GROUP_ROWS: Final = 1_000_000
 _FILE_ROWS: Final = 5_000_000
 _SKIP_EVERY: Final = 1_000
 _SKIP: Final = 7
-"""Ids skip a few numbers behind every batch, as they do where partitions and terms change."""
+"""Ids skip a few numbers after every batch, as they do where partitions and terms change."""
 
 WIDE_PAYLOAD_BYTES: Final = 100
 
@@ -36,15 +36,15 @@ def ids_between(first: int, end: int) -> Any:  # noqa: ANN401 - numpy's own
 
 
 def head_of(rows: int) -> int:
-    """Return the last id of a chain of so many rows."""
+    """Return the last id of a chain of `rows` rows."""
     return int(ids_between(rows - 1, rows)[0])
 
 
 def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
-    """Write a chain of so many rows, unless it is there already.
+    """Write a chain of `rows` rows, unless it is there already.
 
     Narrow rows have one and the same key, time and payload (none), so that reading them is as
-    cheap as it gets, and the check has nothing to hide behind. Wide ones have keys of their own and
+    cheap as possible and cannot hide what the check costs. Wide ones have keys of their own and
     random payloads.
     """
     path = folder / f"{'wide' if is_wide else 'narrow'}-{rows}"
@@ -103,7 +103,7 @@ def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # 
 def spark_with(
     settings: Mapping[str, str], master: str | None = None, driver_memory: str = "4g"
 ) -> Iterator[SparkSession]:
-    """Open the verifier's own session, told besides what only Java's start can be told."""
+    """Open the verifier's own session, with settings that only Java's start takes."""
     told = [f"--driver-memory {driver_memory}"]
     told += [f"--conf {name}={value}" for name, value in settings.items()]
     os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*told, "pyspark-shell"])

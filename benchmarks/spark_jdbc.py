@@ -32,11 +32,10 @@ from benchmarks.host import RESULTS, describe_host
 from benchmarks.spark_check import by_turns
 from benchmarks.spark_data import spark_with
 from chain_verifier.config import FETCH_PAGES, FETCH_ROWS, DatabaseSource, VerifyRequest
-from chain_verifier.jdbc import chain_address
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
-from chain_verifier.sources.database import DatabaseTable
-from chain_verifier.verify import verify
+from chain_verifier.spark.sources.database import DatabaseTable, chain_address
+from chain_verifier.spark.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +69,7 @@ class Bench:
         source = DatabaseSource(database=self._site.auditor)
         partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
         address = chain_address(self._site.auditor)
-        # By the end of its page, which is in the index: from the view a part could not be read.
+        # By the end of its page, which is in the index: a part could not be read from the view.
         table = f"""(
             SELECT page.last_id, {columns} FROM chain_page AS page {joined}
             WHERE page.chain_id = {self._chain_id}
@@ -101,11 +100,11 @@ class Bench:
         self._require_whole(verify_locally(self._request))
 
     def lag(self) -> None:
-        """Let PostgreSQL compare each row with the one before."""
+        """Have PostgreSQL compare each row with the one before."""
         self._require(asyncio.run(self._ask("lag")), 0)
 
     def aggregate(self) -> None:
-        """Let PostgreSQL count and sum."""
+        """Have PostgreSQL count and sum."""
         self._require(asyncio.run(self._ask("aggregate")), self._rows)
 
     async def _ask(self, name: str) -> Any:  # noqa: ANN401 - whatever it answers

@@ -40,14 +40,14 @@ SETTINGS: Final = {
     "spark.eventLog.compress": "false",
     "spark.eventLog.logStageExecutorMetrics": "true",
     "spark.executor.metrics.pollingInterval": "100",
-    # The driver tells of its own heap as often as its executors tell that they live.
+    # The driver reports its own heap as often as its executors send heartbeats.
     "spark.executor.heartbeatInterval": "1s",
 }
 _MIB: Final = 2**20
 
 
 def one_driver(path: Path, rows: int, log: Path) -> dict[str, float]:
-    """Check so many rows, and return seconds and memory."""
+    """Check `rows` rows, and return seconds and memory."""
     settings = SETTINGS | {"spark.eventLog.dir": log.as_uri()}
     with spark_with(settings, EXECUTORS, driver_memory="1g") as spark:
         bench = Bench(spark, path, rows)
@@ -106,7 +106,7 @@ def in_a_driver(path: Path, rows: int) -> dict[str, float]:
         log.mkdir()
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.spark_scale", "--driver", path, str(rows), log],
-            # Else the executors keep their files in the folder of Spark itself.
+            # Otherwise the executors keep their files in the folder of Spark itself.
             env={**os.environ, "SPARK_WORKER_DIR": f"{folder}/work"},
             stdout=subprocess.PIPE,
             check=False,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Spread(Struct, frozen=True):
-    """A median with the lowest and the highest, of so many."""
+    """A median with the lowest and the highest, of `count` values."""
 
     median: float
     low: float
@@ -113,7 +113,7 @@ def cpu_seconds(figures: Figures) -> float:
 
 
 def per_million(process: str) -> Callable[[Figures], float]:
-    """Return the function that tells the CPU seconds of a process per million orders."""
+    """Return the function that returns the CPU seconds of a process per million orders."""
     return lambda figures: figures[f"{process}_cpu_seconds"] / figures["orders"] * 1e6
 
 

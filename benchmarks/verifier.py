@@ -72,7 +72,7 @@ async def _fill(site: Site, chain_id: int, rows: int) -> None:
 
 
 async def _verify(site: Site, chain_id: int) -> dict[str, float]:
-    """Run the command; return the seconds that it tells of itself, if it does."""
+    """Run the command; return the seconds that it reports of itself, if it does."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "chainctl", "verify", "--json"),
         *("--chain", str(chain_id), "--source", "database"),

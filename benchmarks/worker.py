@@ -1,6 +1,6 @@
 """One end of a run: `python -m benchmarks.worker produce|receive`, the venue as a line on stdin.
 
-It says `ready` once it is warm, the sending end waits for a line then, and it ends with a line of
+It writes `ready` once it is warm, the sending end then waits for a line, and it ends with a line of
 JSON. The garbage collector stays on, but what was made before the timed part is frozen out of its
 sight.
 """
@@ -34,7 +34,7 @@ _GROWN_AT_ONCE = 20
 
 
 async def produce(venue: Venue) -> Produced:
-    """Send the warm-up, wait for the word, send the rest, and say when it was durable."""
+    """Send the warm-up, wait for the word, send the rest, and return when it was durable."""
     load = venue.load
     batches = order_batches(
         load.all_orders, load.batch_rows, payload_bytes=load.payload_bytes, seed=load.seed
@@ -70,7 +70,7 @@ async def _grow(producer: Producer, batches: Iterator[list[Order]]) -> None:
 
 
 async def receive(venue: Venue) -> Received:
-    """Receive the warm-up, then the rest, and say when the last order was handed on."""
+    """Receive the warm-up, then the rest, and return when the last order was handed on."""
     load = venue.load
     tally = Tally(is_kept=load.is_kept)
     async with rival_of(load.rival).receiver(venue, tally) as receiver:

@@ -19,7 +19,8 @@ def order_batches(
 ) -> Iterator[list[Order]]:
     """Yield `count` orders in batches, with varied payloads and keys (client, rising number).
 
-    Payloads are ASCII, six random bits a byte: a rival that sends JSON need not encode them first.
+    Payloads are ASCII, six random bits per byte: a rival that sends JSON need not encode them
+    first.
     """
     random = Random(seed)
     for start in range(0, count, batch_rows):

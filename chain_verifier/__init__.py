@@ -1,1 +1,1 @@
-"""Replays chains on Spark and proves them whole, or names each fault."""
+"""Replays chains, on Spark or in plain Python, and proves them whole, or names each fault."""

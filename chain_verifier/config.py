@@ -17,27 +17,27 @@ from orderchain.seal import SEAL_BYTES
 
 LEAF_BITS: Final = 12
 """A bucket of 2^12 ids is opened row by row; a wider one is split first. 4,096 rows cross to the
-driver in milliseconds, and one row a bucket costs a scan nothing."""
+driver in milliseconds, and one row per bucket costs a scan nothing."""
 
 BUCKETS_MAX: Final = 8192
-"""Most buckets of a first scan: each is one row on the driver, which must stay small for any chain.
-Holds while the span of ids is known; see `bucket_bits`."""
+"""Maximum number of buckets in a first scan: each is one row on the driver, which must stay small
+for any chain. Holds while the span of ids is known; see `bucket_bits`."""
 
 ROWS_OPENED_MAX: Final = 200_000
-"""Most rows of damaged buckets brought to the driver. Beyond it the damage is named by range only:
-nobody reads more findings than these rows give."""
+"""Maximum number of rows of damaged buckets that are brought to the driver. Beyond it, damage is
+named by range only: nobody reads more findings than these rows give."""
 
 FINDINGS_MAX: Final = 1_000
-"""Most findings of one kind kept from one source; all are counted."""
+"""Maximum number of findings of one kind that are kept from one source; all are counted."""
 
 FETCH_ROWS: Final = 10_000
-"""Rows a JDBC round trip. Without it the driver would hold a whole partition in memory."""
+"""Rows per JDBC round trip. Without it, the driver would hold a whole partition in memory."""
 
 FETCH_PAGES: Final = 16
-"""Batches a JDBC round trip, with all that is stored of them; some 10 MB where they are large."""
+"""Batches per JDBC round trip, with all that is stored of them; about 10 MB if they are large."""
 
 CONNECTIONS_MAX: Final = 8
-"""Most connections of one scan: an auditor must not crowd out the sequencer."""
+"""Maximum number of connections per scan: an auditor must not crowd out the sequencer."""
 
 CONNECT_TIMEOUT_S: Final = 10
 """How long a server may take to answer a connection."""
@@ -87,7 +87,7 @@ class TopicSource(Config, frozen=True, kw_only=True, tag=True):
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port,host:port`."""
     topic: str | None = None
-    """None asks the database where there is one among the sources, else takes the default name."""
+    """None: the database names it, if it is among the sources; else it has the default name."""
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ Source = DatabaseSource | TopicSource | JournalSource | ParquetSource
 
 
 class KeptSeal(Config, frozen=True, kw_only=True):
-    """A seal that was exported, and kept where nobody who writes the database can reach it."""
+    """An exported seal, kept where nobody who writes to the database can reach it."""
 
     id: Annotated[int, Meta(ge=0, le=ID_MAX)]
     """The last id of the batch that it seals."""
@@ -107,20 +107,20 @@ class KeptSeal(Config, frozen=True, kw_only=True):
 
 
 class ContradictedMark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first verified mark of a chain whose rows are not those any more that were verified."""
+    """The first verified mark of a chain whose rows are no longer those that were verified."""
 
     mark_id: int
     after_id: int
-    """Up to here what was verified still stands: the last mark before, or the archived rows."""
+    """Up to here the verification still holds: the last mark before, or the archived rows."""
     until_id: int
     seal: bytes
     """The seal after that row when it was verified."""
     found: bytes | None
-    """The one that is there now; None where no batch ends there."""
+    """The seal that is there now; None if no batch ends there."""
     verified_by: str
     verified_at: datetime
     count: int
-    """How many marks are contradicted; later ones are with it."""
+    """How many marks are contradicted, this one and later ones."""
 
 
 class VerifyRequest(Config, frozen=True, kw_only=True):
@@ -140,18 +140,19 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     seals: bool = False
     """Whether the seals of the database are recomputed, which reads every column of every row."""
     kept_seal: KeptSeal | None = None
-    """Held against the database; implies `seals`, since a seal alone says nothing of the rows."""
+    """Checked against the database; implies `seals`: a seal alone says nothing about the rows."""
     contradicted_mark: ContradictedMark | None = None
-    """A finding of the database, which `chain_verifier.marks` tells of; implies `seals`, since what
-    differs may show by them alone."""
+    """Found in the database, by `chain_verifier.verified_mark`; implies `seals`, since a difference
+    may show only in them."""
     key_window_rows: Annotated[int, Meta(ge=1)] | None = None
-    """The sequencer's setting of that name: within so many rows no two may have one key, and two of
-    a client's number nowhere. None: keys are not compared, which takes a pass of its own."""
+    """The sequencer's setting of this name: within this many rows, no two may have the same key; a
+    client's number must not repeat anywhere. None: keys are not compared. Comparing them takes a
+    separate pass."""
     findings_folder: str | None = None
-    """Where all findings are written, as Parquet and as JSON; a report keeps a sample alone."""
+    """Where all findings are written, as Parquet and as JSON; a report keeps only a sample."""
     bucket_bits: Annotated[int, Meta(ge=1, le=62)] | None = None
-    """Buckets hold 2^bits ids; None chooses by the span of ids. Fewer bits name faults with fewer
-    rows read twice, and send more rows to the driver."""
+    """Buckets hold 2^bits ids; None chooses by the span of ids. With fewer bits, fewer rows are
+    read twice to name faults, and more rows are sent to the driver."""
     leaf_bits: Annotated[int, Meta(ge=1, le=20)] = LEAF_BITS
     """A damaged bucket is split down to 2^bits ids before its rows are read."""
 
@@ -191,13 +192,13 @@ def parse_kept_seal(text: str) -> KeptSeal:
     row_id, _, seal = text.strip().partition(":")
     try:
         return msgspec.convert({"id": int(row_id), "seal": bytes.fromhex(seal)}, KeptSeal)
-    except ValueError:  # of msgspec too
+    except ValueError:  # msgspec's too
         expected = "ID:SEAL as seal export prints it, the seal as 64 hexadecimal digits"
         raise SettingError("expect-seal", text, expected) from None
 
 
 def bucket_bits(span: int | None) -> int:
-    """Return the bits of a bucket, so that a chain of `span` ids has at most `BUCKETS_MAX`."""
+    """Return the bits of a bucket, so that `span` ids have at most `BUCKETS_MAX` buckets."""
     if span is None:
         return LEAF_BITS
     return max(LEAF_BITS, (max(span, 1) // BUCKETS_MAX).bit_length())

@@ -1,12 +1,12 @@
--- What both modes read of a chain, whose number is $1. Spark's JDBC cannot bind values, so that it
--- gets whole numbers in their place; so the server plans for this chain's partitions alone.
+-- What both modes read of a chain, whose number is $1. Spark's JDBC cannot bind values, so it gets
+-- whole numbers in their place; the server then plans only for this chain's partitions.
 --
--- Of functions and operators that take any array PostgreSQL prefers one of the same name that is made
--- for this very type: those are named with their schema, so that nobody's own answer instead.
+-- PostgreSQL prefers a function or operator that is made for exactly one type to one of the same name
+-- that takes any array. The latter are named with their schema, so that no user-defined one answers.
 
--- head: of a chain the head, the first and the last id that its pages name, what commits counted, and
--- whether pages can only be what a page must be: every partition has the rules of `chain_page`, as
--- they are there, and they were validated. One snapshot; of a chain that there is not, the version
+-- head: the head of a chain, the first and the last id that its pages name, what commits counted, and
+-- whether its pages are surely what a page must be: every partition has the rules of `chain_page`,
+-- unchanged and validated. One snapshot. For a chain that does not exist, only the version
 SELECT v.version, v.database_id::text AS database_id,
        h.last_id, h.last_seal AS seal, h.epoch, h.published_id, h.topic, h.topic_partition,
        (SELECT p.first_id FROM public.chain_page p
@@ -36,8 +36,8 @@ SELECT v.version, v.database_id::text AS database_id,
                FROM public.chain_batch WHERE chain_id = $1 AND prev_last_id IS NOT NULL) b
   LEFT JOIN public.chain_head h ON h.chain_id = $1
 
--- parts: the ends of $2 ranges of batches behind $3 with about as many rows each, and where the last
--- batch of each begins. By rows, not by ids: those skip far ahead at a take-over
+-- parts: the ends of $2 ranges of batches after $3 with about the same number of rows each, and where
+-- the last batch of each begins. By rows, not by ids: ids skip far ahead at a take-over
 SELECT e.until_id, coalesce(p.last_id, e.until_id) AS next_after_id
   FROM (SELECT max(last_id) AS until_id
           FROM (SELECT last_id, (sum(row_count) OVER (ORDER BY last_id) - row_count) * $2::integer
@@ -48,9 +48,9 @@ SELECT e.until_id, coalesce(p.last_id, e.until_id) AS next_after_id
                       WHERE chain_id = $1 AND last_id < e.until_id
                       ORDER BY last_id DESC LIMIT 1) p ON true
 
--- edges: of each page the edge that its rows form, from pid to last_id, and whether they do: each
--- names the one before it, ids rise, and the page is what a page must be, which is looked at unless
--- the rules say so ($2): it takes keys and payloads
+-- edges: for each page, the edge that its rows form, from pid to last_id, and whether they form one:
+-- each row names the one before it, ids rise, and the page is what a page must be. The last is checked
+-- unless the rules guarantee it ($2): the check needs keys and payloads
 SELECT p.last_id, p.first_id, p.pids[1] AS pid, pg_catalog.cardinality(p.ids) AS rows,
        coalesce(
            p.ids[:pg_catalog.cardinality(p.ids) - 1] OPERATOR(pg_catalog.=) p.pids[2:]
@@ -71,7 +71,7 @@ SELECT p.last_id, p.first_id, p.pids[1] AS pid, pg_catalog.cardinality(p.ids) AS
  WHERE p.chain_id = $1
 
 -- page_faults: what is wrong with pages, whatever their rows are: ends that are not those of the ids,
--- columns that do not fit them, and rows that stand behind a higher id. $2 as above
+-- columns that do not fit them, and rows that come after a higher id. $2 as above
 SELECT p.last_id, f.*
   FROM public.chain_page p
   LEFT JOIN LATERAL (SELECT q.last_id FROM public.chain_page q
@@ -99,14 +99,14 @@ SELECT p.last_id, f.*
                           ORDER BY e.nth ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS highest
                  FROM pg_catalog.unnest(p.ids) WITH ORDINALITY AS e (id, nth)) r
         WHERE r.id < r.highest
-          -- Few pages are looked at so closely.
+          -- Only few pages need this closer check.
           AND (p.first_id <= b.last_id OR p.ids[1] <= b.last_id OR EXISTS (
                SELECT FROM (SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.ids[2:]) AS next) e
                 WHERE e.next <= e.id))
         GROUP BY r.highest) f
  WHERE p.chain_id = $1
 
--- rows: the rows of the pages, each with the ends of its page, by which a range of them is found
+-- rows: the rows of the pages, each with the ends of its page, which serve to find a range of rows
 SELECT r.*, (r.id IS NULL OR r.pid IS NULL OR r.key IS NULL OR r.event_time_ns IS NULL
              OR r.payload IS NULL) AS has_null
   FROM (SELECT first_id AS page_first_id, last_id AS page_last_id,
@@ -116,7 +116,7 @@ SELECT r.*, (r.id IS NULL OR r.pid IS NULL OR r.key IS NULL OR r.event_time_ns I
           FROM public.chain_page
          WHERE chain_id = $1) r
 
--- rows_at: the rows of the pages in which the ids $2 would stand
+-- rows_at: the rows of the pages that would hold the ids $2
 SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid,
        pg_catalog.unnest(p.keys) AS key, pg_catalog.unnest(p.event_times_ns) AS event_time_ns,
        pg_catalog.unnest(p.payloads) AS payload
@@ -127,10 +127,10 @@ SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid,
                 WHERE q.chain_id = $1 AND q.last_id >= a.id ORDER BY q.last_id LIMIT 1)
          FROM pg_catalog.unnest($2::bigint[]) AS a (id)))
 
--- pages: the next pages behind $2, $6 at the most, as many as are needed for $5 bytes: the last may
--- bring more. Up to $3, and on to the end of the page that holds it, but not beyond $4. Of what is
--- stored apart, the size alone is read of pages that do not come. Where the primary key was taken
--- away several pages may end with one id: those come together
+-- pages: the next pages after $2, at most $6, as many as are needed for $5 bytes: the last may bring
+-- more. Up to $3, and on to the end of the page that holds it, but not beyond $4. For pages that are
+-- not returned, only the size of out-of-line values is read. If the primary key was removed, several
+-- pages may end with one id: they are returned together
 SELECT last_id, ids, pids, keys, event_times_ns, payloads
   FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
                       + pg_column_size(event_times_ns) + pg_column_size(payloads)) OVER (
@@ -144,7 +144,7 @@ SELECT last_id, ids, pids, keys, event_times_ns, payloads
  WHERE coalesce(before, 0) < $5
  ORDER BY last_id
 
--- page_links: the same, of the columns only those of the links
+-- page_links: the same, with only the columns of the links
 SELECT last_id, ids, pids
   FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids)) OVER (
                       ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -157,7 +157,7 @@ SELECT last_id, ids, pids
  WHERE coalesce(before, 0) < $5
  ORDER BY last_id
 
--- sealed_sizes: the next $4 batches behind $2 up to $3, and how many bytes they and those before are
+-- sealed_sizes: the next $4 batches after $2 up to $3, each with the bytes up to and including it
 SELECT last_id, coalesce(sum(bytes) OVER (ORDER BY last_id), 0)::bigint AS bytes
   FROM (SELECT b.last_id,
                (SELECT sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
@@ -170,9 +170,9 @@ SELECT last_id, coalesce(sum(bytes) OVER (ORDER BY last_id), 0)::bigint AS bytes
                          ORDER BY last_id LIMIT $4) n) b) s
  ORDER BY last_id
 
--- sealed: every batch in the order of ids, with what is stored of it: of its pages the columns as the seal covers them, and
--- the headers of these arrays, which it does not cover. Behind a batch that claims to have none before
--- it, which only the first one has not, the pages are those behind the one before that
+-- sealed: every batch in the order of ids, with what is stored of it: the columns of its pages as the
+-- seal covers them, and the headers of these arrays, which it does not cover. Only the first batch has
+-- none before it. If the previous batch claims this too, the pages are those after the one before that
 SELECT b.last_id AS id, b.first_id, b.prev_last_id, b.row_count, b.epoch, b.seal,
        p.seal AS seal_before, p.epoch AS epoch_before,
        (extract(epoch FROM b.committed_at) * 1000000)::bigint AS committed_at_us,
@@ -209,7 +209,7 @@ SELECT b.last_id AS id, b.first_id, b.prev_last_id, b.row_count, b.epoch, b.seal
                  FROM public.chain_page
                 WHERE chain_id = $1 AND last_id > a.after_id AND last_id <= b.last_id
                 ORDER BY last_id) i
-        -- An array has a header of 20 bytes where it has one dimension; of none, 12.
+        -- An array with one dimension has a header of 20 bytes; with none, of 12.
         CROSS JOIN (SELECT pg_catalog.decode(repeat('00', 20), 'hex') AS pad) z) s
  WHERE b.chain_id = $1 AND b.prev_last_id IS NOT NULL
  ORDER BY b.last_id
@@ -217,14 +217,14 @@ SELECT b.last_id AS id, b.first_id, b.prev_last_id, b.row_count, b.epoch, b.seal
 -- seal_at: the seal after the batch that ends with an id
 SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
 
--- batches: of every batch the seal after it, and what the batch behind that seal is to be
+-- batches: for every batch, the seal after it, and what the batch after that seal must be
 SELECT b.seal AS anchor, b.last_id AS anchor_id, n.last_id AS batch_last_id, n.seal AS batch_seal,
        n.epoch AS batch_epoch
   FROM public.chain_batch b LEFT JOIN public.chain_batch n
     ON n.chain_id = $1 AND n.prev_last_id = b.last_id
  WHERE b.chain_id = $1
 
--- batches_at: for each of some ids the batch that ends with it or before, and the one behind that
+-- batches_at: for each of some ids, the batch that ends with it or before, and the next batch
 SELECT a.at_id, b.last_id AS anchor_id, b.seal AS anchor, n.last_id AS batch_last_id,
        n.seal AS batch_seal, n.epoch AS batch_epoch
   FROM unnest($2::bigint[]) AS a (at_id)
@@ -233,7 +233,7 @@ SELECT a.at_id, b.last_id AS anchor_id, b.seal AS anchor, n.last_id AS batch_las
                       ORDER BY last_id DESC LIMIT 1) b
   LEFT JOIN public.chain_batch n ON n.chain_id = $1 AND n.prev_last_id = b.last_id
 
--- skips: the ranges that were never published, since Kafka was away for long
+-- skips: the ranges that were never published, since Kafka was unavailable for long
 SELECT after_id, until_id FROM public.chain_skip WHERE chain_id = $1
 
 -- terms: the keys that sign the frames of each term

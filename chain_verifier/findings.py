@@ -8,69 +8,69 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from chain_verifier.config import FINDINGS_MAX
-from orderchain.counted import counted as counted_as_read
+from orderchain.text import counted as counted_as_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Kind(enum.StrEnum):
-    """The kinds of findings; `docs/verification.md` has what each means and what to do."""
+    """The kinds of findings; `docs/verification.md` says what each means and what to do."""
 
     GAP = "gap"
-    """Rows are missing behind `after_id`, up to and including `until_id`."""
+    """Rows are missing after `after_id`, up to and including `until_id`."""
     FORK = "fork"
-    """The rows `ids` name one and the same `pid`."""
+    """The rows `ids` all name the same `pid`."""
     SECOND_ROOT = "second_root"
     """The rows `ids` all claim to be the first of the chain."""
     ORPHAN = "orphan"
-    """The row `id` names a `pid` that is no row, and stands where nothing is missing."""
+    """The row `id` names a `pid` that is no row, and is at a place where nothing is missing."""
     DUPLICATE = "duplicate"
-    """The id `id` stands `count` times."""
+    """The id `id` occurs `count` times."""
     PID_NOT_BELOW_ID = "pid_not_below_id"
-    """The row `id` names a `pid` that does not lie before it."""
+    """The row `id` names a `pid` that is not before it."""
     NULL = "null"
     """A row has no value in a column."""
     FOREIGN_CHAIN = "foreign_chain"
     """A row of another chain."""
     BEYOND_HEAD = "beyond_head"
-    """A row behind the head: it was never committed."""
+    """A row after the head: it was never committed."""
     OUT_OF_ORDER = "out_of_order"
-    """`count` rows, from `id` to `until_id`, stand behind the row `after_id`."""
+    """`count` rows, from `id` to `until_id`, are placed after the row `after_id`."""
     WRONG_PAGE = "wrong_page"
     """The page `id` to `until_id` holds rows that begin and end with `ids`; its `columns` are of
     another length or form."""
     ROW_COUNT = "row_count"
     """The commits counted `expected_count` rows, the table holds `count`."""
     WRONG_EPOCH = "wrong_epoch"
-    """The rows from `id` on stand under `epoch`, and belong under `expected_epoch`."""
+    """The rows from `id` on have `epoch`, and should have `expected_epoch`."""
     SEAL_MISMATCH = "seal_mismatch"
-    """The rows of the batch `id` to `until_id` do not give the seal that is stored."""
+    """The rows of the batch `id` to `until_id` do not give the stored seal."""
     HEAD_SEAL = "head_seal"
     """The seal of the head row is not that of the batch that ends with `id`."""
     KEPT_SEAL = "kept_seal"
     """No batch ends with `id` under the seal that was kept outside."""
     BATCH_COUNT = "batch_count"
-    """The batch `id` to `until_id` says `expected_count` rows and has `count`."""
+    """The batch `id` to `until_id` states `expected_count` rows and has `count`."""
     BATCH_RANGE = "batch_range"
-    """The rows of the batch `id` to `until_id` begin and end with `ids`, behind the row `pid`."""
+    """The rows of the batch `id` to `until_id` begin and end with `ids`, after the row `pid`."""
     REPEATED_KEY = "repeated_key"
-    """The rows `ids` have one key, within the window in which it must not come again."""
+    """The rows `ids` have the same key, within the window in which it must not repeat."""
     CONTRADICTED_MARK = "contradicted_mark"
-    """The rows behind `after_id` up to `until_id` are not those that were verified: a mark says
-    `expected_seal`, the database `seal`; `count` marks are contradicted so."""
+    """The rows after `after_id` up to `until_id` are not those that were verified: a mark says
+    `expected_seal`, the database says `seal`; `count` marks are contradicted."""
     DAMAGED_RANGE = "damaged_range"
     """So much is damaged that rows `id` to `until_id` were not looked at one by one."""
     LACKING = "lacking"
-    """The row `id` stands in `against`, and is lacking here, wholly or once."""
+    """The row `id` is in `against`, and is lacking here, or occurs here less often."""
     SURPLUS = "surplus"
-    """The row `id` stands here, and is lacking in `against`, wholly or once."""
+    """The row `id` is here, and is lacking in `against`, or occurs there less often."""
     DIFFERING = "differing"
-    """The row `id` differs from that in `against`, in `columns`."""
+    """The row `id` differs from the one in `against`, in `columns`."""
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that is wrong; fields that say nothing about its kind are left out."""
+    """One thing that is wrong; fields without meaning for its kind are left out."""
 
     kind: Kind
     source: str
@@ -80,7 +80,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     after_id: int | None = None
     """Exclusive."""
     until_id: int | None = None
-    """Inclusive. Of a gap, this very row is missing."""
+    """Inclusive. In a gap, this row itself is missing."""
     count: int | None = None
     expected_count: int | None = None
     columns: tuple[str, ...] = ()
@@ -90,12 +90,12 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expected_epoch: int | None = None
     key: str = ""
     seal: str = ""
-    """In hexadecimal; empty where no batch ends there."""
+    """In hexadecimal; empty if no batch ends there."""
     expected_seal: str = ""
     mark_id: int | None = None
     verified_by: str = ""
     verified_at: str = ""
-    """In the form of ISO 8601, UTC."""
+    """In ISO 8601, UTC."""
 
     @property
     def text(self) -> str:
@@ -104,7 +104,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Shown(dict[str, str]):
-    """The fields of a finding as words, made when a text asks for them."""
+    """The fields of a finding as words, made when a text needs them."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__()
@@ -167,8 +167,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     kept: tuple[Finding, ...] = ()
     counts: dict[str, int] = {}
     wholes: tuple[object, ...] = ()
-    """What gives all of them again, for whoever wants more than the sample: tuples of findings,
-    functions that look again (the local mode), frames (Spark)."""
+    """What gives all of them, for a caller that wants more than the sample: tuples of findings,
+    functions that search once more (the local mode), frames (Spark)."""
 
     @property
     def total(self) -> int:
@@ -177,7 +177,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 def gathered(findings: Iterable[Finding]) -> Findings:
-    """Return `findings`, at most `FINDINGS_MAX` of a kind, with the count of each kind."""
+    """Return `findings`, at most `FINDINGS_MAX` per kind, with the count of each kind."""
     every = tuple(findings)
     by_kind: dict[Kind, list[Finding]] = {}
     for finding in every:
@@ -189,10 +189,10 @@ def gathered(findings: Iterable[Finding]) -> Findings:
     )
 
 
-def counted(look: Callable[[], Iterable[Finding]]) -> Findings:
-    """Return what `look` finds, however much: it passes by, and only the sample is kept.
+def collected(look: Callable[[], Iterable[Finding]]) -> Findings:
+    """Return what `look` finds, however much: findings are counted, and only a sample is kept.
 
-    `look` is called again by whoever wants all.
+    A caller that wants all of them calls `look` once more.
     """
     kept: list[Finding] = []
     counts: dict[str, int] = {}

@@ -11,7 +11,7 @@ SELECT v.version, h.last_id,
        ) m ON true
 
 -- contradicted: the first mark of a chain whose batch is gone or has another seal now, up to where
--- the marks before it hold, and how many do not; marks of rows that were archived are not judged
+-- the marks before it hold, and how many do not; marks of archived rows are not judged
 WITH edge AS (
        SELECT coalesce(max(last_id), 0) AS at_id FROM public.chain_batch
         WHERE chain_id = $1 AND prev_last_id IS NULL),
@@ -29,10 +29,10 @@ SELECT f.mark_id, f.until_id, f.seal, f.found, f.verified_by, f.verified_at,
  ORDER BY f.until_id, f.mark_id
  LIMIT 1
 
--- is_standby: whether this server can store nothing
+-- is_standby: whether this server cannot store anything
 SELECT pg_is_in_recovery()
 
--- set_mark: move the mark, if what was verified begins where it stands, or before; else no row
+-- set_mark: move the mark, if the verified rows begin at the mark or before it; else no row
 INSERT INTO public.chain_verified (chain_id, after_id, until_id, seal, verified_by)
 SELECT b.chain_id, $2, b.last_id, b.seal, $4
   FROM public.chain_batch b

@@ -1,4 +1,4 @@
-"""What a verification found: for machines as JSON, for people as lines."""
+"""What a verification found in one chain or several: as JSON for machines, lines for people."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import msgspec
 from msgspec import Struct
 
 from chain_verifier.findings import Finding
-from orderchain.counted import counted
+from orderchain.errors import OrderchainError, RefusedError
+from orderchain.text import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.config import VerifyRequest
     from chain_verifier.findings import Findings
-    from chain_verifier.horizon import Horizon
 
 
 class Verdict(enum.StrEnum):
@@ -22,10 +26,10 @@ class Verdict(enum.StrEnum):
     COMPLETE = "complete"
     """One path from start to head, and both came from outside the data."""
     CONTIGUOUS = "contiguous (head not known)"
-    """One path, but where it ends only the data says: later rows may be missing."""
+    """One path, but only the data shows where it ends: later rows may be missing."""
     UNPROVEN = "not proven (nothing was read)"
-    """No finding, but nothing to prove anything by either: no row, and no head to hold that
-    against, or a topic without a frame of a chain that has rows."""
+    """No finding, but no proof either: no row, and no head to check that against, or a topic
+    without a frame of a chain that has rows."""
     BROKEN = "broken"
     """There are findings."""
 
@@ -34,9 +38,9 @@ CLEAN_VERDICTS: Final = (Verdict.COMPLETE, Verdict.CONTIGUOUS)
 
 
 def verdict_of(findings: Findings, horizon: Horizon, *, is_proof: bool) -> Verdict:
-    """Return what is proven of rows in which `findings` were found, between those ends.
+    """Return what is proven of rows in which `findings` were found, between the ends of `horizon`.
 
-    `is_proof` says whether what was read says anything at all.
+    `is_proof` says whether what was read proves anything at all.
     """
     if findings.total:
         return Verdict.BROKEN
@@ -79,7 +83,7 @@ class Report(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     start: int
     head: int | None
-    """The head that the sources were held against; None when it was not known."""
+    """The head that the sources were checked against; None when it was not known."""
     keys_compared: bool = False
     """Whether two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
@@ -91,7 +95,7 @@ class Report(Struct, frozen=True, kw_only=True):
     spark_start_seconds: float
     """0 when a session was given."""
     seconds: float
-    """In all."""
+    """In total."""
 
     @property
     def is_clean(self) -> bool:
@@ -111,7 +115,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2).decode()
 
     def lines(self, findings_max: int = 20) -> list[str]:
-        """Return the report as lines for people, with at most `findings_max` findings a source."""
+        """Return the report as lines for people: at most `findings_max` findings per source."""
         head = "not known" if self.head is None else str(self.head)
         keys = "keys compared" if self.keys_compared else "keys not compared"
         told = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head}), {keys}"]
@@ -150,3 +154,95 @@ class Report(Struct, frozen=True, kw_only=True):
 def _finding_lines(findings: list[Finding], count: int, findings_max: int) -> list[str]:
     shown = [f"    {finding.text}" for finding in findings[:findings_max]]
     return shown if count <= len(shown) else [*shown, f"    ... {count - len(shown)} more"]
+
+
+class Unverified(Struct, frozen=True, kw_only=True):
+    """A chain about which nothing is known: it could not be read, or not to its end."""
+
+    chain_id: int
+    is_refused: bool
+    """A source could not be used; else it broke off."""
+    reason: str
+
+
+class ChainsReport(Struct, frozen=True, kw_only=True):
+    """The outcome of each chain, in the order in which they were requested."""
+
+    outcomes: tuple[Report | Unverified, ...]
+    spark_start_seconds: float
+    """0 when a session was given, and in the local mode."""
+    seconds: float
+    """In total."""
+
+    @property
+    def reports(self) -> list[Report]:
+        """The chains that were read to their end."""
+        return [one for one in self.outcomes if isinstance(one, Report)]
+
+    @property
+    def unverified(self) -> list[Unverified]:
+        """The chains that were not read to their end."""
+        return [one for one in self.outcomes if isinstance(one, Unverified)]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every chain was read to its end and proven, and there is no finding."""
+        return not self.unverified and all(report.is_clean for report in self.reports)
+
+    def to_json(self) -> str:
+        """Return the report as one JSON object, indented; each chain as it would be alone."""
+        told = {
+            "is_clean": self.is_clean,
+            "chains": [_built(one) for one in self.outcomes],
+            "spark_start_seconds": self.spark_start_seconds,
+            "seconds": self.seconds,
+        }
+        return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for people: chain by chain, then a count per outcome."""
+        told = []
+        for one in self.outcomes:
+            told += one.lines() if isinstance(one, Report) else [_line(one)]
+        clean = sum(report.is_clean for report in self.reports)
+        broken = sum(report.verdict is Verdict.BROKEN for report in self.reports)
+        spark = f", {self.spark_start_seconds:.1f} s of it to start Spark"
+        told.append(
+            f"{counted(len(self.outcomes), 'chain')}: {clean} clean, {broken} with "
+            f"findings, {len(self.outcomes) - clean - broken} not verified; "
+            f"{self.seconds:.1f} s{spark if self.spark_start_seconds else ''}"
+        )
+        return told
+
+
+def outcomes_of(
+    chains: Sequence[VerifyRequest | Unverified], verify: Callable[[VerifyRequest], Report]
+) -> tuple[Report | Unverified, ...]:
+    """Verify one chain after the other; one that cannot be verified does not stop the others."""
+    return tuple(one if isinstance(one, Unverified) else _outcome_of(one, verify) for one in chains)
+
+
+def _outcome_of(
+    request: VerifyRequest, verify: Callable[[VerifyRequest], Report]
+) -> Report | Unverified:
+    try:
+        return verify(request)
+    except OrderchainError as error:
+        return unverified_by(error, request.chain_id)
+
+
+def unverified_by(error: OrderchainError, chain_id: int) -> Unverified:
+    """Return the outcome of a chain that could not be verified because of `error`."""
+    is_refused = isinstance(error, RefusedError)
+    return Unverified(chain_id=chain_id, is_refused=is_refused, reason=str(error))
+
+
+def _built(one: Report | Unverified) -> dict[str, Any]:
+    if isinstance(one, Report):
+        return one.to_dict()
+    built: dict[str, Any] = msgspec.to_builtins(one)
+    return built | {"verdict": "not verified", "is_clean": False}
+
+
+def _line(one: Unverified) -> str:
+    return f"chain {one.chain_id}: not verified: {one.reason}"

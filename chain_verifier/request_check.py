@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chain_verifier.config import DatabaseSource, JournalSource
-from chain_verifier.places import is_url
 from orderchain.errors import InputError, SettingError
 
 if TYPE_CHECKING:
@@ -15,9 +15,36 @@ if TYPE_CHECKING:
     from chain_verifier.config import VerifyRequest
 
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+_PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
+
+
+def is_url(text: str) -> bool:
+    """Return whether `text` is a URL (`s3a://bucket/x`, `file:/x`), which is no path."""
+    return _URL.match(text) is not None
+
+
+def inside(folder: str, name: str) -> str:
+    """Return the path of `name` in a folder or URL."""
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def literal_path(path: str) -> str:
+    """Return `path` escaped for a reader of Spark, which takes it for a pattern."""
+    return _PATTERN.sub(r"\\\g<0>", path)
+
+
+def local_folder(option: str, text: str) -> Path:
+    """Return a folder of this machine. Raises SettingError for a URL, naming the `option`."""
+    if is_url(text):
+        raise SettingError(option, text, "a folder of this machine, not a URL")
+    return Path(text)
+
+
 def require_sound(requests: Sequence[VerifyRequest]) -> None:
-    """Raise SettingError for sources that do not go together, InputError for a file that cannot
-    be read, or a folder of findings that holds something.
+    """Raise SettingError for sources that do not fit together, InputError for a file that cannot
+    be read, or a folder of findings that is not empty.
     """
     for request in requests:
         _require_distinct(request)
@@ -51,7 +78,7 @@ def _require_distinct(request: VerifyRequest) -> None:
 
 
 def _require_free(folder: Path) -> None:
-    """Findings of another run would not be told from those of this one."""
+    """Require an empty folder: findings of another run would look like those of this one."""
     try:
         is_free = not folder.exists() or not any(folder.iterdir())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How the chain's database is reached for what is no scan of Spark's."""
+"""Connections to the chain's database for everything except Spark's scans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def session_config(database: str | DatabaseConfig, role: str) -> SessionConfig:
-    """Return how a session is held; `role` is the one whose members may do what it is for."""
+    """Return how a session is held; members of `role` may do what the session is for."""
     return SessionConfig(
         database=DatabaseConfig.of(database),
         application_name="chain_verifier",

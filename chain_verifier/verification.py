@@ -1,32 +1,68 @@
-"""The steps of a verification, the same for Spark and plain Python: open, look, compare, tell."""
+"""The steps of a verification, the same for Spark and plain Python: open, look, compare, report."""
 
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from chain_verifier.checks.bucket import Horizon
+from chain_verifier.checks.published import Published, without_skipped
 from chain_verifier.config import DatabaseSource
-from chain_verifier.differing import differing_buckets
-from chain_verifier.examined import Examined
+from chain_verifier.database_facts import Truth
 from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
-from chain_verifier.horizon import Horizon
-from chain_verifier.how import How, how_to_scan
-from chain_verifier.published import Published, without_skipped
 from chain_verifier.report import Comparison, Report, SourceReport, verdict_of
-from chain_verifier.stopwatch import stopwatch
-from chain_verifier.truth import Truth
+from chain_verifier.scan_plan import Examined, How, how_to_scan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from chain_verifier.bucket import Bucket
+    from chain_verifier.checks.bucket import Bucket
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
 
     Progress = Callable[[str], None]
     Ranges = Sequence[tuple[int, int]]
+
+
+@contextmanager
+def stopwatch() -> Iterator[Callable[[], float]]:
+    """Yield a function that returns the seconds since the start, to the millisecond."""
+    began = time.monotonic()
+    yield lambda: round(time.monotonic() - began, 3)
+
+
+def differing_buckets(
+    one: Sequence[Bucket], other: Sequence[Bucket], horizon: Horizon
+) -> list[Bucket]:
+    """Return the buckets, from either side, whose rows are not the same multiset.
+
+    Only those that can hold a row between the ends of `horizon`, which may be narrower than what
+    was scanned of either.
+    """
+    left = {bucket.number: bucket for bucket in one}
+    right = {bucket.number: bucket for bucket in other}
+    differing = []
+    for number in sorted(left.keys() | right.keys()):
+        here, there = left.get(number), right.get(number)
+        bucket = here or there
+        if bucket is None or not _is_within(bucket, horizon):
+            continue
+        if here is None or there is None or _print_of(here) != _print_of(there):
+            differing.append(bucket)
+    return differing
+
+
+def _is_within(bucket: Bucket, horizon: Horizon) -> bool:
+    """Return whether a bucket can hold a row between start and head."""
+    ends_behind_start = bucket.upper_id - 1 > horizon.start
+    return ends_behind_start and (horizon.head is None or bucket.lower_id <= horizon.head)
+
+
+def _print_of(bucket: Bucket) -> tuple[int, tuple[int, int]]:
+    return bucket.rows, bucket.fingerprint
 
 
 class OpenTable(Protocol):
@@ -58,13 +94,13 @@ class Mode(Protocol[T]):
         ...
 
     def rows_beyond(self, table: T, horizon: Horizon, head: int) -> Findings:
-        """Return the rows behind `head`, which may itself lie behind that of `horizon`."""
+        """Return the rows after `head`, which may itself be after that of `horizon`."""
         ...
 
     def compare(
         self, table: T, base: T, differing: Sequence[Bucket], horizon: Horizon, skips: Ranges
     ) -> Findings:
-        """Return what `table` lacks, has too much, or holds with other content than `base`.
+        """Return what `table` lacks, has in surplus, or holds with other content than `base`.
 
         Only in the buckets that differ, and only between the ends of `horizon`, which may be
         narrower than what was scanned of either. Rows in the ranges (after, until] of `skips` may
@@ -73,7 +109,7 @@ class Mode(Protocol[T]):
         ...
 
     def strays(self, topic: T, base: T, horizon: Horizon) -> Findings:
-        """Return the rows of forged frames that `base` does not hold, or holds otherwise."""
+        """Return the rows of forged frames that `base` does not hold with the same content."""
         ...
 
     def check_seals(self, table: T, kept: KeptSeal | None) -> Findings:
@@ -115,7 +151,7 @@ class Verification(Generic[T]):
         """Verify, and report; `start_seconds` is what starting Spark took, and counts too."""
         self._began -= start_seconds
         # The database first: what the others hold was committed before its head was read, or a
-        # second look at the head tells.
+        # second look at the head decides.
         ordered = sorted(self._request.sources, key=lambda s: not isinstance(s, DatabaseSource))
         self._progress("opening " + ", ".join(source.name for source in ordered))
         tables = [self._mode.open(source) for source in ordered]
@@ -124,7 +160,7 @@ class Verification(Generic[T]):
         if self._truth is not None and any(isinstance(table, Published) for table in tables):
             self._skips = self._truth.skips()
         how = how_to_scan(self._request, (table.span for table in tables))
-        # Of the first source alone: the others are compared with it row by row.
+        # Only the keys of the first source: the others are compared with it row by row.
         looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
         compared = [self._compare(one, looked[0]) for one in looked[1:]]
         every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
@@ -134,7 +170,7 @@ class Verification(Generic[T]):
         return self._report(looked, [one for one, _ in compared], every, start_seconds)
 
     def _horizon_of_all(self) -> Horizon:
-        """Return the horizon: a head that is asked for can only lie behind the database's own."""
+        """Return the horizon: a requested head counts only if it is after the database's own."""
         heads = [self._request.head, self._truth.head.last_id if self._truth else None]
         return Horizon(
             chain_id=self._request.chain_id,
@@ -171,7 +207,7 @@ class Verification(Generic[T]):
     def _judge_beyond(
         self, table: T, examined: Examined, horizon: Horizon
     ) -> tuple[Findings, tuple[str, ...]]:
-        """Tell rows that were committed after the head was read from rows that never were."""
+        """Separate rows that were committed after the head was read from rows that never were."""
         head = horizon.head
         if head is None or examined.beyond_id is None:
             return Findings(), ()
@@ -186,18 +222,18 @@ class Verification(Generic[T]):
         return self._mode.rows_beyond(table, horizon, head), notes
 
     def _judge_pages(self, table: T, examined: Examined) -> Findings:
-        """Look for pages that say something else of what they hold, where that is not known.
+        """Look for pages that misstate what they hold, unless it is known that none does.
 
-        Where the pages, each a path between the ends that it names, form one path, none does.
+        If the pages, each a path between the ends that it names, form one path, none does.
         """
         if not isinstance(table, Truth) or examined.is_whole:
             return Findings()
         return table.page_faults()
 
     def _judge_count(self, table: T, examined: Examined, findings: Findings) -> Findings:
-        """Hold the number of rows against what the commits counted, where nothing else is wrong.
+        """Check the number of rows against what the commits counted, if nothing else is wrong.
 
-        A row that was taken out together with the link to it leaves a path behind, one row short.
+        A row that was removed together with the link to it leaves a path, one row short.
         """
         if not isinstance(table, Truth) or findings.total or self._request.start:
             return Findings()
@@ -279,8 +315,8 @@ class Verification(Generic[T]):
         )
 
     def _is_proof(self, one: Looked[Any]) -> bool:
-        """Say whether what was read of a source says anything: rows do, and so does their absence
-        where it is known that there are none to be.
+        """Return whether what was read of a source proves anything: rows do, and so does their
+        absence if it is known that there should be none.
         """
         if one.examined.rows or one.examined.rows_beyond:
             return True
@@ -319,4 +355,4 @@ def mark_finding(source: str, mark: ContradictedMark) -> Finding:
 
 
 def silent(line: str) -> None:
-    """Tell nobody: the progress of whoever does not watch."""
+    """Drop the line: the progress of a caller that does not watch."""

@@ -10,8 +10,8 @@ _REFUSED = 2
 def run() -> int:
     """Run the command line and return its exit code; the entry point `chainctl`.
 
-    Installed without the extra `cli` there is a `chainctl`, but nothing to read its arguments with:
-    it says so.
+    Without the extra `cli`, `chainctl` is installed, but nothing can read its arguments: it says
+    so.
     """
     try:
         from chainctl.main import main

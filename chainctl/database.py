@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.errors import ConnectError
-from orderchain.schema import require_version
-from orderchain.sql import load_sql
+from orderchain.sql import load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,11 +18,11 @@ SQL: Final = load_sql("chainctl", "queries.sql")
 
 COMMAND_SECONDS: Final = 60.0
 """Deadline of one statement: the longest, `schema apply`, takes a tenth of a second unless it has
-to wait for another one's lock."""
+to wait for the lock of another one."""
 
 SERVER_VERSION_MIN: Final = 150_000
 _ENCODING: Final = "UTF8"
-"""Of every database: others lack characters that keys have."""
+"""The encoding of every database: others lack characters that keys have."""
 
 Connection = Any
 """An asyncpg connection: the driver has no types, and is imported only where one is opened."""

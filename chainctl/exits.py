@@ -7,7 +7,7 @@
     130  Ctrl-C
     143  SIGTERM
 
-A traceback is never shown unless `log_level` is `debug`, and a secret never.
+A traceback is shown only if `log_level` is `debug`, a secret never.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from orderchain.errors import ClockError, DurabilityError, OrderchainError, RefusedError
-from orderchain.printable import printable
+from orderchain.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,12 +41,13 @@ PACKAGE_EXTRAS: Final = {
     "matplotlib": "bench",
     "pyarrow": "local",
     "pyspark": "spark",
+    "py4j": "spark",
     "rich": "cli",
     "starlette": "web",
     "uvicorn": "web",
     "zstandard": "cli",
 }
-"""Which extra brings a package that may be missing, by the name it is imported by."""
+"""The extra that installs a package that may be missing, by the package's import name."""
 
 _PASSWORD_IN_URL: Final = re.compile(r"(://[^\s:/@]*:)[^\s@]+@")
 
@@ -67,14 +68,14 @@ class Terminated(Exception):
 
 
 class BrokeOff(OrderchainError):
-    """A service had started, and then met what would have kept it from starting."""
+    """A service started, and then met a condition that would have kept it from starting."""
 
 
 @asynccontextmanager
 async def under_way(
     service: AbstractAsyncContextManager[_Service],
 ) -> AsyncIterator[_Service]:
-    """Hold `service` for the block; raise BrokeOff where database or clock became unfit since.
+    """Hold `service` for the block; raise BrokeOff where database or clock has become unfit.
 
     The services raise the same error for it as at the start, where it is a refusal.
     """
@@ -102,10 +103,10 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def error_line(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
-    """Return what to tell of `error` and its notes: one line, without any of `secrets`."""
+    """Return what to show of `error` and its notes: one line, without any of `secrets`."""
     error = _first_of(error)
     told = " ".join("; ".join([_told(error), *getattr(error, "__notes__", [])]).split())
-    # Secrets first: what is cut off or escaped would not be found any more.
+    # Secrets first: what is cut off or escaped would no longer be found.
     return printable(hide_secrets(told, secrets), MESSAGE_CHARACTERS_MAX)
 
 
@@ -129,7 +130,7 @@ def _first_of(error: BaseException) -> BaseException:
 
 
 def _is_stack_refusal(error: BaseException) -> bool:
-    """Say whether the local stack asks for something to be mended first."""
+    """Return whether the local stack needs something fixed first."""
     if not type(error).__module__.startswith("local_stack"):
         return False
     from local_stack import errors
@@ -138,7 +139,7 @@ def _is_stack_refusal(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """Return the message of `error`, with what its class alone would not tell."""
+    """Return the message of `error`, with origin or class where the message alone is unclear."""
     kind, text = type(error).__name__, str(error)
     package = type(error).__module__.partition(".")[0]
     if isinstance(error, OrderchainError) or package == "local_stack":
@@ -159,7 +160,7 @@ def _told(error: BaseException) -> str:
 
 
 def _told_missing(error: ModuleNotFoundError) -> str:
-    """Tell how to get a package that is not installed."""
+    """Return how to get a package that is not installed."""
     name = (error.name or "").partition(".")[0]
     extra = PACKAGE_EXTRAS.get(name)
     if extra is None:

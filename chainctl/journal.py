@@ -1,11 +1,11 @@
-"""A receiver's journal: JSON Lines, one row of the chain a line, which is its own checkpoint.
+"""A receiver's journal, which is its own checkpoint: JSON Lines, one row of the chain per line.
 
     {"chain_id":1,"id":7,"pid":6,"key":"a","event_time_ns":1689038101570000000,"payload":"gaE="}
 
 `payload` is base64, or the object itself where it was decoded. Lines are only ever appended, in the
 order of the chain. Each run of rows is handed to the system at once, and forced to the disk at the
 latest when the next run comes a second later, and at the end. What a crash tears off is read from
-the database again: a torn last line is cut off, and the rest goes on behind the last whole one.
+the database again: a torn last line is cut off, and the journal goes on after the last whole one.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from msgspec import Meta, Struct
 from orderchain.errors import InputError, SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.private_file import PRIVATE_MODE
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 PayloadForm = Literal["base64", "msgpack"]
 
 SYNC_SECONDS: Final = 1.0
-"""Rows that a power cut may take from the end of a journal, in time. They are read again; a shorter
-time would make a receiver on a slow disk wait for it at every run."""
+"""How many seconds of rows a power cut may take from the end of a journal. They are read again; a
+shorter time would make a receiver on a slow disk wait for it at every run."""
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The longest line: a payload of 256 KiB decoded into escaped JSON stays below it."""
 
 _FIRST_READ_BYTES: Final = LINE_BYTES_MAX
-_LAST_READ_BYTES: Final = 2 * LINE_BYTES_MAX  # a whole line, and a torn one behind it
+_LAST_READ_BYTES: Final = 2 * LINE_BYTES_MAX  # a whole line, and a torn one after it
 
 
 class JournalRow(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ class Journal:
             self._descriptor = -1
 
     def start(self) -> None:
-        """Make the file ready to be appended to: made where it is missing, a torn line cut off."""
+        """Make the file ready for appending: create it where it is missing, cut off a torn line."""
         if self._descriptor < 0:
             self._open(os.O_RDWR | os.O_CREAT)
             _sync_folder(self._path)
@@ -135,7 +135,7 @@ class Journal:
             raise self.foreign()
 
     def foreign(self) -> InputError:
-        """Return what to say when the last line is not what the database has."""
+        """Return the error for a last line that is not what the database has."""
         last_id = self.last_row.id if self.last_row else 0
         return InputError(
             "journal",

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
-from chainctl.groups import SuggestingGroup
-from chainctl.options import IS_DEBUG, SECRETS
+from chainctl.options import IS_DEBUG, SECRETS, SuggestingGroup
 from chainctl.output import talk
 
 if TYPE_CHECKING:
@@ -113,10 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _occupy_standard_files() -> None:
-    """Put something where stdin, stdout and stderr are closed.
+    """Open the null device wherever stdin, stdout or stderr is closed.
 
-    Else the next socket gets their number: what is written to stdout would go to the database, and
-    uvloop ends the process over it.
+    Otherwise the next socket gets its number: what is written to stdout would go to the database,
+    and uvloop would end the process.
     """
     for number in range(3):
         try:
@@ -136,7 +135,7 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
 
 
 def _tell(error: BaseException, meta: dict[str, Any]) -> int:
-    """Tell of `error` in one line on stderr, and return the exit code."""
+    """Report `error` in one line on stderr, and return the exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -166,7 +165,7 @@ def _click_line(error: click.ClickException) -> str:
 
 
 def _close_stdout(code: int) -> int:
-    """Write what was already said on stdout; whatever keeps it from that is not the news."""
+    """Flush stdout, and return `code`; an error of the flush does not change it."""
     with suppress(OSError, ValueError):
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -176,7 +175,7 @@ def _close_stdout(code: int) -> int:
 
 
 def _drop_stdout() -> None:
-    """Point stdout to nowhere: else the interpreter would complain of the lost rest at its end."""
+    """Point stdout at the null device: else the interpreter would report the lost rest."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

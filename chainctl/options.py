@@ -1,15 +1,19 @@
-"""Options that several commands take, as decorators."""
+"""Options that commands share, groups of commands, and what is logged."""
 
 from __future__ import annotations
 
+import difflib
 import functools
+import logging
 import math
 import os
+import sys
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from chainctl.logs import set_up_logging
+from chainctl.exits import hide_secrets
 from chainctl.settings import (
     DEFAULT_CONFIG,
     description,
@@ -20,17 +24,98 @@ from chainctl.settings import (
     variable_of,
 )
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from chainctl.settings import SourcedSettings
+    from chainctl.settings import Settings, SourcedSettings
+
+
+class SuggestingGroup(click.Group):
+    """A group of commands; an unknown one suggests the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` begin with."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            ctx.fail(unknown_command(args[0], known))
+        return super().resolve_command(ctx, args)
+
+
+def unknown_command(name: str, known: Sequence[str]) -> str:
+    """Return the message for an unknown command."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(known)}"
+    return f"unknown command {name!r}, {hint}"
+
+
+PACKAGES: Final = (
+    "orderchain",
+    "sequencer",
+    "matcher_receiver",
+    "gapfill",
+    "outbox",
+    "chain_verifier",
+    "chainctl",
+    "local_stack",
+)
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Send our packages' log lines of `settings.log_level` and above to stderr.
+
+    The libraries' own logs are shown with `debug` only: their errors reach the user as an error of
+    ours, in one line and without a traceback.
+    """
+    is_debug = settings.log_level == "debug"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine(settings.secrets(), with_tracebacks=is_debug))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG if is_debug else logging.CRITICAL + 1)
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(settings.log_level.upper())
+
+
+LINE_CHARACTERS_MAX: Final = 4_000
+"""Bound of a record's message: longer than any of ours, so only foreign text can be cut."""
+
+_TRACEBACK_INDENT: Final = "  "
+"""Before each line of a traceback: none of them can look like a record."""
+
+
+class _OneLine(logging.Formatter):
+    """One printable line per record, without passwords; tracebacks only when asked for.
+
+    Our packages escape foreign text where they log it. This is the second line of defence: it
+    covers what they miss, and what libraries log.
+    """
+
+    def __init__(self, secrets: tuple[str, ...], *, with_tracebacks: bool) -> None:
+        super().__init__("chainctl: %(levelname)s: %(message)s")
+        self._secrets = secrets
+        self._with_tracebacks = with_tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of `record`."""
+        message = hide_secrets(record.getMessage(), self._secrets)
+        record = copy(record)  # other handlers see it too
+        record.msg, record.args = printable(message, LINE_CHARACTERS_MAX), None
+        if not self._with_tracebacks:
+            record.exc_info = record.exc_text = record.stack_info = None
+            record.levelname = record.levelname.lower()
+        first, *rest = hide_secrets(super().format(record), self._secrets).split("\n")
+        return "\n".join([first, *(_TRACEBACK_INDENT + printable(line) for line in rest)])
+
 
 SECRETS: Final = "chainctl.secrets"
 """Where the passwords of this call are kept in click's context, so that errors can hide them."""
 
 IS_DEBUG: Final = "chainctl.is_debug"
-"""Where it is kept whether errors show their traceback."""
+"""The key, in click's context, for whether errors show their traceback."""
 
 
 class Integer(click.IntRange):
@@ -50,7 +135,7 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: float, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return `value` as a number; NaN lies within no bounds, but is not outside of them."""
+        """Return `value` as a number; refuse NaN, which no check of the bounds finds."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail("NaN is no time span", param, ctx)
@@ -87,7 +172,7 @@ def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def uses_sourced_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Do as `uses_settings`, but with the argument `sourced`, which tells where each came from."""
+    """Do as `uses_settings`, but with the argument `sourced`, which shows where each came from."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -137,7 +222,7 @@ def _taken(options: dict[str, Any]) -> SourcedSettings:
 
 
 def _text_of(given: str | tuple[str, ...] | None) -> str | None:
-    """Return what was given by a flag, which may have been repeated."""
+    """Return what a flag gave; the flag may be repeated."""
     if isinstance(given, tuple):
         return " ".join(given) or None
     return given

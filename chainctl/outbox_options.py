@@ -1,24 +1,61 @@
-"""Options that commands of the outbox share: to relay, to choose deliveries, to act by hand."""
+"""What commands of the outbox share: options, the database, and cells of tables."""
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from chainctl.addresses import checked_dsn
+from chainctl.database import SQL, connected
 from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.settings import variable_of
-from orderchain.errors import SettingError
+from chainctl.schema_parts import PARTS
+from chainctl.settings import checked_dsn, variable_of
+from orderchain.errors import SchemaError, SettingError
+from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import require_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
+    from chainctl.database import Connection
     from chainctl.settings import Settings
     from outbox import InboxLog
-    from outbox.acts import Filter
+    from outbox.acts import DeliveryFilter
+
+
+_PART: Final = PARTS["outbox"]
+
+
+@asynccontextmanager
+async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
+    """Connect to the database with the outbox's tables.
+
+    Raises ConnectError, and SchemaError unless they are there, in our version.
+    """
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
+        if not await connection.fetchval(SQL["has_table"], _PART.version_table):
+            expected = "the outbox's (chainctl schema apply --part outbox)"
+            raise SchemaError("schema", "none", expected)
+        version = await connection.fetchval(SQL[_PART.version_table])
+        require_version(version, _PART.version)
+        yield connection
+
+
+def cell(value: object) -> object:
+    """Return what a table shows of a value."""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%dT%H:%M:%SZ}"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return round(value, 1)
+    return "" if value is None else value if isinstance(value, int | str) else str(value)
+
 
 _URL_BYTES_MAX: Final = 4096
 
@@ -28,7 +65,7 @@ _STATUSES: Final = (
 
 
 def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of whatever relays messages."""
+    """Give a command the options of a process that relays messages."""
     for option in reversed(
         (
             click.option(
@@ -174,7 +211,7 @@ status_option: Final = click.option(
 
 
 def acting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what every act by hand needs."""
+    """Give a command the options that every act by hand needs."""
     for option in reversed(
         (
             filtered,
@@ -192,14 +229,14 @@ def acting(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def chosen_filter(given: dict[str, Any]) -> Filter:
+def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
     """Return what a call has chosen by those options."""
-    from outbox.acts import Filter
+    from outbox.acts import DeliveryFilter
     from outbox.statuses import Status
 
     older_than = given["older_than"]
     before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
-    return Filter(
+    return DeliveryFilter(
         message_ids=given["message_ids"],
         destination=given["destination"],
         consumer=given["consumer"],

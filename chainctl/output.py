@@ -19,31 +19,30 @@ from typing import TYPE_CHECKING, Final, Protocol
 import click
 import msgspec
 
-from orderchain.counted import counted
-from orderchain.printable import NO_LIMIT, printable
+from orderchain.text import NO_LIMIT, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
 _REFRESHES_PER_SECOND: Final = 5
-"""A bar is for the eye: drawn more often it would only take time from the work."""
+"""A bar is for the eye: a higher rate would only take time from the work."""
 
 _JSON_WRITTEN: Final = "chainctl.json_written"
-"""Where it is kept in click's context whether the command has written its JSON document."""
+"""The key, in click's context, for whether the command has written its JSON document."""
 
 _encoder: Final = msgspec.json.Encoder()
 
 
 class ProgressBar(Protocol):
-    """Tells how far a piece of work is."""
+    """Shows the progress of a piece of work."""
 
     def advance(self, amount: float) -> None:
         """Add `amount` to what is done, in the unit of the total."""
         ...
 
     def move_to(self, done: float, note: str = "") -> None:
-        """Set what is done, with a short note to stand behind the bar."""
+        """Set what is done, with a short note to show after the bar."""
         ...
 
     def expect(self, total: float) -> None:
@@ -66,8 +65,9 @@ def data_text(text: str) -> None:
 def data_json(value: object) -> None:
     """Write `value` to stdout as the one JSON document of a command; bytes become base64.
 
-    An array where the command shows rows, an object where it shows one thing. Once per call of
-    `chainctl`: two documents are none that a program can read. A second one raises RuntimeError.
+    It is an array where the command shows rows, an object where it shows one thing. It is written
+    once per call of `chainctl`: a program cannot read two documents. A second one raises
+    RuntimeError.
     """
     context = click.get_current_context(silent=True)
     if context is not None:
@@ -78,12 +78,12 @@ def data_json(value: object) -> None:
 
 
 def data_json_line(value: object) -> None:
-    """Write `value` to stdout as one of JSON Lines, for commands whose help says that they do."""
+    """Write `value` to stdout as a line of JSON Lines, for commands whose help says so."""
     data_text(_encoder.encode(value).decode())
 
 
 def data_bytes(lines: bytes) -> None:
-    """Write ready-made lines to stdout, behind everything written before."""
+    """Write ready-made lines to stdout, after everything written before."""
     if sys.stdout is None:
         raise OSError(errno.EBADF, "stdout is closed")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What `chainctl` is told from outside, as one frozen value.
+"""The settings of `chainctl`, as one frozen value.
 
 Each setting `some_name` comes from, in this order: the flag `--some-name`, the environment variable
 `CHAINCTL_SOME_NAME`, the line `some_name = ...` of the TOML file, its default. The file is the one
@@ -8,14 +8,17 @@ need not be there.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Struct
 
-from chainctl.addresses import checked_dsn, passwords, shown_dsn
+from orderchain.clients.database_config import parse
+from orderchain.config import mask_dsn
 from orderchain.errors import SettingError
 from orderchain.limits import BATCH_ROWS_MAX
 
@@ -23,6 +26,51 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orderchain.clients.kafka_config import KafkaConfig
+
+
+_SECRETS: Final = ("password", "sslpassword")
+_WRITTEN: Final = re.compile(r"://[^:@/?#]*:([^@/?#]+)@|password=([^&#\s]+)")
+"""A password as a URL has it."""
+
+
+def checked_dsn(name: str, value: str, ways: str) -> str:
+    """Return `value` when it is a libpq URL, or libpq's keywords, that can be used.
+
+    `ways` says how it can be set. Raises SettingError, which shows no password.
+    """
+    from orderchain.clients.database_config import DatabaseConfig
+
+    if not value:
+        raise SettingError(name, value, f"a PostgreSQL URL, by {ways}")
+    try:
+        DatabaseConfig.of(value)
+    except SettingError as error:
+        field = name if error.field == "database" else f"{error.field} of {name}"
+        raise SettingError(field, error.value, error.expected) from None
+    return value
+
+
+def shown_dsn(dsn: str) -> str:
+    """Return what may be shown of a text that names a database."""
+    if "://" in dsn:
+        return mask_dsn(dsn)
+    shown = {name: "***" if name in _SECRETS else value for name, value in _parsed(dsn).items()}
+    return " ".join(f"{name}={value}" for name, value in shown.items()) or mask_dsn(dsn)
+
+
+def passwords(dsn: str) -> set[str]:
+    """Return the passwords of a text, as they are written and as they are decoded."""
+    found = {option: value for option, value in _parsed(dsn).items() if option in _SECRETS}
+    written = {form for match in _WRITTEN.finditer(dsn) for form in match.groups() if form}
+    return set(found.values()) | written | set(map(unquote, written))
+
+
+def _parsed(dsn: str) -> dict[str, str]:
+    try:
+        return parse(dsn)
+    except SettingError:
+        return {}
+
 
 ENVIRONMENT_PREFIX: Final = "CHAINCTL_"
 CONFIG_VARIABLE: Final = "CHAINCTL_CONFIG"
@@ -77,7 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kafka_ssl_cafile: Annotated[
         str, Meta(description="PEM file of the authorities that brokers' certificates come from")
     ] = ""
-    """Without it those of the system."""
+    """Without it, those of the system apply."""
     kafka_ssl_certfile: Annotated[str, Meta(description="PEM file of the client's certificate")] = (
         ""
     )
@@ -102,7 +150,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={**_WHOLE},
         ),
     ] = ""
-    """It often holds a token. --alert-webhook-file has it read from a file."""
+    """It often holds a token. --alert-webhook-file reads it from a file."""
     stack_dir: Annotated[str, Meta(description="folder of the local stack")] = ""
     batch_rows: Annotated[
         int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
@@ -112,7 +160,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float,
         Meta(ge=0.5, le=3600, description="how long a leader must be silent to count as dead"),
     ] = 5.0
-    """A standby takes over so long after a leader died. The deadline of a commit stays below it."""
+    """A standby takes over this long after a leader dies. The deadline of a commit is below it."""
     id_strategy: Annotated[
         Literal["sequential", "time"],
         Meta(description="how ids rise: sequential, or time (an id tells the millisecond)"),
@@ -180,7 +228,7 @@ SETTING_NAMES: Final = Settings.__struct_fields__
 _KAFKA_FIELDS: Final = {
     name: name.removeprefix("kafka_") for name in SETTING_NAMES if name.startswith("kafka_")
 }
-"""Settings of Kafka beside the bootstrap servers, and what `KafkaConfig` calls them."""
+"""Kafka's settings other than the bootstrap servers, and their names in `KafkaConfig`."""
 
 _TOKENS: Final = "OAUTHBEARER"
 
@@ -233,7 +281,7 @@ def shown(name: str, value: object) -> object:
 
 
 def is_secret(name: str) -> bool:
-    """Say whether the setting may hold a password."""
+    """Return whether the setting may hold a password."""
     return bool(_secret_kind(name))
 
 
@@ -246,7 +294,7 @@ def _hidden(_: str) -> str:
 
 
 def has_flag(name: str) -> bool:
-    """Say whether a flag may give the setting: what stands in `ps` must not be secret."""
+    """Return whether a flag may give the setting: what `ps` shows must not be secret."""
     return _secret_kind(name) != "whole"
 
 
@@ -259,7 +307,7 @@ def flagged(names: tuple[str, ...]) -> list[str]:
 
 
 def may_be_many(name: str) -> bool:
-    """Say whether the setting takes several values, and its flag may be repeated."""
+    """Return whether the setting takes several values, and its flag may be repeated."""
     return bool((_METAS[name].extra or {}).get("many"))
 
 
@@ -281,7 +329,7 @@ def variable_of(name: str) -> str:
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables of our form that are no setting: most likely misspelt.
 
-    They are shown by `config show` and not refused, since an orchestrator may set some of its own.
+    `config show` shows them. They are not refused, since an orchestrator may set some of its own.
     """
     known = {variable_of(name) for name in SETTING_NAMES} | {CONFIG_VARIABLE}
     return sorted(
@@ -340,7 +388,7 @@ def _read_config(
 
 
 def _parse_config(path: Path, field: str) -> dict[str, object]:
-    """Return the content of a TOML file. What it says is never quoted: it may hold a password."""
+    """Return the content of a TOML file. It is never quoted: it may hold a password."""
     try:
         with path.open("rb") as file:
             content = file.read(CONFIG_BYTES_MAX + 1)

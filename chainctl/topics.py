@@ -28,8 +28,8 @@ _RECORD_OVERHEAD_BYTES: Final = 4_096
 """What Kafka adds to one record: below 100 bytes, with room for headers to come."""
 
 _RETENTION_MS: Final = 7 * 24 * 3_600 * 1_000
-"""A week. The topic is the fast path only: whoever is further behind reads the database. Long
-enough that a verifier can compare the topic with the database after a long weekend."""
+"""A week. The topic is the fast path only: a receiver that is further behind reads the database.
+Long enough that a verifier can compare the topic with the database after a long weekend."""
 
 TOPIC_SETTINGS: Final[Mapping[str, str]] = {
     # A compacted topic would lose frames: they have no key, and each one counts.
@@ -50,7 +50,7 @@ class Topics:
         self._kafka = kafka
 
     async def is_there(self, topic: str) -> bool:
-        """Say whether `topic` exists. Raises ConnectError where this login may not know."""
+        """Return whether `topic` exists. Raises ConnectError where this login may not know."""
         return (await self._described(topic)).is_there
 
     async def check(self, topic: str) -> None:
@@ -64,7 +64,7 @@ class Topics:
             raise TopicError(f"cleanup.policy of topic {topic}", policy, "delete")
 
     async def create(self, topic: str) -> bool:
-        """Create `topic` with one partition; False when somebody else was faster."""
+        """Create `topic` with one partition; return False when somebody else was faster."""
         from orderchain.clients.kafka import create_topic
 
         async with asyncio.timeout(ACT_SECONDS):

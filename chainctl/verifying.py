@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from chainctl.exits import ExitCode, hide_secrets
-from chainctl.marking import Beginning, beginning_of, move_mark, who
 from chainctl.output import data, data_text, progress, talk
+from chainctl.verified_mark import Beginning, beginning_of, move_mark, who
 from orderchain.errors import OrderchainError, SettingError
 from orderchain.private_file import write_private
 from orderchain.roles import AUDITOR
@@ -19,17 +19,16 @@ from orderchain.roles import AUDITOR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.chains_report import ChainsReport, Unverified
     from chain_verifier.config import Source, VerifyRequest
-    from chain_verifier.report import Report
+    from chain_verifier.report import ChainsReport, Report, Unverified
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
 
 CHAIN_MARK: Final = "{chain}"
-"""In the name of a source: the number of the chain."""
+"""In the name of a source, it stands for the number of the chain."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class VerifyOptions(Struct, frozen=True, kw_only=True):
     """The options of one call, as click gives them."""
 
     chains: tuple[int, ...]
@@ -52,10 +51,10 @@ class Asked(Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def run_verification(settings: Settings, asked: Asked) -> ExitCode:
-    """Verify the chains that are asked for, and tell; return the worst exit code of them.
+def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
+    """Verify the requested chains, and report; return the highest of their exit codes.
 
-    One chain alone raises what keeps it from being verified. Raises SettingError for options that
+    A single chain raises what keeps it from being verified. Raises SettingError for options that
     do not go together.
     """
     _require_fitting(asked)
@@ -68,7 +67,7 @@ def run_verification(settings: Settings, asked: Asked) -> ExitCode:
     return _verify_several(settings, asked, chains)
 
 
-def _require_fitting(asked: Asked) -> None:
+def _require_fitting(asked: VerifyOptions) -> None:
     if bool(asked.chains) == asked.all_chains:
         given = "both" if asked.chains else None
         raise SettingError("--chain", given, "the chains to verify, or --all-chains")
@@ -88,10 +87,10 @@ def _require_fitting(asked: Asked) -> None:
         raise SettingError("--report", asked.page, "a file in a folder that exists")
 
 
-def _require_following(asked: Asked) -> None:
-    from chainctl import following
+def _require_following(asked: VerifyOptions) -> None:
+    from chainctl import verify_follow
 
-    following.require_alone(
+    verify_follow.require_alone(
         {
             "--all-chains": asked.all_chains,
             "--local": asked.is_local,
@@ -109,8 +108,8 @@ def _require_following(asked: Asked) -> None:
         raise SettingError("--follow", f"{len(asked.chains)} chains", "one chain")
 
 
-def _chains_of(settings: Settings, asked: Asked) -> Sequence[int]:
-    """Return the chains; all of them are asked of the database."""
+def _chains_of(settings: Settings, asked: VerifyOptions) -> Sequence[int]:
+    """Return the chains; the database lists all of them."""
     if not asked.all_chains:
         return asked.chains
     from chainctl.database import SQL, connected, database_id
@@ -127,8 +126,8 @@ def _chains_of(settings: Settings, asked: Asked) -> Sequence[int]:
     return found
 
 
-def _require_named_apart(asked: Asked, chains: Sequence[int]) -> None:
-    """Refuse what can be of one chain only, where there are several."""
+def _require_named_apart(asked: VerifyOptions, chains: Sequence[int]) -> None:
+    """With several chains, refuse the options that fit only one."""
     if len(chains) == 1:
         return
     of_one = {"--head": asked.head, "--start": asked.start, "--expect-seal": asked.expect_seal}
@@ -142,20 +141,20 @@ def _require_named_apart(asked: Asked, chains: Sequence[int]) -> None:
             )
 
 
-def _follow(settings: Settings, asked: Asked, chains: Sequence[int]) -> ExitCode:
-    from chainctl import following
+def _follow(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
+    from chainctl import verify_follow
 
     found = _sources_of(settings, asked, chains[0])
     beginning = Beginning(0, None)
     if "database" in asked.sources:
         beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
-    following.follow(
+    verify_follow.follow(
         *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
         as_json=asked.as_json,
     )
 
 
-def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
+def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> ExitCode:
     request = _request_of(settings, asked, chain_id)
     with _watched() as watcher:
         if asked.is_local:
@@ -163,22 +162,22 @@ def _verify_one(settings: Settings, asked: Asked, chain_id: int) -> ExitCode:
 
             report = verify_locally(request, watcher.step)
         else:
-            from chain_verifier.verify import verify
+            from chain_verifier.spark.verify import verify
 
             report = verify(request, progress=watcher.step, stages=watcher.stages)
     _show(report, asked)
     _move_marks(settings, asked, [report])
     if asked.page is not None:
-        from chain_verifier.html_report import html_report
-        from chain_verifier.local.picture import read_picture
+        from chain_verifier.html import html_report
+        from chain_verifier.local.chart_data import read_picture
 
         page = html_report(report, read_picture(request), datetime.now(UTC))
         write_private(Path(asked.page), page)
     return _code_of(report)
 
 
-def _verify_several(settings: Settings, asked: Asked, chains: Sequence[int]) -> ExitCode:
-    from chain_verifier.chains_report import Unverified
+def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
+    from chain_verifier.report import Unverified
 
     prepared = [_prepared(settings, asked, chain_id) for chain_id in chains]
     with _watched() as watcher:
@@ -187,14 +186,14 @@ def _verify_several(settings: Settings, asked: Asked, chains: Sequence[int]) -> 
 
             report = verify_chains_locally(prepared, watcher.step)
         else:
-            from chain_verifier.verify import verify_chains
+            from chain_verifier.spark.verify import verify_chains
 
             report = verify_chains(prepared, progress=watcher.step, stages=watcher.stages)
     _show(report, asked, settings.secrets())
     _move_marks(settings, asked, report.reports)
     if asked.page is not None:
-        from chain_verifier.html_report import html_chains_report
-        from chain_verifier.local.picture import read_picture
+        from chain_verifier.html import html_chains_report
+        from chain_verifier.local.chart_data import read_picture
 
         requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
         pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
@@ -203,9 +202,11 @@ def _verify_several(settings: Settings, asked: Asked, chains: Sequence[int]) -> 
     return max(map(_code_of, report.outcomes))
 
 
-def _prepared(settings: Settings, asked: Asked, chain_id: int) -> VerifyRequest | Unverified:
-    """Return what to verify of one chain of several: one that cannot be keeps no other from it."""
-    from chain_verifier.chains_report import unverified_by
+def _prepared(
+    settings: Settings, asked: VerifyOptions, chain_id: int
+) -> VerifyRequest | Unverified:
+    """Return what to verify of one of several chains; one that cannot be does not stop others."""
+    from chain_verifier.report import unverified_by
 
     sources = _sources_of(settings, asked, chain_id)
     try:
@@ -215,7 +216,10 @@ def _prepared(settings: Settings, asked: Asked, chain_id: int) -> VerifyRequest 
 
 
 def _request_of(
-    settings: Settings, asked: Asked, chain_id: int, sources: tuple[Source, ...] | None = None
+    settings: Settings,
+    asked: VerifyOptions,
+    chain_id: int,
+    sources: tuple[Source, ...] | None = None,
 ) -> VerifyRequest:
     from chain_verifier.config import VerifyRequest, parse_kept_seal
 
@@ -239,14 +243,14 @@ def _request_of(
     )
 
 
-def _key_window(asked: Asked) -> int | None:
+def _key_window(asked: VerifyOptions) -> int | None:
     if not asked.keys:
         return None
     return usual_key_window() if asked.key_window_rows is None else asked.key_window_rows
 
 
 def usual_key_window() -> int:
-    """Return the window of keys of a sequencer that was told nothing else."""
+    """Return the default key window of a sequencer."""
     from msgspec.structs import fields
 
     from sequencer import SequencerConfig
@@ -256,7 +260,7 @@ def usual_key_window() -> int:
     )
 
 
-def _sources_of(settings: Settings, asked: Asked, chain_id: int) -> tuple[Source, ...]:
+def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[Source, ...]:
     """Return the sources of a chain; the database is read with the auditor's address."""
     from chain_verifier.config import parse_source
 
@@ -271,14 +275,14 @@ def _sources_of(settings: Settings, asked: Asked, chain_id: int) -> tuple[Source
 
 
 class _Watcher:
-    """Shows whoever watches which step is taken, and how far Spark is with its stages."""
+    """Shows which step is under way, and how far Spark is with its stages."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
         self._step = ""
 
     def step(self, line: str) -> None:
-        """Begin another step."""
+        """Begin the next step."""
         self._step = line
         self._bar.move_to(0, line)
 
@@ -290,13 +294,15 @@ class _Watcher:
 
 @contextmanager
 def _watched() -> Iterator[_Watcher]:
-    """Spark takes seconds: whoever watches sees a bar, a log file does not."""
+    """Show a bar on a terminal, since Spark takes seconds; a log file gets none."""
     with progress("verifying", None) as bar:
         yield _Watcher(bar)
 
 
-def _show(report: Report | ChainsReport, asked: Asked, secrets: tuple[str, ...] = ()) -> None:
-    # Of several chains the report holds what errors say, too.
+def _show(
+    report: Report | ChainsReport, asked: VerifyOptions, secrets: tuple[str, ...] = ()
+) -> None:
+    # With several chains, the report also holds the texts of errors.
     if asked.as_json:
         data_text(hide_secrets(report.to_json(), secrets))
         return
@@ -304,7 +310,7 @@ def _show(report: Report | ChainsReport, asked: Asked, secrets: tuple[str, ...] 
         data(hide_secrets(line, secrets))
 
 
-def _move_marks(settings: Settings, asked: Asked, reports: Sequence[Report]) -> None:
+def _move_marks(settings: Settings, asked: VerifyOptions, reports: Sequence[Report]) -> None:
     if asked.since_verified:
         for report in reports:
             talk(move_mark(settings, report, who(asked.actor)))

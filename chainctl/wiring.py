@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from gapfill import PreferredSources
     from matcher_receiver import PostgresHeadReports
-    from orderchain.mark import Mark
+    from orderchain.model import Mark, Run
     from orderchain.ports import GapSource
-    from orderchain.run import Run
     from sequencer import SequencerConfig
 
 
@@ -60,8 +59,8 @@ def gap_source(settings: Settings, chain_id: int) -> PreferredSources:
 
 
 def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSource:
-    """Return what reads from the archive what the `databases` have let go."""
-    # Only here: an archive needs pyarrow, which nothing else of a receiver does.
+    """Return what reads from the archive what the `databases` have dropped."""
+    # Imported only here: an archive needs pyarrow, which nothing else in a receiver needs.
     from chain_verifier.archive.archived_rows import ArchivedRows
     from gapfill import WithArchive
 
@@ -71,10 +70,10 @@ def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSourc
 def head_reports(
     settings: Settings, chain_id: int, name: str, *, is_lasting: bool
 ) -> PostgresHeadReports | None:
-    """Return what tells `database` of a receiver that keeps its place itself; None without one.
+    """Return what reports to `database` on a receiver that keeps its own place; None without one.
 
-    Only one that is to last reports how far it has come: an export that was made once would else
-    keep old rows from being archived for good. Raises SettingError where it cannot.
+    Only one that is to last reports how far it has come: otherwise, an export made once would keep
+    old rows from being archived forever. Raises SettingError where it cannot.
     """
     from matcher_receiver import CheckpointConfig, PostgresHeadReports
 

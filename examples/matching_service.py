@@ -46,7 +46,7 @@ class Order(msgspec.Struct):
 
 
 async def main(chain_id: int, idle_seconds: float | None) -> None:
-    """Work off the chain, from where the checkpoint says."""
+    """Apply the chain, from the checkpoint on."""
     database = os.environ["CHAINCTL_DATABASE"]
     connection = await asyncpg.connect(database)
     await connection.execute(CREATE)

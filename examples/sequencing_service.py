@@ -21,7 +21,7 @@ import msgspec
 from orderchain import Ack, Sequencer, SequencerConfig, open_sequencer
 
 # Orders handed over and not acknowledged yet. Whatever arrives while a commit runs is the next
-# batch, so the more may wait, the larger the batches; and the memory is bounded.
+# batch, so a higher number allows larger batches. It also bounds the memory.
 IN_FLIGHT_MAX = 10_000
 ORDER_BYTES_MAX = 256 * 1024
 
@@ -61,7 +61,7 @@ async def sequence(sequencer: Sequencer, lines: asyncio.StreamReader) -> None:
 
 
 async def answer(submissions: Submissions) -> None:
-    """Tell the clients where their orders stand. Raises what the sequencer raised."""
+    """Print the place of each order for the clients. Raises what the sequencer raised."""
     while (submission := await submissions.get()) is not None:
         key, task = submission
         ack = await task

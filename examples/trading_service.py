@@ -116,7 +116,7 @@ class Book:
 
 
 async def main(chain_id: int, idle_seconds: float | None) -> None:
-    """Match the orders of the chain, from where the checkpoint says."""
+    """Match the orders of the chain, from the checkpoint on."""
     database, kafka = os.environ["CHAINCTL_DATABASE"], os.environ["CHAINCTL_KAFKA"]
     connection = await asyncpg.connect(database)
     await connection.execute(CREATE)

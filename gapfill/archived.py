@@ -1,4 +1,4 @@
-"""A database with the archive behind it: for receivers that are older than what it still holds."""
+"""A database and its archive: for receivers that are older than what the database still holds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from types import TracebackType
 
-    from orderchain.mark import Mark, Standing
+    from orderchain.model import Mark, Run, Standing
     from orderchain.ports import ArchivedSource, GapSource
-    from orderchain.run import Run
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,8 +24,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class WithArchive:
     """Implements GapSource and PlaceFinder of `orderchain.ports` over a database and its archive.
 
-    The database is asked first, always, and it alone says where the chain stands. Only what it
-    answers with RowsArchived is read from the archive, up to the boundary behind which the database
+    The database is always asked first, and it alone reports where the chain is. Only what it
+    answers with RowsArchived is read from the archive, up to the boundary after which the database
     has the rows; then the database goes on. Closes the database; an archive holds nothing open.
     Raises SettingError where the two are of different chains.
     """
@@ -59,7 +58,7 @@ class WithArchive:
         return self._database.chain_id
 
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Return head and mark, of an archived row too; see `orderchain.ports.GapSource`.
+        """Return head and mark, also of an archived row; see `orderchain.ports.GapSource`.
 
         Raises as the database and as `orderchain.ports.ArchivedSource.mark_at`.
         """
@@ -95,7 +94,7 @@ class WithArchive:
                 return
             except RowsArchived as error:
                 boundary = await self._boundary(error)
-            # The boundary may rise meanwhile: then the database says so again, further on.
+            # The boundary may rise meanwhile: then the database refuses again, further on.
             end_id = min(until_id, _boundary_id(boundary))
             async with aclosing(_generator(self._archive.runs(after, end_id, boundary))) as runs:
                 async for run in runs:
@@ -103,7 +102,7 @@ class WithArchive:
                     after = run.end
 
     async def _boundary(self, error: RowsArchived) -> Standing:
-        """Return where the database begins, by its own word. Raises RetryError."""
+        """Return where the database begins, as it reports itself. Raises RetryError."""
         try:
             return await self._database.standing(error.until_id)
         except RowsArchived as again:

@@ -14,26 +14,26 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class GapReaderConfig(Config, frozen=True, kw_only=True):
-    """Where the missing rows of one chain are read, and how gently."""
+    """Where the missing rows of one chain are read, and with what limits."""
 
     database: str | DatabaseConfig
     """A DatabaseConfig, or a libpq URL; the role `gap_reader` is enough."""
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
-    """Rows read at once, and the rest of the stored page that holds the last of them. Two such
-    reads are in memory at most: the caller's and the next. Rows of a batch wait for its proof; of a
-    batch with more rows than this they do not, and the columns of those are kept to its end."""
+    """Rows per read, and the rest of the stored page that holds the last of them. At most two such
+    reads are in memory: the caller's and the next. Rows of a batch wait for its proof. Rows of a
+    batch that has more rows than this do not wait, and their columns are kept to its end."""
     page_bytes: Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
     """Bytes of keys and payloads after which a read ends early, with the stored page it is in."""
     connect_seconds: Seconds = 5.0
     """Deadline of a connect."""
     statement_seconds: Seconds = 10.0
-    """Deadline of a statement; a page that takes longer is tried again by whoever fills."""
+    """Deadline of a statement; the caller retries a page that takes longer."""
     busy_seconds: Seconds = 10.0
-    """How long to wait, trying again, while the role has no connection left."""
+    """How long to wait and retry while the role has no connection left."""
     linger_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.5
     """How long a connection is kept after the last read. Many receivers share the few connections
-    of the role: a longer time starves them, 0 pays a login for every gap."""
+    of the role: a longer time starves them, 0 costs a login per gap."""
     close_seconds: Seconds = 2.0
     """Deadline of closing a connection; after it the socket is cut."""
 

@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
     from gapfill.config import GapReaderConfig
     from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.mark import Mark, Standing
+    from orderchain.model import Mark, Run, Standing
     from orderchain.ports import GapSource
-    from orderchain.run import Run
 
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS: Final = 0.02
-"""Before a standby is asked again: replay most often lags by a few milliseconds."""
+"""The pause before the first retry at a standby: replay most often lags by a few milliseconds."""
 
 _AWAY: Final = (RetryError, ConnectError)
 
@@ -48,27 +47,27 @@ class PreferenceConfig(Config, frozen=True, kw_only=True):
     """How patient a fill is with a server before it turns to the next one."""
 
     standby_seconds: Seconds = 2.0
-    """How long rows that a standby lacks are waited for, since it last gave some. A longer time
-    spares the primary, and is the latency of one fill in `avoid_seconds` while the standby hangs.
+    """How long to wait for rows that a standby lacks, since it last returned some. A longer time
+    spares the primary, and is the latency of one fill per `avoid_seconds` while the standby hangs.
     """
     pause_seconds_max: Seconds = 0.5
-    """The longest pause between two questions to a standby that lags."""
+    """The longest pause between two reads of a standby that lags."""
     avoid_seconds: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """How long a server that did not answer is asked last, and a standby that was waited for in
-    vain is not waited for again. Without it every reading would wait for the connect deadline of a
-    server that is gone, or for a standby that hangs."""
+    """How long an unresponsive server is tried last, and a standby that was waited for in vain is
+    not waited for. Without this, every read would wait for the connect deadline of a server that is
+    gone, or for a standby that hangs."""
 
 
 class PreferredSources:
     """Implements GapSource and PlaceFinder of `orderchain.ports` over several servers of one chain.
 
     Rows are read from the first server that has them: the standbys, in the order given, each for as
-    long as `standby_seconds` allows, then the primary, the last one given. Where the chain stands,
-    who leads it, what is missing and what contradicts is said by the primary alone; while it is
-    away a standby says where the chain stood, which never halts and makes no nonce known.
+    long as `standby_seconds` allows, then the primary, the last one given. Only the primary reports
+    where the chain is, who leads it, what is missing and what contradicts; while it is away a
+    standby reports where the chain was, which never halts and makes no nonce known.
 
-    When the last server given is away and another one says that it is a primary, it was promoted:
-    from then on that one judges.
+    When the last server given is away and another one reports that it is a primary, it was
+    promoted: from then on that one judges.
     """
 
     def __init__(
@@ -121,10 +120,10 @@ class PreferredSources:
         """The chain that all of them read."""
         return self._judge.chain_id
 
-    # -- what the primary says -----------------------------------------------------------------
+    # -- what the primary reports --------------------------------------------------------------
 
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Return what the primary says; see `orderchain.ports.GapSource.standing`."""
+        """Return what the primary reports; see `orderchain.ports.GapSource.standing`."""
         known: Standing | None = None
         first_error: Exception | None = None
         for source in self._judges():
@@ -139,7 +138,7 @@ class PreferredSources:
             except (RefusedError, GapError):
                 if source is self._judge:
                     raise
-                continue  # a standby may not have heard of the chain yet
+                continue  # a standby may not know the chain yet
             if standing.is_primary:
                 self._judge = source
                 return standing
@@ -163,7 +162,7 @@ class PreferredSources:
         return await ask(self._judge)
 
     def _judges(self) -> list[GapSource]:
-        """Return the servers in the order in which they are asked where the chain stands."""
+        """Return the servers in the order in which they are asked for a standing."""
         others = [source for source in reversed(self._sources) if source is not self._judge]
         return sorted([self._judge, *others], key=self._is_avoided)
 
@@ -194,10 +193,10 @@ class PreferredSources:
         ]
 
     async def _runs_of(self, source: GapSource, after: Mark, until_id: int) -> AsyncIterator[Run]:
-        """Yield what a standby has; end where it has no more, for whatever reason.
+        """Yield what a standby has; end where it has no more, for any reason.
 
-        One that was waited for in vain a short while ago is asked, and not waited for: a standby
-        that hangs costs a fill its patience now and then, not every fill.
+        One that was recently waited for in vain is asked, but not waited for: a standby that hangs
+        delays an occasional fill, not every fill.
         """
         loop = asyncio.get_running_loop()
         is_late = loop.time() < self._late_until.get(id(source), 0.0)
@@ -228,13 +227,13 @@ class PreferredSources:
                 self._avoid(source, error)
                 return
             except (RefusedError, GapError, HaltError):
-                return  # not its word that counts
+                return  # its answer does not count
 
     # -- who is away ---------------------------------------------------------------------------
 
     def _avoid(self, source: GapSource, error: Exception) -> None:
         if len(self._sources) > 1:
-            # A standby with a wrong password would else never be noticed: the others do its work.
+            # Otherwise nobody would notice a standby with a wrong password: the others do its work.
             _log.warning("asked last for %g s: %s", self._config.avoid_seconds, error)
         until = asyncio.get_running_loop().time() + self._config.avoid_seconds
         self._avoided_until[id(source)] = until
@@ -245,7 +244,7 @@ class PreferredSources:
 
 @asynccontextmanager
 async def _closing(runs: AsyncIterator[Run]) -> AsyncIterator[AsyncIterator[Run]]:
-    """Let go of `runs` at the end, where it holds something: a page that is being read ahead."""
+    """Close `runs` at the end, where it holds something: a page that is being read ahead."""
     try:
         yield runs
     finally:

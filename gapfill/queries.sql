@@ -1,6 +1,6 @@
 -- The statements of a fill. The role `gap_reader` may run all of them, and nothing else.
 
--- standing: the head of a chain, what stands at one id, and the newest terms ($4), in one snapshot;
+-- standing: the head of a chain, what is at one id, and the newest terms ($4), in one snapshot;
 -- with it the seal of the batch that ends at another one ($3), if one does
 SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
@@ -32,13 +32,13 @@ LEFT JOIN LATERAL (
     WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1
 ) b ON true;
 
--- page: the next rows of a range, as slices of what is stored: as many of the next $6 stored pages as
+-- page: the next rows of a range, as slices of stored pages: as many of the next $6 stored pages as
 -- are needed for $4 rows or $5 bytes, so the last one may bring more of both. With $7 above 0 the
--- first slice brings what a fill begins with, in the same trip and snapshot: what stands at the start,
--- and the next $7 batches. There is a first row always, without arrays where no page is next. Slices
--- are in no order. `lacks` names the arrays of a page that has not a value of each kind for each row.
--- The arrays of a whole page travel as a seal covers them (docs/seal.md): as they are sent, without
--- their headers, of 20 bytes for one dimension.
+-- first slice also brings what a fill begins with, in the same round trip and snapshot: what is at
+-- the start, and the next $7 batches. There is always a first row, without arrays if no page is
+-- next. Slices are in no order. `lacks` names the arrays of a page that lacks a value of some kind
+-- for some row. The arrays of a whole page travel as a seal covers them (docs/seal.md): as they are
+-- sent, without their headers, which have 20 bytes for one dimension.
 SELECT CASE WHEN NOT is_whole THEN ids[low:high] END AS ids,
        CASE WHEN NOT is_whole THEN pids[low:high] END AS pids,
        CASE WHEN NOT is_whole THEN keys[low:high] END AS keys,
@@ -83,7 +83,7 @@ LEFT JOIN (
 LEFT JOIN (
     SELECT *,
            first_id > $2 AND last_id <= $3 AS is_whole,
-           -- Only where a page is cut: they read its ids. No NULL may be among those.
+           -- Only where a page is cut: they read its ids, which must hold no NULL.
            CASE WHEN lacks IS NULL
                 THEN CASE WHEN first_id > $2 THEN 1 ELSE width_bucket($2, ids) + 1 END
            END AS low,
@@ -92,7 +92,7 @@ LEFT JOIN (
            END AS high
     FROM (
         SELECT *,
-               -- Of arrays in memory each of these reads the head only.
+               -- The arrays are in memory: each of these reads only the head of one.
                CASE WHEN array_dims(ids) = dims AND num_nulls(VARIADIC ids) = 0
                      AND array_dims(pids) = dims AND num_nulls(VARIADIC pids) = 0
                      AND array_dims(keys) = dims AND num_nulls(VARIADIC keys) = 0
@@ -115,8 +115,8 @@ LEFT JOIN (
                           WHERE (found = dims AND nulls = 0) IS NOT TRUE)
                END AS lacks
         FROM (
-            -- The empty array brings what is stored apart into memory, once for all that is asked
-            -- of it. OFFSET 0 keeps the planner from asking anew for each column.
+            -- The empty array brings what is stored apart into memory, once for all uses of it.
+            -- OFFSET 0 keeps the planner from doing that once per column.
             SELECT first_id, last_id, rows_before, '[1:' || cardinality(ids) || ']' AS dims,
                    ids || '{}'::bigint[] AS ids, pids || '{}'::bigint[] AS pids,
                    keys || '{}'::text[] AS keys,
@@ -125,7 +125,7 @@ LEFT JOIN (
             FROM (
                 SELECT *,
                        sum(last_id - greatest(first_id - 1, $2)) OVER before AS rows_before,
-                       -- Of what is stored apart, it reads the size alone.
+                       -- For what is stored apart, it reads only the size.
                        sum(pg_column_size(keys) + pg_column_size(payloads)) OVER before
                            AS bytes_before
                 FROM (
@@ -163,8 +163,8 @@ SELECT pg_is_in_recovery() AS is_standby,
        (SELECT max(last_id) FROM chain_batch
         WHERE chain_id = $1 AND prev_last_id IS NULL) AS boundary_id;
 
--- row_at_or_before: the last row whose id is not above one; 0 where there is none
--- Behind the archive's boundary only ends of batches are known.
+-- row_at_or_before: the last row whose id is not above a given one; 0 where there is none
+-- Before the archive's boundary only ends of batches are known.
 SELECT greatest(
     0,
     (SELECT last_id FROM chain_page
@@ -177,7 +177,7 @@ SELECT greatest(
      WHERE chain_id = $1 AND last_id <= $2 ORDER BY last_id DESC LIMIT 1)
 ) AS id;
 
--- batch_from: the first batch that ends at or behind an id
+-- batch_from: the first batch that ends at or after an id
 SELECT last_id, committed_at
 FROM chain_batch
 WHERE chain_id = $1 AND last_id >= $2

@@ -8,7 +8,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from gapfill.marks import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
+from gapfill.batch_proof import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import (
@@ -20,32 +20,37 @@ from orderchain.errors import (
     RowsMissing,
     SealMismatch,
 )
-from orderchain.event import Event
-from orderchain.link import first_break, is_linked
-from orderchain.mark import TERMS_MAX, ChainHead, FrameTerm, Mark, Standing
-from orderchain.page_image import PageImage, page_events
+from orderchain.model import (
+    TERMS_MAX,
+    ChainHead,
+    Event,
+    FrameTerm,
+    Mark,
+    Run,
+    Standing,
+    first_break,
+    is_linked,
+)
 from orderchain.roles import GAP_READER
-from orderchain.run import Run
-from orderchain.schema import require_version
-from orderchain.seal import genesis_seal
-from orderchain.sql import load_sql
+from orderchain.seal import PageImage, genesis_seal, page_events
+from orderchain.sql import load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from types import TracebackType
 
+    from gapfill.batch_proof import Page
     from gapfill.config import GapReaderConfig
-    from gapfill.marks import Page
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PRIMARY: Final = "primary"
 
 FIRST_PAGES: Final = 16
-"""Stored pages that a first reading looks at. It needs few of them where they are full, and the
-server reads the heads of all of them before it knows."""
+"""Stored pages that a first read looks at. It needs few of them if they are full, and the server
+reads the heads of all of them before it knows that."""
 _GROWTH: Final = 4
-"""Where all were needed, since they are small, the next reading looks at so many times more."""
+"""If all were needed, because they are small, the next read looks at this many times more."""
 
 _columns_of = itemgetter("ids", "pids", "keys", "times", "payloads")
 _images_of = itemgetter("id_images", "pid_images", "key_images", "time_images", "payload_images")
@@ -57,7 +62,7 @@ _batches_of = itemgetter(
 SESSION_SETTINGS: Final = {
     # A page is the first rows of a range that may be as long as the chain. Where statistics lag
     # behind a growing table, or a cached plan knows no limit, PostgreSQL would read and sort the
-    # whole range for each page. An index scan in order stops at the page's end, always.
+    # whole range for each page. An index scan in order always stops at the page's end.
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
     # Discouraged scans look costly enough to be compiled.
@@ -70,7 +75,7 @@ class GapReader:
     """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
 
     The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
-    something is read, and lets go soon after.
+    something is read, and disconnects soon after.
     """
 
     def __init__(self, config: GapReaderConfig) -> None:
@@ -102,9 +107,9 @@ class GapReader:
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
-        With `batch_id` the seal after the batch that ends there, too. All are of one snapshot.
-        Raises ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when row or batch
-        lie before the archive's boundary.
+        With `batch_id` it also returns the seal after the batch that ends there. All are of one
+        snapshot. Raises ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the
+        row or the batch is before the archive's boundary.
         """
         chain_id = self._config.chain_id
         values = (chain_id, at_id, batch_id, TERMS_MAX)
@@ -139,8 +144,8 @@ class GapReader:
     async def row_before_time(self, time_us: int) -> int:
         """Return the last id of a batch; see `orderchain.ports.PlaceFinder`.
 
-        Commit times never fall along a chain, so it is found by halving the range of ids: some
-        forty readings of one index entry each, however long the chain.
+        Commit times never fall along a chain, so a binary search over the ids finds it: some forty
+        reads of one index entry each, whatever the length of the chain.
         """
         moment = _EPOCH + timedelta(microseconds=time_us)
         known = 0
@@ -159,13 +164,13 @@ class GapReader:
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncIterator[Run]:
-        """Yield linked runs from behind `after` up to and including the row `until_id`.
+        """Yield linked runs after `after`, up to and including the row `until_id`.
 
         `after` is compared with the database first. While the caller works on a run the next pages
-        are read, never more than one reading ahead. Each batch of which all rows are read must give
-        the seal that is stored; its rows wait for that, unless they are more than `page_rows` or
-        `page_bytes`. Raises what `orderchain.ports.GapSource` names; what was yielded before that
-        is linked and committed.
+        are read, never more than one read ahead. Each batch whose rows are all read must give the
+        stored seal; its rows wait for that, unless they are more than `page_rows` or `page_bytes`.
+        Raises what `orderchain.ports.GapSource` names; what was yielded before that is linked and
+        committed.
         """
         opening = await self._open(after, until_id)
         if from_primary and opening.source != _PRIMARY:
@@ -182,13 +187,13 @@ class GapReader:
                 last_id = pages[-1].last_id if pages else after.id
                 if len(found) >= pages_max:
                     pages_max *= _GROWTH
-                # Before the next reading is begun: else this run would wait for that one.
+                # Before the next read begins: otherwise this run would wait for that one.
                 await marks.cover(last_id)
-                # Where rows end early, what was held is all that will come of it.
+                # Where rows end early, nothing more comes after what was held.
                 held = self._held(pages, marks) if found and last_id < until_id else []
                 read = self._read_ahead(last_id, until_id, pages_max, held)
                 if not read.done():
-                    await asyncio.sleep(0)  # sends the question; the rows are worked on meanwhile
+                    await asyncio.sleep(0)  # sends the query; the rows are worked on meanwhile
                 pages = pages[: len(pages) - len(held)]
                 if held and not pages:
                     continue
@@ -204,7 +209,7 @@ class GapReader:
                 if events:
                     yield Run(chain_id=chain_id, events=events, end=after, source=opening.source)
                 if damaged is not None:
-                    # Its row may be read after its rows, and be the archive's boundary by then.
+                    # Its row may be read after the rows, and be the archive's boundary by then.
                     self._check_place(await self._place(), after.id, damaged.last_id)
                     raise damaged
         finally:
@@ -213,8 +218,8 @@ class GapReader:
     def _held(self, pages: list[Page], marks: BatchMarks) -> list[Page]:
         """Return the pages that wait for the end of their batch, to be handed on when it is proven.
 
-        None where they are as much as one reading may bring: of a batch that is larger than that
-        rows are handed on as they come, and the proof comes with the last of them.
+        There are none where they are as much as one read may return: rows of a larger batch are
+        handed on as they come, and the proof comes with the last of them.
         """
         end_id = marks.end_at_or_before(pages[-1].last_id)
         held = [page for page in pages if page.last_id > end_id]
@@ -222,9 +227,9 @@ class GapReader:
         return held if rows < self._config.page_rows and size < self._config.page_bytes else []
 
     async def _open(self, after: Mark, until_id: int) -> _Opening:
-        """Compare `after` with the database, and read what is next to it in the same trip.
+        """Compare `after` with the database, and read what is next to it in the same round trip.
 
-        A gap of a few rows is most often one lost frame, and its time is that of its trips.
+        A gap of a few rows is most often one lost frame, and its duration is that of its trips.
         """
         found = await self._ask(after.id, until_id, FIRST_PAGES, FIRST_BATCHES)
         first = found[0]
@@ -238,7 +243,7 @@ class GapReader:
         return _Opening(mark, source, batches, _pages_of(found))
 
     async def _check_start(self, after: Mark) -> _Opening:
-        """Compare `after` with all that is known of the chain. Says what is wrong with it."""
+        """Compare `after` with all that is known about the chain. Raises what is wrong with it."""
         standing = await self.standing(after.id, after.batch_last_id)
         mark, chain_id = standing.mark, self._config.chain_id
         if mark is not None and standing.batch_seal == after.seal:
@@ -258,7 +263,7 @@ class GapReader:
     ) -> asyncio.Future[list[Page]]:
         """Begin to read the pages after `after_id`; at the end of the range there are none.
 
-        So many fewer as are held: what is in memory is no more than without them.
+        It reads as many fewer as are held, so that no more is in memory than without them.
         """
         if after_id < until_id:
             return asyncio.ensure_future(self._pages(after_id, until_id, pages_max, held))
@@ -288,10 +293,10 @@ class GapReader:
         return found if len(found) == 1 else sorted(found, key=itemgetter("last_id"))
 
     async def _explain(self, after_id: int, until_id: int) -> list[Page]:
-        """Return the linked rows after `after_id`, or raise what is known of those that lack.
+        """Return the linked rows after `after_id`, or raise what is known about the missing ones.
 
-        They are read again once the server has said what it is: it may have been promoted, or have
-        replayed them, in between.
+        They are read again after the server has reported what it is: it may have been promoted, or
+        have replayed them, in between.
         """
         place = await self._place()
         found = await self._ask(after_id, until_id)
@@ -313,10 +318,10 @@ class GapReader:
         return (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
 
     def _check_place(self, place: Any, after_id: int, until_id: int) -> None:  # noqa: ANN401 - as below
-        """Raise what leaves open what the rows after `after_id` are."""
+        """Raise RowsArchived or NotYetReadable where the rows after `after_id` may be elsewhere."""
         boundary_id = place["boundary_id"]
         if boundary_id is not None and boundary_id > after_id:
-            # Also on a standby: what it has replayed of the archive it will not take back.
+            # Also on a standby: what it has replayed of the archiving is never undone.
             raise RowsArchived(self._config.chain_id, after_id, boundary_id)
         if place["is_standby"]:
             raise NotYetReadable(after_id, until_id)
@@ -351,16 +356,16 @@ class _Opening(NamedTuple):
     """How a fill begins."""
 
     mark: Mark
-    """The database's own word for the place that the fill begins at."""
+    """The database's own mark of the place where the fill begins."""
     source: str
     batches: Sequence[StoredBatch] = ()
     """The next whole batches."""
     pages: Sequence[Page] = ()
-    """The first rows; empty where they have to be asked for."""
+    """The first rows; empty where they still have to be read."""
 
 
 def _read(pages: Sequence[Page]) -> asyncio.Future[list[Page]]:
-    """Return a reading that is done."""
+    """Return a read that is done."""
     read: asyncio.Future[list[Page]] = asyncio.get_running_loop().create_future()
     read.set_result(list(pages))
     return read
@@ -375,7 +380,7 @@ def _pages_of(found: Sequence[Any]) -> list[Page]:
 def _page_of(row: Any) -> Page:  # noqa: ANN401 - a record of asyncpg
     if row["id_images"]:
         return PageImage.of_columns(*_images_of(row))
-    # The driver is quicker with a part of a page, which proves nothing.
+    # The driver is faster with a part of a page, which proves nothing.
     return CutPage(list(map(Event, *_columns_of(row))))
 
 
@@ -419,11 +424,11 @@ def _is_same(found: Mark, given: Mark) -> bool:
 
 
 async def _drop(read: asyncio.Future[list[Page]]) -> None:
-    """End a reading that nobody waits for any more, whatever became of it."""
+    """End a read that nobody waits for any more, whatever its outcome."""
     if read.cancel():
         await asyncio.wait([read])
     if not read.cancelled():
-        read.exception()  # looked at, so that asyncio does not complain of it
+        read.exception()  # retrieved, so that asyncio does not complain about it
 
 
 def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, which is untyped
@@ -455,7 +460,7 @@ def _mark_of(row: Any, chain_id: int, at_id: int) -> Mark | None:  # noqa: ANN40
             epoch=row["batch_epoch"],
         )
     if at_id == 0:
-        # The genesis row may lie in the archive; what it holds can be computed.
+        # The genesis row may be in the archive; what it holds can be computed.
         seal = genesis_seal(row["database_id"], chain_id)
         return Mark(id=0, batch_last_id=0, seal=seal, epoch=0)
     return None

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
         StatementFailed,
     )
     from local_stack.folders import default_cache_directory, default_directory
-    from local_stack.kafka import KafkaConfig, KafkaServer, ProxiedListener, SecuredListener
-    from local_stack.postgres import PostgresConfig, PostgresServer
-    from local_stack.progress import Progress, silent
+    from local_stack.kafka import KafkaServer, KafkaServerConfig, ProxiedListener, SecuredListener
+    from local_stack.locking import Progress, silent
+    from local_stack.postgres import PostgresServer, PostgresServerConfig
     from local_stack.stack import LocalStack, ServerStatus, StackStatus
 
 __all__ = [
     "FetchFailed",
     "FolderUnusable",
-    "KafkaConfig",
     "KafkaServer",
+    "KafkaServerConfig",
     "LocalStack",
-    "PostgresConfig",
     "PostgresServer",
+    "PostgresServerConfig",
     "Progress",
     "ProxiedListener",
     "SecuredListener",
@@ -47,12 +47,12 @@ __all__ = [
 _HOMES: Final = {
     "FetchFailed": "errors",
     "FolderUnusable": "errors",
-    "KafkaConfig": "kafka",
+    "KafkaServerConfig": "kafka",
     "KafkaServer": "kafka",
     "LocalStack": "stack",
-    "PostgresConfig": "postgres",
+    "PostgresServerConfig": "postgres",
     "PostgresServer": "postgres",
-    "Progress": "progress",
+    "Progress": "locking",
     "ProxiedListener": "kafka",
     "SecuredListener": "kafka",
     "ServerFailed": "errors",
@@ -64,10 +64,10 @@ _HOMES: Final = {
     "StatementFailed": "errors",
     "default_cache_directory": "folders",
     "default_directory": "folders",
-    "silent": "progress",
+    "silent": "locking",
 }
-"""Where each name stands. Imported when it is asked for: pytest loads the plugin in here in every
-project of an environment, and must not pay for servers that it does not start."""
+"""The module of each name. A name is imported when it is first used: pytest loads our plugin in
+every project of an environment, and must not pay for servers that it does not start."""
 
 
 def __getattr__(name: str) -> object:

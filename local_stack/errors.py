@@ -1,14 +1,14 @@
 """What can go wrong with the local stack, sorted by what the caller does next.
 
     StackError
-    ├── SetupNeeded      install something, then try again
+    ├── SetupNeeded      install something, then retry
     ├── FolderUnusable   choose another folder
     ├── StackMissing     bring the stack up first
-    ├── FetchFailed      look at the network, then try again
+    ├── FetchFailed      look at the network, then retry
     ├── StatementFailed  psql refused a statement
     └── ServerFailed     a server did not start or stop; carries the end of its log
 
-Each message is one line, fit to be shown as it is.
+Each message is one line, ready to be shown as it is.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class StackMissing(StackError):
 
 
 class FetchFailed(StackError):
-    """The jars could not be fetched; nothing half done is left behind."""
+    """The jars could not be fetched; nothing incomplete is left."""
 
 
 class StatementFailed(StackError):
-    """PostgreSQL refused a statement of the set-up, or could not be asked."""
+    """PostgreSQL refused a statement of the set-up, or could not be reached."""
 
 
 class ServerFailed(StackError):

@@ -1,4 +1,4 @@
-"""Fetches what the first start would: `python -m local_stack.fetch`, run by `make setup`."""
+"""Fetches what the first start would fetch: `python -m local_stack.fetch`, run by `make setup`."""
 
 from __future__ import annotations
 

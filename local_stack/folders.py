@@ -43,7 +43,7 @@ def default_cache_directory(environ: Mapping[str, str]) -> Path:
 
 def _base(environ: Mapping[str, str], variable: str, below_home: str) -> Path:
     told = environ.get(variable, "")
-    # The XDG rules: a relative path in these variables is to be ignored.
+    # The XDG rules: a relative path in these variables must be ignored.
     return Path(told) if Path(told).is_absolute() else Path.home() / below_home
 
 
@@ -51,7 +51,7 @@ def make_folder(path: Path, mode: int) -> None:
     """Make a folder of ours with this mode whatever the umask; one that exists is left as it is.
 
     Raises:
-        FolderUnusable: it cannot be made, or something else stands there.
+        FolderUnusable: it cannot be made, or something else is there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

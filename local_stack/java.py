@@ -32,7 +32,7 @@ def find_java(environ: Mapping[str, str], account: Account | None = None) -> Pat
     """The first Java of the required version: `JAVA_HOME`, then `PATH`, then what the system
     installed.
 
-    With `account`, one that lies where this account cannot reach it is passed over.
+    With `account`, one that this account cannot reach is skipped.
 
     Raises:
         SetupNeeded: there is none.

@@ -1,10 +1,18 @@
-"""A real Apache Kafka on loopback: one node that is broker and controller (KRaft)."""
+"""A real Apache Kafka on loopback: one node that is broker and controller (KRaft).
+
+Asks a Kafka broker whether it serves requests, in 40 bytes and without a client library.
+
+A broker's port accepts connections before the broker is registered; a client that connects then
+sees a cluster without brokers. So we request the cluster's metadata, as the client would.
+"""
 
 from __future__ import annotations
 
 import base64
 import os
 import signal
+import socket
+import struct
 import subprocess
 import uuid
 from collections.abc import Mapping
@@ -22,14 +30,50 @@ from local_stack.folders import (
 )
 from local_stack.jars import fetch_kafka
 from local_stack.java import find_java
-from local_stack.kafka_probe import broker_count
+from local_stack.locking import Progress, silent
 from local_stack.ports import LOOPBACK
-from local_stack.progress import Progress, silent
 from local_stack.server import LaunchListener, Server
 from local_stack.service_user import Account, service_account
 
 if TYPE_CHECKING:
     from local_stack.process import ProcessIdentity
+
+
+_METADATA: Final = 3
+_VERSION: Final = 1
+"""The first version in which an empty list means "no topics"; brokers 3.7 to 4.1 support it."""
+_CORRELATION_ID: Final = 1
+_CLIENT: Final = b"orderchain"
+_REQUEST: Final = struct.pack(
+    f">hhih{len(_CLIENT)}si", _METADATA, _VERSION, _CORRELATION_ID, len(_CLIENT), _CLIENT, 0
+)
+_ANSWER_BYTES_MAX: Final = 1024 * 1024
+
+
+def broker_count(port: int, timeout_s: float = 2.0) -> int:
+    """How many brokers the broker on this port of loopback knows; 0 when it gives no answer."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(struct.pack(">i", len(_REQUEST)) + _REQUEST)
+            (size,) = struct.unpack(">i", _read(connection, 4))
+            if not 8 <= size <= _ANSWER_BYTES_MAX:
+                return 0
+            correlation_id, brokers = struct.unpack(">ii", _read(connection, 8))
+    except OSError:
+        return 0
+    return max(0, brokers) if correlation_id == _CORRELATION_ID else 0
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        part = connection.recv(size - len(received))
+        if not part:
+            raise ConnectionResetError("the broker closed the connection")
+        received += part
+    return received
+
 
 _FORMAT_DEADLINE_S: Final = 120.0
 _NODE_ID: Final = "1"
@@ -38,18 +82,18 @@ _NODE_ID: Final = "1"
 class ProxiedListener(msgspec.Struct, frozen=True, kw_only=True):
     """A second listener for tests that put a proxy before the broker.
 
-    Clients go to whatever address the broker advertises, so a proxy is only in the way when the
-    broker names it.
+    Clients connect to the address that the broker advertises, so a proxy is only in between when
+    the broker names it.
     """
 
     port: int
     """Where the broker listens, and the proxy connects to."""
     advertised_port: int
-    """Where the proxy listens, and clients are told to go."""
+    """Where the proxy listens, and where the broker sends clients."""
 
 
 class SecuredListener(msgspec.Struct, frozen=True, kw_only=True):
-    """A further listener, for clients that come with TLS, a login or both."""
+    """A further listener, for clients that use TLS, a login or both."""
 
     name: str
     """Kafka's own name for it: letters and digits."""
@@ -57,13 +101,13 @@ class SecuredListener(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     host: str = LOOPBACK
-    """What the broker calls itself to clients, which compare it with its certificate."""
+    """The name that the broker gives to clients, which compare it with its certificate."""
     settings: Mapping[str, str] = {}
     """Settings of this listener alone, such as `ssl.keystore.key`."""
 
 
-class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one Kafka lives and how it is set."""
+class KafkaServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one Kafka is and how it is configured."""
 
     directory: Path
     port: int
@@ -72,7 +116,7 @@ class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
     proxied: ProxiedListener | None = None
     secured: tuple[SecuredListener, ...] = ()
     settings: Mapping[str, str] = {}
-    """Any further settings of server.properties; they win over ours."""
+    """Any further settings of server.properties; they override ours."""
 
 
 class KafkaServer(Server):
@@ -87,7 +131,7 @@ class KafkaServer(Server):
 
     def __init__(
         self,
-        config: KafkaConfig,
+        config: KafkaServerConfig,
         *,
         account: Account | None = None,
         cache_directory: Path | None = None,
@@ -132,7 +176,7 @@ class KafkaServer(Server):
         # The keys of listeners are in it.
         write_file(self._settings_path, self._settings(), 0o600, self.account)
         make_private_folder(self.data_directory, self.account)
-        # The storage tool writes this file last, so an interrupted run is done again.
+        # The storage tool writes this file last, so an interrupted run is repeated.
         if not (self.data_directory / "meta.properties").exists():
             self._format()
 
@@ -141,7 +185,7 @@ class KafkaServer(Server):
         return [*self._program(), f"-Xmx{self.config.heap_mb}m", "kafka.Kafka", self._settings_path]
 
     def environment(self) -> dict[str, str]:
-        """No CLASSPATH and no Java options of the caller's."""
+        """No CLASSPATH and no Java options of the caller."""
         return {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
 
     def is_ready(self) -> bool:
@@ -186,7 +230,7 @@ class KafkaServer(Server):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # After kill -9 the broker is let in again only once its old session has run out.
+            # After kill -9 the broker can register only once its old session has expired.
             "broker.session.timeout.ms": "4000",
             "broker.heartbeat.interval.ms": "1000",
         } | self._listeners(controller)

@@ -1,29 +1,38 @@
-"""A lock between processes, so that two starts at the same moment do the work once."""
+"""A lock between processes, and how a start reports its progress."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from local_stack.errors import FolderUnusable
-from local_stack.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+Progress = Callable[[str], None]
+"""Takes one line, without a newline. Called from the thread that called the stack."""
+
+
+def silent(line: str) -> None:
+    """Drop the line."""
+
 
 _POLL_S: Final = 0.1
 
 
 @contextmanager
 def exclusive(path: Path, *, deadline_s: float, progress: Progress = silent) -> Iterator[None]:
-    """Hold the lock file `path` (made when missing, never removed: removing it would let two
-    holders in).
+    """Hold the lock file `path` (made when missing, never removed: removing it would allow two
+    holders).
 
-    The kernel lets go of it when the process ends, however it ends.
+    The kernel releases it when the process ends, however it ends.
 
     Raises:
         FolderUnusable: the file cannot be opened, or another process held it for `deadline_s`.

@@ -39,16 +39,16 @@ _INITDB_DEADLINE_S: Final = 120.0
 _STATEMENT_DEADLINE_S: Final = 60.0
 _BASE_BACKUP_DEADLINE_S: Final = 600.0
 _PSQL_OPTIONS: Final = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1")
-"""No start-up file, no talk, plain rows, and stop at the first error."""
+"""No start-up file, no messages, plain rows, and stop at the first error."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 _STATUS_LINE: Final = 7
 """Where the server writes its state into postmaster.pid, counted from 0."""
 _MAY_PASS: Final = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
-"""What a start says while the backends of a killed server are still about."""
+"""What a start logs while the backends of a killed server still run."""
 
 
-class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one PostgreSQL lives and how it is set.
+class PostgresServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one PostgreSQL is and how it is configured.
 
     The memory settings suit 2 cores and 24 GiB, with room left for Kafka and Spark.
     """
@@ -60,22 +60,24 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
     at `prepare_roles`."""
     shared_buffers_mb: int = 256
     max_wal_size_mb: int = 4096
-    """Large enough that a benchmark does not force checkpoints of its own making."""
+    """Large enough that a benchmark does not itself force checkpoints."""
     max_connections: int = 100
     settings: Mapping[str, str] = {}
-    """Any further settings of postgresql.conf; they win over ours."""
+    """Any further settings of postgresql.conf; they override ours."""
 
     def __repr__(self) -> str:
         """Without the passwords, which must not reach a log."""
         roles = ", ".join(sorted(self.passwords))
-        return f"PostgresConfig(directory={self.directory!s}, port={self.port}, roles: {roles})"
+        return (
+            f"PostgresServerConfig(directory={self.directory!s}, port={self.port}, roles: {roles})"
+        )
 
 
 class PostgresServer(Server):
     """PostgreSQL in one folder, on one port of loopback.
 
     fsync, full_page_writes and synchronous_commit are on, as in production: the engine's promises
-    rest on them.
+    depend on them.
     """
 
     name: ClassVar[str] = "PostgreSQL"
@@ -88,7 +90,7 @@ class PostgresServer(Server):
 
     def __init__(
         self,
-        config: PostgresConfig,
+        config: PostgresServerConfig,
         *,
         account: Account | None = None,
         cache_directory: Path | None = None,
@@ -104,7 +106,7 @@ class PostgresServer(Server):
 
     @property
     def installation(self) -> Installation:
-        """The programs it is run with."""
+        """The programs that run it."""
         if self._installation is None:
             cache = self._cache_directory or default_cache_directory(os.environ)
             self._installation = installation_for(self.account, cache)
@@ -128,7 +130,7 @@ class PostgresServer(Server):
         write_file(self._settings_path, self._settings(), 0o644)
 
     def initialise_standby(self, primary: PostgresServer) -> None:
-        """Make this server a streaming standby of `primary`, which must be running. Start it then.
+        """Make this server a standby of `primary`, which must be running. Start it afterwards.
 
         Raises:
             ServerFailed: the base backup failed.
@@ -139,7 +141,7 @@ class PostgresServer(Server):
         make_shared_folder(self.directory, self.account)
         require_reachable(self.directory, self.account)
         fresh = self._fresh_data_folder()
-        # -R writes the connection, password and all, into the standby's private data folder.
+        # -R writes the connection, with its password, into the standby's private data folder.
         arguments = ("pg_basebackup", "-D", fresh, "-R", "-c", "fast")
         self._run(*arguments, environment=primary.client_environment())
         fresh.rename(self.data_directory)
@@ -150,13 +152,13 @@ class PostgresServer(Server):
         return [self.installation.program("postgres"), "-D", self.data_directory, "-c", settings]
 
     def environment(self) -> dict[str, str]:
-        """No PG* variable of the caller's."""
+        """No PG* variable of the caller."""
         return {"PATH": os.defpath, "LC_ALL": "C"}
 
     def client_environment(self) -> dict[str, str]:
-        """By which psql and its like reach this server as its superuser.
+        """The environment by which psql and its like reach this server as its superuser.
 
-        Not by arguments: everybody on the machine can read those.
+        Not arguments: everybody on the machine can read those.
         """
         return self.environment() | {
             "PGHOST": LOOPBACK,
@@ -168,7 +170,7 @@ class PostgresServer(Server):
         }
 
     def is_ready(self) -> bool:
-        """As pg_ctl asks: the server itself writes into postmaster.pid once it takes
+        """As pg_ctl checks: the server itself writes into postmaster.pid once it takes
         connections."""
         if self.process is None:
             return False
@@ -203,16 +205,16 @@ class PostgresServer(Server):
             self._run_file("login_role.sql", role=role, password=password)
 
     def create_database(self, database: str) -> None:
-        """Make a database, unless it is there."""
+        """Make a database, unless it exists."""
         self._run_file("create_database.sql", database=database)
 
     def drop_database(self, database: str) -> None:
-        """Drop a database and whoever is connected to it, if it is there."""
+        """Drop a database, if it exists, and end all connections to it."""
         self._run_file("drop_database.sql", database=database)
 
     def execute(self, statements: str, *, database: str = MAINTENANCE_DATABASE) -> str:
-        """Run SQL (or any psql input) as the superuser and return what it printed, columns parted
-        by `|`.
+        """Run SQL (or any psql input) as the superuser and return what it printed, columns
+        separated by `|`.
 
         For the set-up and for tests; never give it text from outside.
 
@@ -247,13 +249,13 @@ class PostgresServer(Server):
         ours = {
             "listen_addresses": LOOPBACK,
             "port": str(self.config.port),
-            "unix_socket_directories": "",  # psql, JDBC and Python all come over TCP
+            "unix_socket_directories": "",  # psql, JDBC and Python all use TCP
             "max_connections": str(self.config.max_connections),
             "password_encryption": "scram-sha-256",
             "shared_buffers": f"{self.config.shared_buffers_mb}MB",
             "max_wal_size": f"{self.config.max_wal_size_mb}MB",
-            # Files of the log that are kept are used again; a new one is 16 MB of zeros to flush,
-            # for which every commit waits (20 to 40 ms, measured).
+            # Files of the log that are kept are reused; a new one is 16 MB of zeros to flush, for
+            # which every commit waits (20 to 40 ms, measured).
             "min_wal_size": f"{max(32, self.config.max_wal_size_mb // 4)}MB",
             "fsync": "on",
             "full_page_writes": "on",
@@ -330,8 +332,8 @@ class PostgresServer(Server):
             raise self._failure(f"could not be made by {program}")
 
     def _run_file(self, name: str, **variables: str) -> None:
-        """Run one of our SQL files. The values go through psql's standard input: arguments can be
-        seen by all."""
+        """Run one of our SQL files. The values go through psql's standard input: everybody can see
+        arguments."""
         for value in variables.values():
             if not _PLAIN.fullmatch(value):
                 raise StackError(

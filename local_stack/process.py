@@ -1,7 +1,7 @@
 """Processes known by more than their number.
 
-A process id alone may mean another program after a crash or a reboot. With the time it started it
-cannot.
+A process id alone may mean another program after a crash or a reboot. Together with its start time,
+it cannot.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     process_id: int
     started: str
-    """When it started, as the system tells it; on Linux with the boot, since its clock begins anew
-    with each."""
+    """When it started, as the system reports it; on Linux with the boot, since its clock starts
+    again with each boot."""
 
 
 def identify(process_id: int) -> ProcessIdentity | None:
-    """Who has this process id now; None when nobody has, or only a dead process not yet reaped."""
+    """The process that has this id now; None without one, or for a dead one not yet reaped."""
     started = _started_linux(process_id) if _BOOT_ID.exists() else _started_ps(process_id)
     return None if started is None else ProcessIdentity(process_id=process_id, started=started)
 
@@ -61,10 +61,10 @@ def send(process: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 def send_to_child(child: AsyncioProcess, number: signal.Signals) -> None:
-    """Send a child of asyncio's a signal, unless it has ended.
+    """Send a signal to a child of asyncio, unless it has ended.
 
-    Its own methods look first whether it has ended; what they learn then asyncio is not told, and
-    gives 255 as its exit status. By its number nothing is learned.
+    The child's own methods first check whether it has ended. asyncio does not learn what they find,
+    and returns 255 as the exit status. A signal to its number checks nothing.
     """
     if child.returncode is None:
         with suppress(ProcessLookupError):  # about to be noticed
@@ -82,10 +82,10 @@ def wait_gone(process: ProcessIdentity, deadline_s: float) -> bool:
 
 
 def wait_frozen(process: ProcessIdentity, deadline_s: float) -> bool:
-    """Wait until a process that was sent SIGSTOP stands still, or is gone.
+    """Wait until a process that was sent SIGSTOP is frozen, or is gone.
 
-    The signal returns at once, and other threads go on until they see it: meanwhile a server may
-    answer. Returns False when the deadline passes first.
+    The call that sends the signal returns at once, and other threads continue until they see it:
+    meanwhile a server may answer. Returns False when the deadline passes first.
     """
     end = time.monotonic() + deadline_s
     while is_running(process) and not _is_frozen(process.process_id):
@@ -102,10 +102,10 @@ def launch(
     account: Account,
     environment: Mapping[str, str],
 ) -> ProcessIdentity | None:
-    """Start a program that outlives us, in a session of its own, its output appended to the
+    """Start a program that outlives us, in its own session, with its output appended to the
     descriptor `log`.
 
-    Returns None when it ended before it could be looked at; its log tells why.
+    Returns None when it ended before it could be looked at; its log shows why.
     """
     child = subprocess.Popen(
         list(command),
@@ -118,7 +118,7 @@ def launch(
         start_new_session=True,
         **account.popen_arguments(),
     )
-    # While we live the child would stay behind as a zombie, so somebody has to wait for it.
+    # While we live, the child would remain as a zombie after its end, so a thread waits for it.
     threading.Thread(target=child.wait, name=f"reap-{child.pid}", daemon=True).start()
     return identify(child.pid)
 
@@ -164,7 +164,7 @@ def _is_frozen(process_id: int) -> bool:
     try:
         tasks = list((_PROC / str(process_id) / "task").iterdir())
     except OSError:
-        return False  # it is going; whoever waits looks again
+        return False  # it is ending; the caller that waits looks again
     # A thread that ends while it is looked at has no state.
     states = [_stat_fields(f"{process_id}/task/{task.name}") for task in tasks]
     return all(fields is None or fields[0] in "TtZX" for fields in states)

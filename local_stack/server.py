@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from local_stack import process as processes
 from local_stack.errors import ServerFailed
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ START_DEADLINE_S: Final = 90.0
 """Kafka is up in 3 s on two idle cores; a loaded machine may take ten times that."""
 
 _FREEZE_DEADLINE_S: Final = 10.0
-"""A thread that waits for the disk stops only behind that."""
+"""A thread that waits for the disk stops only after that."""
 
 _POLL_S: Final = 0.05
 _LOG_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -34,20 +34,20 @@ _LOG_TAIL_BYTES: Final = 4096
 _LOG_TAIL_LINES: Final = 12
 
 LaunchListener = Callable[["ProcessIdentity"], None]
-"""Told of the process at once after it was started, before it is ready: whoever keeps process ids
-must know it then, or a start that is interrupted would leave a process that nobody can name."""
+"""Called with the process right after its start, before it is ready: a caller that keeps process
+ids must know it then, or an interrupted start would leave a process that nobody can name."""
 
 
 class Server(ABC):
     """A server process of our own, in a folder of its own.
 
-    The object may be thrown away while the server runs; made again with the same `process`, it
-    knows it again.
+    The object may be dropped while the server runs; a new object with the same `process` recognises
+    the server.
 
     Attributes:
         directory: holds the configuration, the log, and the folder `data`, which belongs to the
-            server's account. account: whom the server runs as. process: the last process started,
-            running or not; None when none was.
+            server's account. account: the one that the server runs as. process: the last process
+            started, running or not; None when none was.
     """
 
     name: ClassVar[str]
@@ -71,7 +71,7 @@ class Server(ABC):
 
     @property
     def data_directory(self) -> Path:
-        """Belongs to the server's account; deleted, the server begins anew."""
+        """Belongs to the server's account; if it is deleted, the server begins with no data."""
         return self.directory / "data"
 
     @property
@@ -81,7 +81,7 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make whatever the server needs before its process starts; does nothing the second
+        """Make everything that the server needs before its process starts; does nothing the second
         time."""
 
     @abstractmethod
@@ -90,14 +90,14 @@ class Server(ABC):
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """The whole environment of the program: nothing of the caller's leaks into it."""
+        """The whole environment of the program: nothing of the caller leaks into it."""
 
     @abstractmethod
     def is_ready(self) -> bool:
         """Whether the process that we started serves requests now."""
 
     def may_start_again(self, log: str) -> bool:
-        """Whether a start that ended with this log is worth another try."""
+        """Whether a start that ended with this log is worth a retry."""
         return False
 
     def is_running(self) -> bool:
@@ -117,7 +117,7 @@ class Server(ABC):
         self.wait_ready(deadline_s=deadline_s)
 
     def __enter__(self) -> Self:
-        """Start it for as long as the context lasts. Raises as `start`, and leaves nothing then."""
+        """Start it for as long as the context lasts. Raises as `start`, and then leaves nothing."""
         try:
             self.start()
         except BaseException:
@@ -145,7 +145,7 @@ class Server(ABC):
             self._on_launch(self.process)
 
     def wait_ready(self, *, deadline_s: float = START_DEADLINE_S) -> None:
-        """Wait until it serves requests, starting it again where `may_start_again` allows it."""
+        """Wait until it serves requests; restart it where `may_start_again` allows it."""
         end = time.monotonic() + deadline_s
         while not self.is_ready():
             if time.monotonic() > end:
@@ -157,10 +157,10 @@ class Server(ABC):
                 self.launch()
 
     def stop(self) -> None:
-        """Stop it in order, then less so; does nothing when it is not running.
+        """Stop it by its signals, mildest first; does nothing when it is not running.
 
         Raises:
-            ServerFailed: it outlived every signal.
+            ServerFailed: it survived every signal.
         """
         if self.process is None:
             return
@@ -182,26 +182,26 @@ class Server(ABC):
             return
         children = processes.children_of(self.process)
         processes.send(self.process, signal.SIGKILL)
-        for child in children:  # frozen ones would never notice, and hold shared memory for ever
+        for child in children:  # frozen ones would never notice, and hold shared memory forever
             processes.send(child, signal.SIGCONT)
         if not processes.wait_gone(self.process, deadline_s=10.0):
             raise self._failure("cannot be killed")
 
     def freeze(self) -> None:
-        """Stop the clock of the whole server (SIGSTOP): it keeps its connections and answers
-        nothing, from the return on.
+        """Freeze the whole server (SIGSTOP): from the return on, it keeps its connections and
+        answers nothing.
 
         Raises:
-            ServerFailed: it goes on in spite of the signal.
+            ServerFailed: it continues in spite of the signal.
         """
         if self.process is None:
             return
-        self._freeze(self.process)  # first: frozen, it starts no more children
+        self._freeze(self.process)  # first: a frozen one starts no more children
         for child in processes.children_of(self.process):
             self._freeze(child)
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Resume a frozen server."""
         if self.process is None:
             return
         for process in (self.process, *processes.children_of(self.process)):

@@ -1,7 +1,7 @@
 """The account that the servers run as.
 
 PostgreSQL refuses to run as root, and rightly so. Root therefore runs both servers as a system user
-of our own; anybody else runs them as themselves.
+of our own; any other user runs them under their own account.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _USERADD_DEADLINE_S: Final = 30.0
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a server runs as."""
+    """The account that a server runs as."""
 
     name: str
     user_id: int
     group_id: int
     switched: bool
-    """Whether this differs from whom we run as: files must be handed over, programs started as
-    somebody else."""
+    """Whether this differs from the account that we run as: then files must be handed over, and
+    programs started as another user."""
 
     def popen_arguments(self) -> dict[str, Any]:
         """What `subprocess` needs to start a program as this account, with none of the caller's
@@ -48,7 +48,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def service_account() -> Account:
-    """Ourselves; or, for root, the system user, which is made when it is missing.
+    """Our own account; or, for root, the system user, which is made when it is missing.
 
     Raises:
         SetupNeeded: root has no way to make the user.
@@ -88,5 +88,5 @@ def _make_user(name: str) -> None:
         return
     command = [program, "--system", "--user-group", "--no-create-home"]
     command += ["--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", name]
-    # It fails when a start at the same moment made the user; the look-up that follows tells.
+    # It fails when a start at the same moment made the user; the look-up that follows shows it.
     subprocess.run(command, check=False, capture_output=True, timeout=_USERADD_DEADLINE_S)

@@ -1,5 +1,7 @@
-"""The local stack: PostgreSQL and Kafka side by side, brought up, down and away by one command
-each."""
+"""The local stack: PostgreSQL and Kafka, brought up, taken down and deleted by one command.
+
+Between two commands, it remembers ports, passwords, and which processes are its own.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +15,92 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from local_stack.errors import FolderUnusable, ServerFailed, StackMissing
-from local_stack.folders import default_cache_directory, make_shared_folder, require_reachable
-from local_stack.kafka import KafkaConfig, KafkaServer
-from local_stack.locking import exclusive
+from local_stack.folders import (
+    default_cache_directory,
+    make_shared_folder,
+    require_reachable,
+    write_file,
+)
+from local_stack.kafka import KafkaServer, KafkaServerConfig
+from local_stack.locking import Progress, exclusive, silent
 from local_stack.ports import free_port, is_free
-from local_stack.postgres import SUPERUSER, PostgresConfig, PostgresServer
-from local_stack.progress import Progress, silent
+from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
+from local_stack.process import ProcessIdentity
 from local_stack.service_user import service_account
-from local_stack.state import StackState, load_state, save_state
 from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from local_stack.process import ProcessIdentity
     from local_stack.service_user import Account
+
+
+FORMAT: Final = 1
+
+
+class StackState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the state file."""
+
+    format: int = FORMAT
+    postgres_port: int
+    kafka_port: int
+    kafka_controller_port: int
+    passwords: dict[str, str]
+    """Role -> password, the superuser's among them."""
+    postgres: ProcessIdentity | None = None
+    """The process last started; only the system shows whether it still runs."""
+    kafka: ProcessIdentity | None = None
+
+    def __repr__(self) -> str:
+        """Without the passwords, which must not reach a log."""
+        return f"StackState(postgres_port={self.postgres_port}, kafka_port={self.kafka_port})"
+
+
+def load_state(path: Path) -> StackState | None:
+    """Read the state file; None when there is none.
+
+    Raises:
+        FolderUnusable: it belongs to somebody else, or is damaged or of another version.
+    """
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=StackState)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FolderUnusable(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise FolderUnusable(
+            f"{path} is damaged or of another version ({reason_of(error)})"
+        ) from error
+    if state.format != FORMAT:
+        raise FolderUnusable(f"{path} has format {state.format}, expected {FORMAT}")
+    return state
+
+
+def save_state(path: Path, state: StackState) -> None:
+    """Write the state file as a whole, readable for its owner only."""
+    text = msgspec.json.format(msgspec.json.encode(state), indent=2).decode("utf-8")
+    try:
+        write_file(path, text + "\n", 0o600)
+    except OSError as error:
+        raise FolderUnusable(f"cannot write {path}: {error.strerror}") from error
+
 
 DATABASE: Final = "orderchain"
 
 _LOCK_DEADLINE_S: Final = 900.0
-"""Longer than a first start by somebody else, who may be fetching Kafka just now."""
+"""Longer than a first start by another process, which may be fetching Kafka just now."""
 _PASSWORD_BYTES: Final = 24
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How one server does."""
+    """The state of one server."""
 
     name: str
     port: int
     running: bool
-    """Its process is there."""
+    """Its process exists."""
     answering: bool
     """It serves requests; a server that is frozen or just starting runs without answering."""
     process_id: int | None
@@ -50,7 +108,7 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StackStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How the stack does."""
+    """The state of the stack."""
 
     directory: Path
     servers: tuple[ServerStatus, ...]
@@ -66,7 +124,7 @@ class LocalStack:
     """The PostgreSQL and the Kafka of one folder.
 
     Ports and passwords are chosen at the first `up` and kept until `reset`. The servers outlive the
-    process that brought them up. Commands side by side wait for each other.
+    process that brought them up. Concurrent commands wait for each other.
     """
 
     def __init__(self, directory: Path, *, cache_directory: Path | None = None) -> None:
@@ -119,7 +177,7 @@ class LocalStack:
             progress(f"The data in {self.directory} is deleted")
 
     def status(self) -> StackStatus:
-        """How both servers do; changes nothing and waits for nobody."""
+        """The state of both servers; changes nothing and waits for nobody."""
         state = load_state(self._state_path)
         servers: tuple[ServerStatus, ...] = ()
         if state is not None:
@@ -155,7 +213,7 @@ class LocalStack:
         return self._postgres(self._state(), service_account()).dsn(role, database)
 
     def postgres(self) -> PostgresServer:
-        """The PostgreSQL of this stack, to be looked at or broken; it may be down.
+        """The PostgreSQL of this stack, to inspect or to break; it may be down.
 
         Raises:
             StackMissing: there is no stack in this folder yet.
@@ -163,7 +221,7 @@ class LocalStack:
         return self._postgres(self._state(), service_account())
 
     def kafka(self) -> KafkaServer:
-        """The Kafka of this stack, to be looked at or broken; it may be down.
+        """The Kafka of this stack, to inspect or to break; it may be down.
 
         Raises:
             StackMissing: there is no stack in this folder yet.
@@ -222,8 +280,8 @@ class LocalStack:
         return state
 
     def _remember(self, field: str, process: ProcessIdentity | None) -> None:
-        """Note which process is ours; the file is read again, since the other server is noted there
-        too."""
+        """Record which process is ours; the file is read again, since it also records the other
+        server."""
         save_state(self._state_path, msgspec.structs.replace(self._state(), **{field: process}))
 
     def _servers(
@@ -232,7 +290,7 @@ class LocalStack:
         return self._postgres(state, account), self._kafka(state, account, progress)
 
     def _postgres(self, state: StackState, account: Account) -> PostgresServer:
-        config = PostgresConfig(
+        config = PostgresServerConfig(
             directory=self._postgres_directory, port=state.postgres_port, passwords=state.passwords
         )
         return PostgresServer(
@@ -244,7 +302,7 @@ class LocalStack:
         )
 
     def _kafka(self, state: StackState, account: Account, progress: Progress) -> KafkaServer:
-        config = KafkaConfig(
+        config = KafkaServerConfig(
             directory=self._kafka_directory,
             port=state.kafka_port,
             controller_port=state.kafka_controller_port,
@@ -269,7 +327,7 @@ class LocalStack:
                 progress(f"Stopping {server.name}")
             try:
                 server.stop()
-            except ServerFailed as failure:  # the other one is to be stopped all the same
+            except ServerFailed as failure:  # the other one must still be stopped
                 failures.append(failure)
             else:
                 self._remember(field, None)

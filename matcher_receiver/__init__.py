@@ -1,9 +1,7 @@
-"""Hands a chain's rows on in order, once each, whatever the broker did to them."""
+"""Delivers a chain's rows in order, once each, whatever the broker did to them."""
 
 from __future__ import annotations
 
-from matcher_receiver.chain_frames import ChainFrames
-from matcher_receiver.checkpoint_store import PostgresCheckpointStore
 from matcher_receiver.config import (
     CheckpointConfig,
     KafkaSourceConfig,
@@ -11,13 +9,12 @@ from matcher_receiver.config import (
     StartAt,
 )
 from matcher_receiver.decisions import State
-from matcher_receiver.head_reports import PostgresHeadReports
-from matcher_receiver.kafka_source import KafkaFrameSource
 from matcher_receiver.receiver import Receiver
-from matcher_receiver.snapshot_files import FileSnapshotStore
 from matcher_receiver.stats import ReceiverStats
-from orderchain.gap import Gap
-from orderchain.snapshot import Snapshot
+from matcher_receiver.stores.files import FileSnapshotStore
+from matcher_receiver.stores.kafka import ChainFrames, KafkaFrameSource
+from matcher_receiver.stores.postgres import PostgresCheckpointStore, PostgresHeadReports
+from orderchain.model import Gap, Snapshot
 
 __all__ = [
     "ChainFrames",

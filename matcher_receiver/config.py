@@ -10,28 +10,28 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.mark import Mark
+from orderchain.model import Mark
 
 TIME_US_MAX: Final = 253_402_300_799_000_000
 """The end of the year 9999: what a date can hold."""
 
 GAP_DATABASES_MAX: Final = 100
-"""Each one that is away costs a connect now and then."""
+"""Each one that is away costs an occasional connect."""
 
 ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class StartAt(Config, frozen=True, kw_only=True):
-    """Where a receiver begins that has no place yet: one of these, and else at the beginning.
+    """Where a receiver without a place begins: one of these, else at the beginning.
 
-    Whatever lies before is never handed on, and is no gap.
+    Whatever comes before is never delivered, and is not a gap.
     """
 
     end: bool = False
-    """Behind the last row that the database holds at the start."""
+    """After the last row that the database holds at the start."""
     after_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
-    """Behind the last row whose id is not above this; there need not be one with this id."""
+    """After the last row whose id is not above this; there need not be a row with this id."""
     time_us: Annotated[int, Meta(ge=0, le=TIME_US_MAX)] | None = None
     """At the first batch that was committed at or after this: microseconds since 1970 UTC, by the
     sequencer's clock."""
@@ -40,14 +40,14 @@ class StartAt(Config, frozen=True, kw_only=True):
 class ReceiverConfig(Config, frozen=True, kw_only=True):
     """Which receiver of which chain this is, where it reads and keeps its place, how it behaves.
 
-    It is all that `orderchain.open_receiver` needs. What is handed in there instead of being made
-    of this is compared with it.
+    It is all that `orderchain.open_receiver` needs. A part that is passed in there instead of being
+    made from this is compared with it.
     """
 
     chain_id: ChainId
     name: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    """Under which the checkpoint is stored. Two receivers of one name stop each other. A store that
-    is handed in must be of this name. None: the name of that store."""
+    """The name under which the checkpoint is stored. Two receivers of one name stop each other. A
+    store that is passed in must have this name. None: the name of that store."""
     database: str | DatabaseConfig | None = None
     """The chain's primary, as a DatabaseConfig or a libpq URL, for the role `receiver_writer`: it
     keeps the checkpoint, the gaps and the halts. None: nothing is stored there."""
@@ -59,44 +59,45 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     kafka: str | KafkaConfig | None = None
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     topic: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
-    """None: the topic that the chain's row in the database names. Another one is refused there."""
+    """None: the topic that the chain's row in the database names. Another one is refused."""
     partition: Annotated[int, Meta(ge=0)] | None = None
     """As `topic`."""
     checkpoint: Literal["stored", "reported"] = "stored"
     """`stored`: `Receiver.checkpoint` stores the place in `database`. `reported`: you keep it (in
-    `start`, or as snapshots), and `database` is only told of it, for operators and retention."""
+    `start`, or as snapshots), and it is only reported to `database`, for operators and
+    retention."""
     start: Mark | None = None
     """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
-    the checkpoint, and where there is neither at `start_at`."""
+    the checkpoint, and without either, at `start_at`."""
     start_at: StartAt | None = None
-    """Where a receiver begins that has no place yet. None: at the beginning of the chain. It is not
-    looked at again once there is a checkpoint, or each restart would skip or repeat."""
+    """Where a receiver without a place begins. None: at the beginning of the chain. It is ignored
+    once there is a checkpoint, or each restart would skip or repeat."""
     until_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
-    """End after the last row whose id is not above this. None: never."""
+    """Stop after the last row whose id is not above this. None: never."""
     to_head_at_start: bool = False
-    """End at the head that the database had at the start."""
+    """Stop at the head that the database had at the start."""
     idle_seconds: Seconds | None = None
-    """End when nothing was delivered for so long and the database holds nothing more."""
+    """Stop when nothing was delivered for this long and the database holds nothing more."""
     poll_after_seconds: Seconds = 1.0
-    """The database's head is read when no frame has been of use for so long. Well above the
-    interval of heartbeats (0.25 s), or every idle chain is polled for nothing."""
+    """The database's head is read when no frame has been useful for this long. Keep it well above
+    the interval of heartbeats (0.25 s), or every idle chain is polled for nothing."""
     outage_poll_seconds: Seconds = 0.25
-    """The same while Kafka brings nothing but the database has more: the latency of delivery
-    without Kafka, paid with one small read by each receiver at this pace."""
+    """The same while Kafka brings nothing but the database has more. It is the latency of delivery
+    without Kafka, and costs one small read per receiver at this pace."""
     check_seconds: Seconds = 0.1
-    """At most one reading of the head in so long for frames that contradict us or come from an
+    """At most one reading of the head per interval for frames that contradict us or come from an
     unknown publisher: a flood of forged frames must not become a flood of reads."""
     prove_seconds: Seconds = 10.0
-    """While frames flow, the database is asked at this pace whether it holds what was handed on,
-    without waiting for the answer. A checkpoint holds the last seal that it has shown: a longer
-    time saves a small read, and has a restart compare an older place."""
+    """While frames flow, the receiver asks the database at this pace whether it holds what was
+    delivered, without waiting for the answer. A checkpoint holds the last seal that the database
+    has shown: a longer time saves a small read, but then a restart compares an older place."""
     retry_seconds_max: Seconds = 2.0
     """The longest pause between two tries to read from a database that is away."""
     standby_wait_seconds: Seconds = 30.0
     """How long a standby may lag behind what is to be filled, before NotYetReadable is raised."""
     kafka_at_start: Literal["required", "optional"] = "required"
     """Whether a start needs the broker. With "optional" a receiver that is started while Kafka is
-    away hands rows on from the database, and goes on live once Kafka is there; a wrong address is
+    away delivers rows from the database, and continues live once Kafka is there; a wrong address is
     then a warning, not an error."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     """Gaps kept in the ledger in memory, about 300 bytes each, and in `database`."""
@@ -104,8 +105,7 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Rows read at once in a fill. Two pages are in memory at most: yours and the next."""
     fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
-    """Bytes of frames asked for at once, and so what waits in memory during a fill: about twice
-    this."""
+    """Bytes of frames requested at once. About twice this waits in memory during a fill."""
     connect_seconds: Seconds = 10.0
     """Deadline of a connect, to a database and to the broker."""
     statement_seconds: Seconds = 10.0
@@ -113,7 +113,7 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     request_seconds: Seconds = 5.0
     """Deadline of a single request to the broker."""
     close_seconds: Seconds = 2.0
-    """Deadline of each step of the end."""
+    """Deadline of each step of closing."""
 
     def __repr__(self) -> str:
         return f"ReceiverConfig(chain_id={self.chain_id}, name={self.name!r})"
@@ -127,12 +127,12 @@ class KafkaSourceConfig(Config, frozen=True, kw_only=True):
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     partition: Annotated[int, Meta(ge=0)] = 0
     fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
-    """Bytes asked for at once, and so what waits in memory while the receiver fills a gap: about
-    twice this. A larger single record still arrives whole, up to what a frame may be."""
+    """Bytes requested at once. About twice this waits in memory while the receiver fills a gap. A
+    larger single record still arrives whole, up to the size limit of a frame."""
     records_max: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
     """Records handed to the receiver at once."""
     connect_seconds: Seconds = 10.0
-    """Deadline of the start, the checks of the topic among it."""
+    """Deadline of the start, including the checks of the topic."""
     request_seconds: Seconds = 5.0
     """Deadline of a single request to the broker."""
     close_seconds: Seconds = 3.0
@@ -140,22 +140,22 @@ class KafkaSourceConfig(Config, frozen=True, kw_only=True):
 
 
 class CheckpointConfig(Config, frozen=True, kw_only=True):
-    """Where the checkpoint of one receiver stands."""
+    """Where the checkpoint of one receiver is stored."""
 
     database: str | DatabaseConfig
     """A DatabaseConfig, or a libpq URL; the role `receiver_writer` is enough."""
     chain_id: ChainId
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     """The receiver's name. There is no default: two services that shared one would share a place,
-    and the second would skip what the first has worked off."""
+    and the second would skip what the first has processed."""
     connect_seconds: Seconds = 5.0
     """Deadline of a connect."""
     statement_seconds: Seconds = 10.0
     """Deadline of a statement."""
     close_seconds: Seconds = 2.0
-    """Deadline of writing the end of the gap ledger, and again of closing a connection."""
+    """Deadline of writing the end of the gap ledger, and separately of closing a connection."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
-    """Gaps stored of this receiver; older ones are removed."""
+    """Gaps stored for this receiver; older ones are removed."""
 
     def __repr__(self) -> str:
         return (

@@ -1,17 +1,17 @@
 """The receive state machine: from values to decisions, with no I/O, no clock and no randomness.
 
-The order of its questions is the protocol. A frame is first asked for its chain, then for its term
+The order of its checks is the protocol. A frame is first checked for its chain, then for its term
 (the nonce), then for the MAC under that term's key, and only then for its ids: ids of a sender that
-the database does not vouch for mean nothing. See `docs/protocol.md` for every cell.
+the database does not confirm mean nothing. See `docs/protocol.md` for every cell.
 
 Seals of frames are provisional. A receiver does not compute a seal, it compares: the seal before a
-batch must be the one after the batch before. When the database later contradicts the seal alone,
+batch must be the one after the previous batch. When the database later contradicts only the seal,
 the rows themselves are compared; only rows that differ halt. For that the core keeps the records of
 the last batch that it delivered from frames, or the end of it, within `UNPROVEN_BYTES_MAX`.
 
-So there are two places: `head`, with what a frame said of its seal, by which the next frame is
-judged; and the last seal that the database itself has shown, which alone leaves this core, as the
-end of a run. A seal that only a frame has told of would halt the next start for good.
+So there are two places. `head` has the seal from a frame, and the next frame is judged by it. The
+other has the last seal that the database itself has shown. Only that seal leaves this core, as the
+end of a run: a seal that only a frame has shown would halt the next start permanently.
 """
 
 from __future__ import annotations
@@ -56,24 +56,21 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.frame import decode_body, decode_linked_body, is_signed
-from orderchain.mark import TERMS_MAX, Mark
-from orderchain.run import Run
+from orderchain.model import TERMS_MAX, Mark, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from orderchain.event import Event
     from orderchain.frame import FrameHeader
-    from orderchain.gap import Cause
-    from orderchain.mark import ChainHead, FrameTerm, Standing
+    from orderchain.model import Cause, ChainHead, Event, FrameTerm, Standing
 
 NONCES_MAX: Final = TERMS_MAX
-"""Terms known at once, the newest. Frames of older ones are dropped, at the cost of a read."""
+"""Terms known at once, the newest. Frames of older terms are dropped, at the cost of a read."""
 
 UNPROVEN_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of records kept to compare the last batch, the last record at least. Of a larger batch the
-last rows are compared: memory must stay bounded."""
+"""Bytes of records kept to compare the last batch, at least the last record. If a batch is larger,
+only its last rows are compared: memory must stay bounded."""
 
 _id_of = attrgetter("id")
 
@@ -81,26 +78,26 @@ _id_of = attrgetter("id")
 class ReceiveCore:
     """Decides about each frame and each reading of the database, for one chain.
 
-    Everything is called from one task, in the order in which it arrived.
+    All methods are called from one task, in the order of arrival.
     """
 
     def __init__(self, chain_id: int, start: Mark, database_id: UUID | None = None) -> None:
         self.chain_id = chain_id
         self.head = start
-        """Behind the last row that was delivered, with the seal as the last frame told it. Its id
-        never falls."""
+        """The place after the last row that was delivered, with the seal that the last frame
+        showed. Its id never falls."""
         self.state = State.CATCHING_UP
         self.fill_until = start.id
         """Last id of the open fill; <= `head.id` when none is open."""
         self.fill_cause: Cause = "start"
         self.halted_by: HaltError | None = None
-        # The one in which the place was stored; else the first one read.
+        # The database in which the place was stored; else the first one read.
         self._database_id = database_id
-        # By nonce the keys of the terms that the primary vouched for when it last agreed with us.
+        # By nonce, the keys of the terms that the primary confirmed when it last agreed with us.
         self._frame_keys: dict[bytes, bytes] = {}
         self._proven = start  # the last whole batch, and its seal, as the database has shown it
         # The records that were delivered after the row `_kept_after`, to be compared: those of the
-        # last batch, or its end. None are kept of what the database itself has brought.
+        # last batch, or its end. None are kept for rows that came from the database itself.
         self._kept: deque[tuple[FrameHeader, bytes]] = deque()
         self._kept_bytes = 0
         self._kept_after = start.id
@@ -108,7 +105,7 @@ class ReceiveCore:
     # -- frames --------------------------------------------------------------------------------
 
     def admit(self, header: FrameHeader, record: bytes) -> Drop | ConfirmNonce | None:
-        """Decide whether a frame is a leader's; None when it is, and is to be judged."""
+        """Decide whether a frame is a leader's; None if it is, and is to be judged."""
         if header.chain_id != self.chain_id:
             return DROP_CHAIN
         frame_key = self._frame_keys.get(header.publisher_nonce)
@@ -125,7 +122,7 @@ class ReceiveCore:
             return DROP_OLD
         if header.first_pid > head.id:
             return Fill(header.first_pid, "frame")
-        # From here on the frame holds the next row, if it tells the truth. All slices of a batch
+        # From here on the frame holds the next row, if its header is true. All slices of a batch
         # carry the seal before it, which is the one we hold until its last row is delivered.
         if header.seal_before != head.seal:
             return CHECK_SEAL
@@ -139,7 +136,7 @@ class ReceiveCore:
             return Fill(header.last_id, "heartbeat")
         if header.last_id < head.id:
             return DROP_OLD
-        # A heartbeat tells of a head, and a head is the end of a batch.
+        # A heartbeat reports a head, and a head is the end of a batch.
         if header.seal_before != head.seal or not head.is_batch_end:
             return CHECK_SEAL
         return IN_STEP
@@ -153,9 +150,9 @@ class ReceiveCore:
         return CHECK_LINK if events is None else self._advance(header, record, events)
 
     def deliver_new_part(self, header: FrameHeader, record: bytes) -> Run | Check:
-        """Move the head over a frame that was judged DELIVER_NEW_PART; return the rows behind it.
+        """Move the head over a frame judged DELIVER_NEW_PART; return the rows after the old head.
 
-        The row of the head must be in the frame, or the frame tells of another chain than ours.
+        The row of the head must be in the frame, or the frame shows another chain than ours.
         Raises FrameError when the body cannot be read; then nothing has moved.
         """
         events = _linked_rows(record, header)
@@ -220,14 +217,14 @@ class ReceiveCore:
     # -- the database --------------------------------------------------------------------------
 
     def judge_standing(self, standing: Standing, cause: Cause) -> StandingDecision:
-        """Decide about what the database says of our own head.
+        """Decide about what the database says about our own head.
 
-        `standing` was read at its id, and at the batch whose seal we hold. Of a place that was
-        stored that may be an older batch than the last one at or before the row: its seal, and that
-        the row is there, is then what can be compared. The seal of the last one is taken over.
+        `standing` was read at its id, and at the batch whose seal we hold. For a place that was
+        stored, that may be an older batch than the last one at or before the row. Then only its
+        seal, and that the row is there, can be compared. The seal of the last batch is adopted.
 
-        This is where terms become known: in one snapshot the primary tells of them, and holds the
-        row and the seal that we hold. Those that it does not tell of are known no more.
+        This is where terms become known: in one snapshot the primary shows them, and holds the row
+        and the seal that we hold. Terms that it does not show are no longer known.
         """
         self._refuse_other_chain(standing.head.chain_id)
         head, mark = standing.head, standing.mark
@@ -246,7 +243,7 @@ class ReceiveCore:
         return self._in_step_or_fill(head, cause)
 
     def _judge_standby(self, standing: Standing, cause: Cause) -> StandingDecision:
-        """What a standby lacks it may yet get; what it has, the fill will compare."""
+        """A standby may still get what it lacks; the fill will compare what it has."""
         if self._is_foreign(standing.head) or not _holds(standing, self.head):
             return WAIT
         return self._in_step_or_fill(standing.head, cause)
@@ -260,7 +257,7 @@ class ReceiveCore:
 
     def _judge_seal(self, standing: Standing) -> StandingDecision:
         if not self._kept:
-            # What we hold is the database's own word of earlier on.
+            # What we hold is the database's own earlier answer.
             found = standing.batch_seal or (standing.mark.seal if standing.mark else b"")
             return Halt(SealMismatch(self.chain_id, self.head.id, self.head.seal, found))
         return COMPARE
@@ -271,13 +268,13 @@ class ReceiveCore:
         return self._proven.batch_last_id == self.head.batch_last_id
 
     def accept_proof(self, asked: Mark, standing: Standing) -> bool:
-        """Take what the database says of a place where we stood, and have gone on from since.
+        """Take what the database says about a place that we have passed since.
 
-        Returns whether it holds what we held there; if not, our own standing is to be read.
+        Returns whether it holds what we held there; if not, our own standing must be read.
         """
         self._refuse_other_chain(standing.head.chain_id)
         if not standing.is_primary:
-            return True  # its word proves nothing
+            return True  # its answer proves nothing
         mark = standing.mark
         if mark is None or self._is_foreign(standing.head) or not _holds(standing, asked):
             return False
@@ -287,10 +284,10 @@ class ReceiveCore:
         return True
 
     def judge_gap(self, standing: Standing, fill: Fill) -> GapDecision:
-        """Decide whether rows that a frame tells of are there (`standing` was read at its pid).
+        """Decide whether rows that a frame reports are there (`standing` was read at its pid).
 
-        A commit comes before its publication. So what the primary lacks when it is read after the
-        frame has arrived was never committed, and the frame is a phantom.
+        A commit comes before its publication. So if the primary, read after the frame has arrived,
+        lacks the rows, they were never committed, and the frame is a phantom.
         """
         self._refuse_other_chain(standing.head.chain_id)
         if not standing.is_primary:
@@ -301,7 +298,7 @@ class ReceiveCore:
         return DROP_PHANTOM if standing.mark is None else fill
 
     def _contradiction(self, head: ChainHead) -> HaltError | None:
-        """Return what is wrong with a primary's head row, whatever it says of single rows."""
+        """Return what is wrong with a primary's head row, whatever it says about single rows."""
         if self._is_foreign(head):
             return ForeignDatabase(self.chain_id, str(self._database_id), str(head.database_id))
         if head.last_id < self.head.id:
@@ -309,7 +306,7 @@ class ReceiveCore:
         return None
 
     def _refuse_other_chain(self, chain_id: int) -> None:
-        """Raise SettingError for a word of another chain: whatever it says is not about ours."""
+        """Raise SettingError for an answer about another chain: it says nothing about ours."""
         if chain_id != self.chain_id:
             raise SettingError("gap source's chain", chain_id, f"chain {self.chain_id}")
 
@@ -319,23 +316,23 @@ class ReceiveCore:
         return head.database_id != self._database_id
 
     def _know(self, terms: Sequence[FrameTerm]) -> None:
-        """Believe frames of `terms`, the newest of which come first, and of no others."""
+        """Accept frames of `terms`, which are in order from the newest, and of no others."""
         self._frame_keys = {term.nonce: term.frame_key for term in terms[:NONCES_MAX]}
 
     # -- fills ---------------------------------------------------------------------------------
 
     def see_gap(self) -> None:
-        """A frame tells of rows that are missing, and the database has not been asked yet."""
+        """A frame shows that rows are missing, and the database has not been asked yet."""
         if self.state is State.LIVE:
             self.state = State.FILLING
 
     def deny_gap(self) -> None:
-        """What a frame told of is not there, or could not be read: the frame is dropped."""
+        """What a frame reported is not there, or could not be read: the frame is dropped."""
         if self.state is State.FILLING:
             self.go_live()
 
     def open_fill(self, fill: Fill) -> None:
-        """Set out to read the rows up to `fill.until_id`."""
+        """Begin to read the rows up to `fill.until_id`."""
         self.fill_until = fill.until_id
         self.fill_cause = fill.cause
         self.state = State.CATCHING_UP if fill.cause == "start" else State.FILLING
@@ -346,7 +343,7 @@ class ReceiveCore:
         return self.fill_until > self.head.id
 
     def accept_filled(self, run: Run) -> Run | Halt:
-        """Move the head over a run of the database, whose end is the database's word.
+        """Move the head over a run from the database, whose end the database has shown.
 
         Raises SettingError for a run of another chain.
         """
@@ -361,12 +358,12 @@ class ReceiveCore:
         return run
 
     def go_live(self) -> None:
-        """Stop filling: the rows are read, or what told of them is dropped."""
+        """Stop filling: the rows are read, or the frame that reported them is dropped."""
         self.fill_until = self.head.id
         self.state = State.LIVE
 
     def halt(self, error: HaltError) -> None:
-        """Stay where we stand, for good."""
+        """Stay where we are, permanently."""
         self.halted_by = error
         self.state = State.HALTED
 
@@ -374,23 +371,23 @@ class ReceiveCore:
 
     @property
     def compared_from(self) -> Mark:
-        """From where rows are read again when the database contradicts our seal.
+        """The place from which rows are read again when the database contradicts our seal.
 
-        With a seal that the database has shown: should it contradict that one, it contradicts
-        itself, and no frame is to blame.
+        It has a seal that the database has shown: if the database contradicts that one, it
+        contradicts itself, and no frame is to blame.
         """
         return self._proven_at(self._kept_after)
 
     def compare(self, rows: Sequence[Event], end: Mark) -> InStep | Halt:
-        """Decide, the rows after `compared_from` up to our head having been read again.
+        """Decide about `rows`, those after `compared_from` up to our head, which were read again.
 
         Equal rows under another seal: what was delivered is what was committed, the publisher was
-        wrong about the seal alone, and the database's word is taken. Else the chain halts.
+        wrong only about the seal, and the database's seal is taken. Otherwise the chain halts.
         """
         delivered: dict[int, Event] = {}
         for header, record in self._kept:
             for event in decode_body(record, header):
-                # A frame that was partly old repeats rows: the first one was handed on.
+                # A frame that was partly old repeats rows: the first one was delivered.
                 delivered.setdefault(event.id, event)
         unique = [event for event in delivered.values() if event.id > self._kept_after]
         if not unique or list(rows) != unique or end.id != self.head.id:
@@ -411,7 +408,9 @@ def _linked_rows(record: bytes, header: FrameHeader) -> list[Event] | None:
 
 
 def _holds(standing: Standing, held: Mark) -> bool:
-    """Whether the source has the row of `held`, and the seal of its batch. That covers the epoch.
+    """Return whether the source has the row of `held`, and the seal of its batch.
+
+    The seal covers the epoch.
 
     `standing` was read at both.
     """

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from orderchain.errors import HaltError
-from orderchain.gap import Cause
+from orderchain.model import Cause
 
 
 class State(Enum):
@@ -17,23 +17,23 @@ class State(Enum):
     CATCHING_UP = "catching up"
     """Reading the database up to the head that was found at the start."""
     LIVE = "live"
-    """Handing on live frames."""
+    """Delivering live frames."""
     FILLING = "filling"
     """Reading missing rows from the database; live frames wait."""
     HALTED = "halted"
-    """The primary contradicts what was delivered. Only a person leads out of this."""
+    """The primary contradicts what was delivered. Only a person can resolve this."""
 
 
 class Deliver(Struct, frozen=True):
-    """The frame is the next one: hand its rows on."""
+    """The frame is the next one: deliver its rows."""
 
 
 class DeliverNewPart(Struct, frozen=True):
-    """The first rows of the frame were delivered before: hand on those behind the head."""
+    """The first rows of the frame were delivered before: deliver those after the head."""
 
 
 class Drop(Struct, frozen=True):
-    """The frame is of no use. `reason` is a short, stable word for counting."""
+    """The frame is useless. `reason` is a short, stable word for counting."""
 
     reason: str
 
@@ -49,18 +49,18 @@ class ConfirmNonce(Struct, frozen=True):
 
 
 class Fill(Struct, frozen=True):
-    """Rows behind the head up to and including `until_id` are missing: read them."""
+    """Rows after the head up to and including `until_id` are missing: read them."""
 
     until_id: int
     cause: Cause
 
 
 class InStep(Struct, frozen=True):
-    """The other side stands where we stand."""
+    """The other side is where we are."""
 
 
 class Wait(Struct, frozen=True):
-    """A standby does not know yet. Ask again later; its word never halts."""
+    """A standby does not know yet. Ask again later; its answer never halts."""
 
 
 class Compare(Struct, frozen=True):
@@ -77,7 +77,7 @@ FrameDecision = Deliver | DeliverNewPart | Drop | Check | ConfirmNonce | Fill | 
 StandingDecision = InStep | Fill | Wait | Compare | Halt
 GapDecision = Fill | Drop | Wait | Halt
 
-# One instance each: a frame is judged some thousand times a second.
+# One instance each: frames are judged some thousand times per second.
 DELIVER: Final = Deliver()
 DELIVER_NEW_PART: Final = DeliverNewPart()
 CONFIRM_NONCE: Final = ConfirmNonce()

@@ -1,7 +1,7 @@
--- The statements of what is stored of a receiver. The role `receiver_writer` may run all of them.
+-- The statements for what is stored about a receiver. The role `receiver_writer` may run all of them.
 
--- load: where a receiver stands, in which database, whether it has halted, and which other login
--- holds its name
+-- load: a receiver's place, the database that it is in, whether the receiver has halted, and which
+-- other login holds its name
 SELECT v.version, v.database_id,
        c.head_delivered, c.batch_last_id, c.seal, c.epoch, c.database_id AS stored_in,
        c.is_report,
@@ -13,7 +13,7 @@ LEFT JOIN receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
 LEFT JOIN receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 
 -- save: compare-and-set of a receiver's place, which never moves back
--- Where none is stored it is inserted at a start ($3 = $4) or from the beginning of the chain, and
+-- If none is stored, it is inserted at a start ($3 = $4) or from the beginning of the chain, and
 -- never from anywhere else: then a place was lost, with the database that had it.
 INSERT INTO receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
@@ -31,7 +31,7 @@ WHERE stored.head_delivered = $3 AND excluded.head_delivered >= stored.head_deli
   AND NOT stored.is_report
 RETURNING head_delivered;
 
--- report: where a receiver stands that keeps its place elsewhere, up or down; never over a checkpoint
+-- report: the place of a receiver that keeps it elsewhere, up or down; never over a checkpoint
 INSERT INTO receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id, is_report)
 VALUES ($1, $2, $3, $4, $5, $6, (SELECT database_id FROM schema_version), true)
@@ -50,7 +50,7 @@ INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)
 VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (chain_id, receiver) DO NOTHING;
 
--- record_gaps: entries of the gap ledger; of one place the last word counts
+-- record_gaps: entries of the gap ledger; the last entry of a place counts
 INSERT INTO receiver_gap
     (chain_id, receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration)
 SELECT $1, $2, given.*
@@ -67,7 +67,7 @@ SET until_id = excluded.until_id,
     found_at = excluded.found_at,
     duration = excluded.duration;
 
--- end_gaps: gaps that were being filled when a process of this receiver ended without a word
+-- end_gaps: gaps that were being filled when a process of this receiver ended without a record
 UPDATE receiver_gap SET outcome = 'interrupted'
 WHERE chain_id = $1 AND receiver = $2 AND outcome = 'open';
 

@@ -1,68 +1,172 @@
-"""The receiver: what a service that embeds it sees."""
+"""The receiver: delivers one chain in order, each order once, none missing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 
+from matcher_receiver.checkpoint import CheckpointProgress
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
-from matcher_receiver.gaps import GapLedger, archived_gap
-from matcher_receiver.halting import records_of, store_halt
-from matcher_receiver.identity import check_chain, check_parts
-from matcher_receiver.kit import AWAY, Kit
-from matcher_receiver.optional_frames import OptionalFrames
-from matcher_receiver.place import Place
-from matcher_receiver.reception import Reception
-from matcher_receiver.starting import find_start
-from matcher_receiver.stats import Counters, ReceiverStats, stats_of
-from matcher_receiver.waits import StopAsked, Waits, to_the_end
+from matcher_receiver.gap_log import GapLedger, archived_gap
+from matcher_receiver.halt_record import records_of, store_halt
+from matcher_receiver.late_broker import OptionalFrames
+from matcher_receiver.receive_loop import Reception
+from matcher_receiver.stats import Counters, ReceiverStats
+from matcher_receiver.waits import AWAY, StopAsked, Waits, to_the_end
 from orderchain.backoff import Backoff
 from orderchain.clock import SystemClock
-from orderchain.errors import HaltError, RowsArchived, SettingError, StoppedError
+from orderchain.errors import HaltError, NotYetReadable, RowsArchived, SettingError, StoppedError
 from orderchain.limits import ID_MAX
+from orderchain.ports import PlaceFinder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from random import Random
     from types import TracebackType
 
-    from matcher_receiver.config import ReceiverConfig
+    from matcher_receiver.config import ReceiverConfig, StartAt
     from orderchain.clock import Clock
-    from orderchain.mark import Mark, Standing
-    from orderchain.ports import (
-        CheckpointStore,
-        FrameSource,
-        GapSource,
-        HeadReports,
-        SnapshotStore,
-    )
-    from orderchain.run import Run
-    from orderchain.snapshot import Snapshot
+    from orderchain.model import ChainHead, Mark, Run, Snapshot, Standing
+    from orderchain.ports import CheckpointStore, FrameSource, GapSource, HeadReports, SnapshotStore
+
+
+def check_parts(
+    config: ReceiverConfig,
+    gap_source: GapSource,
+    checkpoints: CheckpointStore | None,
+    reports: HeadReports | None,
+    snapshots: SnapshotStore | None,
+) -> None:
+    """Refuse parts of another chain or name, before any of them is used. Raises SettingError.
+
+    Rows of another chain would be delivered as this one's, and under another receiver's name its
+    place would be taken for ours: what it has processed would be skipped.
+    """
+    of_a_chain = {
+        "gap source": gap_source,
+        "checkpoints": checkpoints,
+        "reports": reports,
+        "snapshots": snapshots,
+    }
+    for what, part in of_a_chain.items():
+        if part is not None and part.chain_id != config.chain_id:
+            raise SettingError(f"chain of the {what}", part.chain_id, f"chain {config.chain_id}")
+    for what, named in {"checkpoints": checkpoints, "reports": reports}.items():
+        if named is not None and config.name not in (None, named.receiver):
+            expected = f"{config.name!r}, the receiver's name"
+            raise SettingError(f"receiver of the {what}", named.receiver, expected)
+
+
+def check_chain(config: ReceiverConfig, head: ChainHead, frames: FrameSource) -> None:
+    """Refuse a database that reports another chain, and frames of another topic.
+
+    Raises SettingError.
+    """
+    if head.chain_id != config.chain_id:
+        raise SettingError("gap source's chain", head.chain_id, f"chain {config.chain_id}")
+    if frames.place not in (None, (head.topic, head.partition)):
+        expected = f"{(head.topic, head.partition)}, those of chain {config.chain_id}"
+        raise SettingError("topic and partition", frames.place, expected)
+
+
+class Start(NamedTuple):
+    """A place to begin at, and what the database says about it."""
+
+    mark: Mark
+    standing: Standing
+
+
+async def find_start(source: GapSource, own: Mark | None, start_at: StartAt | None) -> Start:
+    """Return the place `own`, or without one the place that `start_at` names.
+
+    Raises as `orderchain.ports.GapSource.standing`; SettingError if the source cannot find places.
+    """
+    if own is not None:
+        return Start(own, await source.standing(own.id, own.batch_last_id))
+    standing = await source.standing(await _row_of(source, start_at))
+    if standing.mark is None:
+        raise NotYetReadable(0, standing.head.last_id)
+    return Start(standing.mark, standing)
+
+
+async def _row_of(source: GapSource, start_at: StartAt | None) -> int:
+    if start_at is None:
+        return 0
+    if start_at.end:
+        return (await source.standing(0)).head.last_id
+    if start_at.after_id is None and start_at.time_us is None:
+        return 0
+    if not isinstance(source, PlaceFinder):
+        raise SettingError("start_at", type(source).__name__, "a source that finds places")
+    if start_at.after_id is not None:
+        return await source.row_at_or_before(start_at.after_id)
+    return await source.row_before_time(start_at.time_us or 0)
+
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FIRST_RETRY_SECONDS: Final = 0.05
-"""The first pause of a read that failed: a connection that broke is most often back at once."""
+"""The first pause after a read that failed: a connection that broke is usually back at once."""
+
+
+def stats_of(
+    core: ReceiveCore,
+    reception: Reception,
+    counters: Counters,
+    *,
+    name: str,
+    head_delivered: int,
+    gaps: int,
+) -> ReceiverStats:
+    """Return the counters as they are now."""
+    lag = reception.watch.lag
+    return ReceiverStats(
+        chain_id=core.chain_id,
+        name=name,
+        state=core.state,
+        head_delivered=head_delivered,
+        head_seen=lag.head_seen,
+        lag_ids=lag.ids,
+        lag_seconds=lag.seconds,
+        fill_until=core.fill_until,
+        open_gap=reception.filling.range,
+        source=counters.source,
+        records=counters.records,
+        heartbeats=counters.heartbeats,
+        frames_live=counters.frames_live,
+        duplicates_dropped=counters.duplicates_dropped,
+        dropped=dict(counters.dropped),
+        rows_live=counters.rows_live,
+        rows_filled=counters.rows_filled,
+        rows_caught_up=counters.rows_caught_up,
+        gaps=gaps,
+        fill_seconds=counters.fill_seconds,
+        fill_rows_per_second=counters.fill_rows_per_second,
+        reads=counters.reads,
+        database_retries=counters.database_retries,
+        broker_failures=counters.broker_failures,
+    )
 
 
 class Receiver:
-    """Hands the rows of one chain on in order, each once, none missing.
+    """Delivers the rows of one chain in order, each once, none missing.
 
-    `async with` starts and closes it, and what it was given; `async for run in receiver` yields
-    linked, committed runs; `await receiver.checkpoint(run)` stores how far the caller has come.
+    `async with` starts and closes it, and the parts that it was given; `async for run in receiver`
+    yields linked, committed runs; `await receiver.checkpoint(run)` stores how far the caller has
+    come.
 
-    The iteration ends at `until_id`, when idle, or after `stop`; it can be resumed after a
-    cancellation, since nothing is lost by one: what is being read goes on, and is handed on at the
-    next call. `stop` takes effect at once, whatever is awaited; leaving the `async with` takes as
-    long as the slowest of the closes (their deadlines are 2 to 6 s by default), and is finished
-    also when it is cancelled. The parts must be of the chain and, where they have one, of the name
-    that `config` names: SettingError at the start where one is not. It raises HaltError when the
-    primary contradicts what was delivered (and again at every further call), RowsMissing or
-    RowsArchived when rows cannot be read. A broker or a database that is away is waited for.
+    The iteration ends at `until_id`, when idle, or after `stop`. It can be resumed after a
+    cancellation, which loses nothing: what is being read continues, and is delivered at the next
+    call. `stop` takes effect at once, whatever is awaited. Leaving the `async with` takes as long
+    as the slowest of the closes (their deadlines are 2 to 6 s by default), and is finished even
+    when it is cancelled. The parts must be of the chain and, if they have a name, of the name that
+    `config` names: SettingError at the start if one is not. It raises HaltError when the primary
+    contradicts what was delivered (and again at every further call), RowsMissing or RowsArchived
+    when rows cannot be read. It waits for a broker or a database that is away.
     """
 
     def __init__(
@@ -95,16 +199,16 @@ class Receiver:
         self._waits = Waits(config.chain_id, backoff, self._counters)
         self._core: ReceiveCore | None = None
         self._reception: Reception | None = None
-        self._place: Place | None = None
+        self._place: CheckpointProgress | None = None
         self._told_state: State | None = None
         self._is_halt_stored = self._records is None
         self._unhandled: Run | None = None
         self._unsaved: Run | None = None
         record = None if self._records is None else self._records.record_gap
         self.gaps = GapLedger(config.gaps_kept, record)
-        """The last gaps, those that could not be filled among them."""
+        """The last gaps, including those that could not be filled."""
         self.snapshot: Snapshot | None = None
-        """The newest snapshot, behind which this receiver began; None where there is none."""
+        """The newest snapshot, after which this receiver began; None if there is none."""
         self.live = asyncio.Event()
         """Set once the receiver has caught up and reads live frames; never cleared."""
         self.head_at_start = 0
@@ -132,8 +236,8 @@ class Receiver:
         check_parts(
             self._config, self._gap_source, self._checkpoints, self._reports, self._snapshots
         )
-        # First the live end, then the database: what is committed in between comes by Kafka too.
-        # The other way round it would be in neither.
+        # First the live end, then the database: what is committed in between comes from Kafka too.
+        # In the opposite order it would be in neither.
         await self._frames.start()
         stored = None if self._checkpoints is None else await self._checkpoints.load()
         if self._reports is not None:
@@ -150,10 +254,10 @@ class Receiver:
             await self._checkpoints.save(start.id, start)
 
     async def _own_place(self, stored: Mark | None) -> Mark | None:
-        """Return the place that the caller's state stands at; None for a state that is empty.
+        """Return the place of the caller's state; None for a state that is empty.
 
         A service that keeps snapshots and finds none has lost its state, or never had one: its
-        checkpoint tells what was worked off once, not what the state holds.
+        checkpoint shows what was processed once, not what the state holds.
         """
         if self._config.start is not None:
             return self._config.start
@@ -166,25 +270,23 @@ class Receiver:
         self.head_at_start = standing.head.last_id
         database_id = None if self._records is None else self._records.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
-        self._place = Place(self._checkpoints, start, stored, self._reports)
-        self._reception = Reception(self._kit(core), self._until_id())
+        self._place = CheckpointProgress(self._checkpoints, start, stored, self._reports)
+        self._reception = Reception(
+            self._config,
+            core,
+            self._frames,
+            self._gap_source,
+            self._waits,
+            ledger=self.gaps,
+            counters=self._counters,
+            clock=self._clock,
+            until_id=self._until_id(),
+        )
         try:
             self._reception.begin(standing)
         except HaltError as error:
             await self._halt(core, error)
         self._tell_state(core.state)
-
-    def _kit(self, core: ReceiveCore) -> Kit:
-        return Kit(
-            config=self._config,
-            core=core,
-            frames=self._frames,
-            gap_source=self._gap_source,
-            clock=self._clock,
-            waits=self._waits,
-            counters=self._counters,
-            ledger=self.gaps,
-        )
 
     def _until_id(self) -> int | None:
         until_id = self._config.until_id
@@ -213,7 +315,7 @@ class Receiver:
 
     @property
     def head_delivered(self) -> int:
-        """Id of the last row that was handed on; before the first, that of the checkpoint."""
+        """Id of the last row that was delivered; before the first, that of the checkpoint."""
         return 0 if self._place is None else self._place.delivered.id
 
     def stats(self) -> ReceiverStats:
@@ -228,13 +330,13 @@ class Receiver:
         )
 
     async def checkpoint(self, run: Run, connection: object | None = None) -> None:
-        """Store that everything up to the end of `run` has been worked on.
+        """Store that everything up to the end of `run` has been processed.
 
-        One call may cover all runs since the last one; a run that this receiver has not handed on
-        is refused with SettingError. With `connection`, the caller's own inside
-        its transaction, effect and checkpoint stand or fall together; after a rollback the call is
-        made again with the same run. A run that an earlier call has covered is left alone.
-        `reports` are told of the place, too; without a store that is all that is done.
+        One call may cover all runs since the last one; a run that this receiver has not delivered
+        is refused with SettingError. With `connection`, the caller's own inside its transaction,
+        effect and checkpoint are committed or rolled back together; after a rollback, call again
+        with the same run. A run that an earlier call has covered is left alone. `reports` get the
+        place, too; without a store that is all that is done.
         Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
         """
@@ -244,10 +346,10 @@ class Receiver:
         """Hand each run to `handler`, and store the checkpoint after it, until the iteration ends.
 
         The callback form of the iteration. A handler that calls `checkpoint` with its own
-        connection has stored it already. Where it has not, effect and checkpoint are two steps: a
-        run is handed over again after a crash between them, so the handler must bear repeats. What
-        the handler raises comes out of here, and the next call of `run` begins with the same run.
-        Raises what the iteration and `checkpoint` raise; a database that is away is waited for.
+        connection has stored it already. Otherwise effect and checkpoint are two steps: a run is
+        handed over again after a crash between them, so the handler must tolerate repeats. What the
+        handler raises is raised here, and the next call of `run` begins with the same run.
+        Raises what the iteration and `checkpoint` raise; it waits for a database that is away.
         """
         while not self._waits.is_stopping:
             if self._unsaved is not None:
@@ -272,7 +374,7 @@ class Receiver:
             except AWAY as error:
                 if self._waits.is_stopping:
                     raise
-                with suppress(StopAsked):  # then it is tried once more, and that is the last time
+                with suppress(StopAsked):  # then it is tried one last time
                     await self._waits.pause(error)
 
     def __aiter__(self) -> Self:
@@ -298,24 +400,24 @@ class Receiver:
         raise StopAsyncIteration
 
     async def until_delivered(self, row_id: int) -> None:
-        """Return once everything up to `row_id` was handed to the caller and worked off.
+        """Return once everything up to `row_id` was delivered to the caller and processed.
 
-        So that a service reads its own writes: `ack = await sequencer.submit(...)`, then `await
-        receiver.until_delivered(ack.id)`, then read what the receiver's caller makes of orders. It
-        is called beside the task that iterates, by as many as there are; alone it moves nothing.
+        With it a service reads its own writes: `ack = await sequencer.submit(...)`, then `await
+        receiver.until_delivered(ack.id)`, then read what the receiver's caller makes of orders. Any
+        number of tasks may call it beside the task that iterates; alone it moves nothing.
 
-        Worked off is what `checkpoint` was called for; where that was in the caller's own
-        transaction, once the caller asks for the next run or checkpoint, for by then it has
-        committed. Without a store or reports it is what was handed on before the run that is asked
-        for now. What lies before the place at which the receiver began was worked off. It has no
-        deadline: an id that no row has is waited for until a later row comes.
+        A row is processed when `checkpoint` was called for it; if that was in the caller's own
+        transaction, once the caller asks for the next run or checkpoint, since by then it has
+        committed. Without a store or reports, a row is processed if it was delivered before the run
+        that is now requested. Rows before the place at which the receiver began count as processed.
+        There is no deadline: for an id that no row has, this waits until a later row comes.
         Raises HaltError when the receiver halts, StoppedError when it ends before `row_id` or is
         closed; SettingError before the start.
         """
         await self._running(self._place).worked_off.until(row_id)
 
     def _end_waits(self, error: Exception, after_id: int | None = None) -> None:
-        """Answer those who wait for what will not be worked off any more."""
+        """Answer those who wait for what will no longer be processed."""
         if self._place is not None:
             end_id = self.head_delivered if after_id is None else after_id
             self._place.worked_off.end(error, end_id)

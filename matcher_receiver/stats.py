@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
 from matcher_receiver.decisions import State
-
-if TYPE_CHECKING:
-    from matcher_receiver.core import ReceiveCore
-    from matcher_receiver.reception import Reception
 
 
 class ReceiverStats(Struct, frozen=True, kw_only=True):
@@ -18,50 +12,50 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
 
     chain_id: int
     name: str
-    """The receiver's; empty where it has none."""
+    """The receiver's name; empty if it has none."""
     state: State
     head_delivered: int
-    """Id of the last row that was handed to the caller."""
+    """Id of the last row that was delivered to the caller."""
     head_seen: int
-    """The highest id known to be committed: by a reading of the database, or a frame handed on."""
+    """The highest id known to be committed: by a reading of the database, or a delivered frame."""
     lag_ids: int
     """`head_seen` less `head_delivered`; ids skip, so rows may be fewer."""
     lag_seconds: float
-    """For how long rows have been known that are not handed on; 0 when all are. A caller who works
-    for long on one run does not make it grow: what Kafka holds meanwhile is not known yet."""
+    """How long undelivered rows have been known; 0 when all are delivered. It does not grow while a
+    caller works for long on one run: what Kafka holds meanwhile is not known yet."""
     fill_until: int
     """Last id of the open fill; not above `head_delivered` when none is open."""
     open_gap: tuple[int, int] | None
-    """The rows being read from the database now: from behind one id up to another."""
+    """The rows being read from the database now: from after one id up to another."""
     source: str
     """Where the last run came from: `kafka`, `primary` or `standby`; empty before the first."""
     records: int
-    """Kafka records looked at, broken ones among them."""
+    """Kafka records looked at, including broken ones."""
     heartbeats: int
     frames_live: int
-    """Frames whose rows were handed on, whole or in part."""
+    """Frames whose rows were delivered, all or in part."""
     duplicates_dropped: int
     """Frames that held only rows delivered before."""
     dropped: dict[str, int]
     """Frames dropped for another reason: `chain`, `nonce`, `mac` (not signed by the leader that it
-    names), `phantom`, `suspect` (not looked into, right behind a phantom), `seal`, `epoch`,
-    `link`, `unreadable`, or a FrameError's reason."""
+    names), `phantom`, `suspect` (not checked, right after a phantom), `seal`, `epoch`, `link`,
+    `unreadable`, or a FrameError's reason."""
     rows_live: int
-    """Rows handed on from frames."""
+    """Rows delivered from frames."""
     rows_filled: int
-    """Rows handed on from the database to fill gaps."""
+    """Rows delivered from the database to fill gaps."""
     rows_caught_up: int
-    """Rows handed on from the database at the start."""
+    """Rows delivered from the database at the start."""
     gaps: int
     """Gaps filled."""
     fill_seconds: float
-    """Time spent waiting for rows of the database, at the start and in fills."""
+    """Time spent waiting for rows from the database, at the start and in fills."""
     fill_rows_per_second: float
-    """Rows read from the database a second of that time; 0 before the first."""
+    """Rows read from the database per second of that time; 0 before the first."""
     reads: int
     """Readings of the database's head."""
     database_retries: int
-    """Readings and fills that failed and were tried again."""
+    """Readings and fills that failed and were retried."""
     broker_failures: int
     """Times that the broker could not be reached."""
 
@@ -86,12 +80,12 @@ class Counters:
 
     @property
     def fill_seconds(self) -> float:
-        """Time spent waiting for rows of the database."""
+        """Time spent waiting for rows from the database."""
         return self.fill_ns / 1e9
 
     @property
     def fill_rows_per_second(self) -> float:
-        """Rows of the database a second of that time."""
+        """Rows from the database per second of that time."""
         rows = self.rows_filled + self.rows_caught_up
         return rows / self.fill_seconds if self.fill_ns else 0.0
 
@@ -101,42 +95,3 @@ class Counters:
             self.duplicates_dropped += 1
         else:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
-
-def stats_of(
-    core: ReceiveCore,
-    reception: Reception,
-    counters: Counters,
-    *,
-    name: str,
-    head_delivered: int,
-    gaps: int,
-) -> ReceiverStats:
-    """Return the counters as they are now."""
-    lag = reception.watch.lag
-    return ReceiverStats(
-        chain_id=core.chain_id,
-        name=name,
-        state=core.state,
-        head_delivered=head_delivered,
-        head_seen=lag.head_seen,
-        lag_ids=lag.ids,
-        lag_seconds=lag.seconds,
-        fill_until=core.fill_until,
-        open_gap=reception.filling.range,
-        source=counters.source,
-        records=counters.records,
-        heartbeats=counters.heartbeats,
-        frames_live=counters.frames_live,
-        duplicates_dropped=counters.duplicates_dropped,
-        dropped=dict(counters.dropped),
-        rows_live=counters.rows_live,
-        rows_filled=counters.rows_filled,
-        rows_caught_up=counters.rows_caught_up,
-        gaps=gaps,
-        fill_seconds=counters.fill_seconds,
-        fill_rows_per_second=counters.fill_rows_per_second,
-        reads=counters.reads,
-        database_retries=counters.database_retries,
-        broker_failures=counters.broker_failures,
-    )

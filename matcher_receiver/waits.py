@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from orderchain.errors import ConnectError, RetryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-SECOND_NS = 1_000_000_000
+SECOND_NS: Final = 1_000_000_000
+
+AWAY: Final = (RetryError, ConnectError)
+"""A server that is away. A server that restarts refuses connections: after the start that is no
+reason to give up."""
 
 
 class StopAsked(Exception):
@@ -25,7 +31,7 @@ class StopAsked(Exception):
 
 
 class Waits:
-    """Everything that one receiver awaits for long goes through here."""
+    """All long waits of one receiver go through here."""
 
     def __init__(self, chain_id: int, backoff: Backoff, counters: Counters) -> None:
         self._chain_id = chain_id
@@ -36,7 +42,7 @@ class Waits:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether `stop` was called; never taken back."""
+        """Whether `stop` was called; never reset."""
         return self._stop.is_set()
 
     @property
@@ -51,12 +57,12 @@ class Waits:
             self._work.cancel()
 
     async def outcome(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `work` brings; it is begun only where none is under way.
+        """Return the result of `work`; it is begun only if no work is under way.
 
-        It runs in a task of its own, so that a caller who is cancelled ends its own wait and
-        nothing else: no read is broken off, no page is thrown away, and no code that has moved the
-        head is left halfway. What the work brings is kept for the next call. Only `stop` and
-        `close` end it. Raises StopAsked then, else what the work raises.
+        It runs in a task of its own, so that a cancelled caller ends only its own wait: no read is
+        interrupted, no page is discarded, and no code that has moved the head is left halfway. The
+        result of the work is kept for the next call. Only `stop` and `close` end the work. Raises
+        StopAsked then, else what the work raises.
         """
         if self._work is None:
             if self.is_stopping:
@@ -64,7 +70,7 @@ class Waits:
             self._work = asyncio.create_task(work(), name=f"orderchain chain {self._chain_id}")
         work_done = self._work
         await _until_done(work_done)
-        # Nothing is awaited from here on: what was brought is either still kept, or returned.
+        # Nothing is awaited from here on: the result is either still kept, or returned.
         self._work = None
         if work_done.cancelled():
             raise StopAsked if self.is_stopping else asyncio.CancelledError
@@ -79,7 +85,7 @@ class Waits:
         work.cancel()
         await asyncio.wait([work])
         if not work.cancelled():
-            work.exception()  # looked at, so that asyncio does not complain of it
+            work.exception()  # retrieved, so that asyncio does not warn about it
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`. Raises StopAsked when `stop` is called meanwhile, or was before."""
@@ -123,7 +129,7 @@ def _wake(waiter: asyncio.Future[None], _: object) -> None:
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Await `work` to its end, which must be bounded, however often the caller is cancelled.
 
-    The last cancellation is raised after it: what is being closed is closed all the same.
+    The last cancellation is raised after it: what is being closed is closed anyway.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -138,7 +144,7 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 class Patience:
-    """How long something has been waited for in vain, against a limit."""
+    """Measures how long a wait has been in vain, against a limit."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._limit_ns = seconds * SECOND_NS
@@ -146,7 +152,7 @@ class Patience:
         self._since_ns: int | None = None
 
     def is_over(self) -> bool:
-        """Say whether the limit has passed since the first question; then it begins anew."""
+        """Return whether the limit has passed since the first call; then it begins again."""
         now = self._clock.monotonic_ns()
         if self._since_ns is None:
             self._since_ns = now
@@ -156,5 +162,5 @@ class Patience:
         return True
 
     def reset(self) -> None:
-        """It has come."""
+        """The wait is over: what was waited for has come."""
         self._since_ns = None

@@ -1,11 +1,11 @@
-"""The front door: everything that a program of yours needs, under one name.
+"""The front door: everything that your program needs, under one name.
 
 `from orderchain import open_sequencer, SequencerConfig` imports the sequencer and nothing else, and
-needs its extra; `import orderchain` alone imports nothing. Behind the door is the shared kernel:
-what a chain is, how it is framed, sealed and linked. Nothing inside the house imports the door.
+needs its extra; `import orderchain` alone imports nothing. The package is also the shared kernel:
+what a chain is, how it is framed, sealed and linked. No module of the engine imports the door.
 """
 
-# No import stands here: `import orderchain` costs nothing. Type checkers take this for true.
+# There is no import here: `import orderchain` costs nothing. Type checkers treat this as true.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         VerifyRequest as VerifyRequest,
     )
     from chain_verifier.report import Report as Report
-    from chain_verifier.verify import verify as verify
+    from chain_verifier.spark.verify import verify as verify
     from matcher_receiver import (
         FileSnapshotStore as FileSnapshotStore,
         Receiver as Receiver,
@@ -69,12 +69,14 @@ if TYPE_CHECKING:
         TopicError as TopicError,
         UnknownOutcome as UnknownOutcome,
     )
-    from orderchain.event import Event as Event
     from orderchain.front_door import open_receiver as open_receiver
-    from orderchain.gap import Gap as Gap
-    from orderchain.mark import Mark as Mark
-    from orderchain.run import Run as Run
-    from orderchain.snapshot import Snapshot as Snapshot
+    from orderchain.model import (
+        Event as Event,
+        Gap as Gap,
+        Mark as Mark,
+        Run as Run,
+        Snapshot as Snapshot,
+    )
     from outbox import (
         Consumer as Consumer,
         ConsumerConfig as ConsumerConfig,
@@ -118,7 +120,7 @@ _NAMES = {
         "VerifyRequest",
     ),
     "chain_verifier.report": ("Report",),
-    "chain_verifier.verify": ("verify",),
+    "chain_verifier.spark.verify": ("verify",),
     "matcher_receiver": (
         "FileSnapshotStore",
         "Receiver",
@@ -170,12 +172,8 @@ _NAMES = {
         "TopicError",
         "UnknownOutcome",
     ),
-    "orderchain.event": ("Event",),
     "orderchain.front_door": ("open_receiver",),
-    "orderchain.gap": ("Gap",),
-    "orderchain.mark": ("Mark",),
-    "orderchain.run": ("Run",),
-    "orderchain.snapshot": ("Snapshot",),
+    "orderchain.model": ("Event", "Gap", "Mark", "Run", "Snapshot"),
     "outbox": (
         "Consumer",
         "ConsumerConfig",
@@ -210,7 +208,7 @@ _NAMES = {
         "open_sequencer",
     ),
 }
-"""What each module gives to the door."""
+"""The names that each module gives to the door."""
 
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -221,7 +219,7 @@ _EXTRA_OF = {
     "outbox": "outbox",
     "sequencer": "sequencer",
 }
-"""The packages behind the door, and the extra that brings what each imports."""
+"""The packages that the door imports from, and the extra that installs what each one imports."""
 
 _ALSO_NEEDED = {"orderchain.front_door": ("gapfill", "matcher_receiver")}
 
@@ -232,10 +230,10 @@ def __dir__() -> list[str]:
     return [*globals(), *__all__]
 
 
-if not TYPE_CHECKING:  # else a misspelt name would pass for one of the door
+if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
 
     def __getattr__(name: str) -> object:
-        """Import what `name` stands for when it is first asked for."""
+        """Import what `name` stands for at its first use."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(_import(name, _MODULE_OF[name]), name)
@@ -265,9 +263,9 @@ def _import(name: str, module: str) -> object:
 
 
 def _refuse_shadow(name: str, package: str) -> None:
-    """Refuse a file of the user's that is imported in the place of a package of ours.
+    """Refuse a file of the user that is imported in place of one of our packages.
 
-    Without this such a file, most often the very program that imports us, would be run as ours.
+    Otherwise such a file would run as ours; most often it is the very program that imports us.
     """
     import sys
     from importlib.util import find_spec

@@ -8,17 +8,17 @@ from typing import Final
 from orderchain.errors import SettingError
 
 _DOUBLINGS_MAX: Final = 60
-"""By then every step is at its bound; a larger power of two would overflow a float in the end."""
+"""Every step is at its bound by then; a larger power of two would eventually overflow a float."""
 
 _JITTER: Final = (0.5, 1.0)
-"""What share of a step is waited for. Many processes that lost the same server come back spread
-over half a step, instead of together."""
+"""The share of a step to wait. Many processes that lost the same server come back spread over half
+a step, instead of together."""
 
 
 def step_seconds(first_seconds: float, seconds_max: float, tries: int) -> float:
     """Return the step after `tries` failures in a row, from 0: doubled each time, not jittered.
 
-    For those who count tries elsewhere, such as in a table. They jitter with `jittered_seconds`.
+    For callers that count tries elsewhere, such as in a table. They jitter with `jittered_seconds`.
     """
     doublings = min(max(tries, 0), _DOUBLINGS_MAX)
     return float(min(seconds_max, first_seconds * 2.0**doublings))
@@ -32,9 +32,9 @@ def jittered_seconds(step: float, random: Random) -> float:
 class Backoff:
     """The pauses of one call that fails: from `first_seconds`, doubled up to `seconds_max`.
 
-    `is_first_at_once`: the first try again costs no time, since a connection that broke while idle
-    is most often back at once. `random`: for simulations, which bring a seeded one. Raises
-    SettingError unless 0 < `first_seconds` <= `seconds_max`.
+    `is_first_at_once`: the first retry does not wait, since a connection that broke while idle is
+    most often back at once. `random`: for simulations, which pass a seeded one. Raises SettingError
+    unless 0 < `first_seconds` <= `seconds_max`.
     """
 
     def __init__(
@@ -69,5 +69,5 @@ class Backoff:
         return jittered_seconds(step, self._random)
 
     def reset(self) -> None:
-        """Begin anew: the call has succeeded."""
+        """Start over: the call has succeeded."""
         self._tries = 0

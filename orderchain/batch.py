@@ -7,8 +7,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.event import Event
-from orderchain.page_image import PageImage
+from orderchain.model import Event
+from orderchain.seal import PageImage
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     chain_id: int
     epoch: int
     pid: int
-    """Last id of the batch before; the pid of the first row."""
+    """Last id of the previous batch; the pid of the first row."""
     first_id: int
     last_id: int
     seal_before: bytes
@@ -40,15 +40,15 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class IntakeReject(Struct, frozen=True, kw_only=True):
-    """A record of an intake that became no order; stored beside the mark that moved past it.
+    """A record of an intake that became no order; stored with the mark that moved past it.
 
     The record itself stays where it is: `position` says where.
     """
 
     position: int
-    """Of the record in its source: its offset, its row."""
+    """Position of the record in its source: its offset or its row."""
     key: str | None
-    """The record's key; None where it has none that can be written as one."""
+    """The record's key; None where it has none that is valid as a key."""
     reason: str
     """What was wrong, for people."""
 
@@ -63,15 +63,15 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     digest: bytes
     """Running digest of what was read up to `position`; empty where the source needs none."""
     previous: int | None = None
-    """The position that is stored until then; None where the source was never read. It is stored
-    only where that is so: then no intake of a source passes by, or repeats, what another one took,
-    and none passes by orders of its own that were not taken. None in a mark that is read."""
+    """The position stored so far; None where the source was never read. The mark is stored only if
+    this is still the stored position: so no intake of a source skips or repeats what another one
+    took, and none skips orders of its own that were not taken. None in a mark that was read."""
     rejects: tuple[IntakeReject, ...] = ()
-    """What was refused on the way here, to be stored with the mark; none in a mark that is read."""
+    """What was refused on the way here, stored with the mark; none in a mark that was read."""
 
 
 class LeaseSight(Struct, frozen=True, kw_only=True):
-    """What a look at the lease shows. Two equal sights mean that nobody said that it lives."""
+    """What a look at the lease shows. Two equal sights mean that nobody renewed it in between."""
 
     epoch: int
     nonce: bytes
@@ -83,14 +83,14 @@ class LeaseSight(Struct, frozen=True, kw_only=True):
 
 
 TERM_SPREAD_IDS: Final = 2**29
-"""A term's spread lies below it. As many ids as a take-over leaves out for a second, see
-`sequencer.id_strategy`."""
+"""A term's spread is below this: as many ids as a take-over skips per second, see
+`sequencer.core`."""
 
 
 class Term(Struct, frozen=True, kw_only=True):
-    """What a leader holds after its take-over: its epoch, and where the chain stood.
+    """What a leader holds after its take-over: its epoch, and where the chain was.
 
-    It stays as it was drawn; how the chain moves on is the sequencer's core's to know.
+    A term never changes; the sequencer's core tracks how the chain moves on.
     """
 
     chain_id: int
@@ -110,11 +110,11 @@ class Term(Struct, frozen=True, kw_only=True):
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""
     spread: int = 0
-    """Drawn at the take-over, below TERM_SPREAD_IDS: it parts the ids of this term from those of
-    another life of the chain that began at the same place."""
+    """Drawn at the take-over, below TERM_SPREAD_IDS: it separates the ids of this term from those
+    of another life of the chain that began at the same place."""
     seen_id: int = 0
-    """The highest id that the topic's last frames told of, where it lies above `last_id`: given by
-    a life of the chain that was lost, or made up. 0 for none."""
+    """The highest id in the topic's last frames, if it is above `last_id`: a life of the chain that
+    was lost gave it, or it was made up. 0 for none."""
 
     def __repr__(self) -> str:
         """Show whose term it is, without the key of its frames and the salt of its keys."""

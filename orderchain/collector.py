@@ -11,11 +11,11 @@ _OLD_PASSES: Final = 100
 
 
 def calm_collector() -> None:
-    """Let the collector pass rarely, and leave alone what was there at the start.
+    """Make the collector run rarely, and exclude the objects that exist at the start.
 
-    Call it once at a process's start, after the imports. An order that is submitted alone makes a
-    future and often a task, which are freed without the collector; at Python's own settings it
-    passes over all of them again and again, and with 10,000 orders waiting that takes a third of
+    Call it once when a process starts, after the imports. An order that is submitted alone makes a
+    future and often a task, which are freed without the collector. With Python's own settings, the
+    collector passes over all of them repeatedly; with 10,000 orders waiting that takes a third of
     the time. Cycles are still found, only later.
     """
     gc.collect()

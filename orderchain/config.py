@@ -1,7 +1,8 @@
-"""What every config is: a value that checks itself, however it was made."""
+"""The base of every config: a value that checks itself, however it was made, and masks secrets."""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -16,25 +17,70 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from orderchain.dsn import mask_dsn
 from orderchain.errors import SettingError
 
+_HIDDEN: Final = "***"
+_SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
+
+
+def mask_dsn(dsn: str) -> str:
+    """Return `dsn` with its password replaced; a text that is no URL is hidden completely."""
+    parts = _safe_parts(dsn)
+    if parts is None:
+        return _HIDDEN
+    user_info, at, hosts = parts.netloc.rpartition("@")
+    user, colon, _ = user_info.partition(":")
+    netloc = f"{user}{colon and ':' + _HIDDEN}{at}{hosts}"
+    options = urlencode(_masked_options(parts.query), safe="*")
+    return urlunsplit((parts.scheme, netloc, parts.path, options, ""))
+
+
+def _safe_parts(dsn: str) -> SplitResult | None:
+    """Return the parts of `dsn`, or None if a piece of a password may be in the wrong one.
+
+    A bare `/`, `?` or `#` in a password ends the host part too early: then an `@` comes after it,
+    or the password's beginning is where the port should be.
+    """
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return None
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    behind = f"{parts.path}?{parts.query}#{parts.fragment}"
+    is_plain = "@" not in behind and "password=" not in parts.path.lower()
+    is_url = bool(parts.scheme and parts.netloc) and all(map(_HOST.fullmatch, hosts))
+    return parts if is_url and is_plain else None
+
+
+def _masked_options(query: str) -> list[tuple[str, str]]:
+    """Return the options up to the first secret one: a bare `&` in it would begin another."""
+    shown = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name.lower() in _SECRET_OPTIONS or "password" in f"{name}={value}".lower():
+            shown.append((name if name.lower() in _SECRET_OPTIONS else _HIDDEN, _HIDDEN))
+            break
+        shown.append((name, value))
+    return shown
+
+
 _SHOWN_CHARACTERS_MAX: Final = 200
-"""Of a text that was refused: an error is one line."""
+"""For a text that was refused: an error is one line."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that are checked when they are constructed, replaced or decoded.
 
-    Each field is compared with its annotation, bounds included. What a decoder would make of a
-    value is made of it: a float of an int, a tuple of a list. A text that stands for a config of
-    its own, as in `str | KafkaConfig`, has to be one. Raises SettingError, which names the field
-    and shows the value without a secret. A subclass that compares fields with each other begins its
+    Each field is checked against its annotation, bounds included. Values are converted as a decoder
+    converts them: an int to a float, a list to a tuple. A text that stands for a config of its own,
+    as in `str | KafkaConfig`, has to be a valid one. Raises SettingError, which names the field and
+    shows the value without a secret. A subclass that compares fields with each other begins its
     `__post_init__` with `super().__post_init__()`.
     """
 
@@ -48,7 +94,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def expected_of(error: msgspec.ValidationError) -> str:
-    """Return what msgspec expected in the place of what it refused, as words of ours."""
+    """Return what msgspec expected instead of the value that it refused, in our words."""
     return str(error).partition(" - at ")[0].removeprefix("Expected ").replace("`", "")
 
 
@@ -59,7 +105,7 @@ class _Field(NamedTuple):
     hint: Any
     """The annotation, with its bounds."""
     of_text: tuple[Any, ...]
-    """The configs among its types, or those of its items, that a text may stand for."""
+    """The configs that a text may stand for, among the field's types or those of its items."""
 
     def checked(self, value: object) -> object:
         """Return `value` as the field holds it. Raises SettingError."""
@@ -97,7 +143,7 @@ def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - whatever an annota
 
 
 def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
-    """Return the types of which a value of the field has one."""
+    """Return the types that a value of the field may have."""
     if get_origin(hint) is Annotated:
         return _types_of(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -106,7 +152,7 @@ def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
 
 
 def _items_of(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
-    """Return the types of a tuple's items; empty where it is none."""
+    """Return the types of a tuple's items; empty if `kind` is no tuple."""
     items = get_args(kind) if get_origin(kind) is tuple else ()
     return tuple(each for item in items for each in _types_of(item))
 
@@ -116,7 +162,7 @@ def _is_struct(kind: object) -> bool:
 
 
 def _choices_of(kind: Any) -> list[str]:  # noqa: ANN401 - as above
-    """Return what a value may be, where there are only a few."""
+    """Return the values that are allowed, if there are only a few."""
     if get_origin(kind) is Literal:
         return list(map(str, get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, Enum):

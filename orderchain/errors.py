@@ -1,7 +1,7 @@
 """Every error of the engine, sorted by what the caller does next.
 
 OrderchainError
-├── RefusedError          mend what you gave; nothing was done            (exit code 2)
+├── RefusedError          fix what you gave; nothing was done             (exit code 2)
 │   ├── SettingError          a flag, an environment variable, a TOML value
 │   ├── InputError            the content of an input file
 │   ├── OrderError            an order: its key, payload or time
@@ -13,14 +13,14 @@ OrderchainError
 │   ├── ChainMissing          the chain was never created
 │   ├── TopicError            the topic is missing, or not as the protocol needs it
 │   ├── DurabilityError       the database may lose what it has acknowledged
-│   └── ClockError            the clock of this machine is years ahead, or no time at all
+│   └── ClockError            the clock of this machine is years ahead, or out of range
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
 │   ├── BrokerAway            the broker has been away for longer than the policy allows
 │   ├── ChainLed              another process leads the chain, and is alive
 │   ├── NotYetReadable        a standby has not replayed the range yet
-│   └── SourceBroken          a source broke off, or changed, while it was being verified
-├── StoppedError          this object works no more; open a new one
+│   └── SourceBroken          a source ended early, or changed, while it was being verified
+├── StoppedError          this object no longer works; open a new one
 │   ├── Fenced                another process leads the chain now
 │   ├── IntakeMoved           an intake's place is not where this intake left it
 │   └── CheckpointLost        this receiver's checkpoint is not where it was left
@@ -35,7 +35,7 @@ OrderchainError
 │   ├── BatchDamaged          the rows of a stored batch do not give its seal
 │   ├── ForeignDatabase
 │   ├── PrimaryBehind
-│   └── StillHalted           it did so before, and nobody has lifted that
+│   └── StillHalted           it halted before, and nobody has lifted that halt
 ├── IntakeLost            an intake's source lacks what comes next: a person must look
 └── FrameError            one record is unusable; drop it, count it, read the database
 """
@@ -44,20 +44,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from orderchain.printable import printable
+from orderchain.text import printable
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 MESSAGE_CHARACTERS_MAX: Final = 2_000
-"""Of an error's message: a line that somebody reads. What it says stands at its beginning."""
+"""The most characters of an error's message, a line for people. The main point comes first."""
 
 
 class OrderchainError(Exception):
     """Something the engine refuses to do, or could not do.
 
-    Its text is one printable line whatever stands in it, and never empty: a message holds names and
-    answers that others wrote, and goes to logs and terminals.
+    Its text is always one printable line, and never empty: a message holds names and answers that
+    others wrote, and goes to logs and terminals.
     """
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class OrderchainError(Exception):
 class RefusedError(OrderchainError):
     """What was given cannot be used, and nothing was done.
 
-    `field` names what to mend, `value` is what was given (never a secret).
+    `field` names what to fix, `value` is what was given (never a secret).
     """
 
     def __init__(self, field: str, value: object, expected: str) -> None:
@@ -82,7 +82,7 @@ class SettingError(RefusedError):
 
 
 class InputError(RefusedError):
-    """An input file cannot be read from `line` (from 1) on; the rows before it are kept."""
+    """An input file cannot be read from `line` (counted from 1) on; the rows before it are kept."""
 
     def __init__(self, field: str, value: object, expected: str, line: int | None = None) -> None:
         super().__init__(field, value, expected)
@@ -92,7 +92,7 @@ class InputError(RefusedError):
 
 
 class OrderError(RefusedError):
-    """An order was refused before an id was taken; the other orders of its batch are unharmed."""
+    """An order was refused before an id was taken; the other orders of its batch are unaffected."""
 
 
 class KeyConflict(OrderError):
@@ -108,9 +108,9 @@ class KeyConflict(OrderError):
 
 
 class KeyTooOld(OrderError):
-    """The client's number is below its highest, and what became of it is no longer remembered.
+    """The client's number is below its highest, and its outcome is no longer remembered.
 
-    It may have been accepted: never take this for a word that it was not.
+    It may have been accepted: never treat this error as proof that it was not.
     """
 
     def __init__(self, key: str, highest: int) -> None:
@@ -131,7 +131,7 @@ class ConnectError(RefusedError):
 
 
 class SchemaError(RefusedError):
-    """The database has no schema of ours, or one of another version."""
+    """The database does not have our schema, or has another version of it."""
 
 
 class ChainMissing(RefusedError):
@@ -150,7 +150,7 @@ class DurabilityError(RefusedError):
 
 
 class ClockError(RefusedError):
-    """The clock of this machine would mark the chain's times for good: set it right."""
+    """The clock of this machine would put wrong times into the chain permanently: correct it."""
 
 
 class RetryError(OrderchainError):
@@ -194,7 +194,7 @@ class NotYetReadable(RetryError):
 
 
 class SourceBroken(RetryError):
-    """A source broke off, or changed, while it was verified: nothing is known of the whole."""
+    """A source ended early, or changed, while it was verified: nothing is known about the whole."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source}: could not be read to its end: {reason}")
@@ -203,7 +203,7 @@ class SourceBroken(RetryError):
 
 
 class StoppedError(OrderchainError):
-    """This object works no more; open a new one."""
+    """This object no longer works; open a new one."""
 
 
 class Fenced(StoppedError):
@@ -219,7 +219,7 @@ class Fenced(StoppedError):
 
 class IntakeMoved(StoppedError):
     """An intake's place is not where this intake left it: another one reads the source, or orders
-    before these were not taken. Nothing was stored; begin again from the stored place.
+    before these were not taken. Nothing was stored; restart from the stored place.
     """
 
     def __init__(self, source: str, previous: int | None) -> None:
@@ -267,7 +267,7 @@ class UnknownOutcome(OrderchainError):
 
 
 class GapError(OrderchainError):
-    """Rows could not be read. They were not skipped: whoever catches this stands before them."""
+    """Rows could not be read. They were not skipped: the caller is still before them."""
 
     reason = "could not be read"
 
@@ -279,13 +279,13 @@ class GapError(OrderchainError):
 
 
 class RowsMissing(GapError):
-    """The primary has no linked rows over the whole of the range."""
+    """The primary has no linked rows over the whole range."""
 
     reason = "are missing in the database"
 
 
 class RowsArchived(GapError):
-    """The range lies behind the archive's boundary."""
+    """The range is before the archive's boundary."""
 
     reason = "were archived"
 
@@ -323,10 +323,10 @@ class SealMismatch(HaltError):
 
 
 class PageDamaged(HaltError):
-    """A stored page has not a value of each kind for each of its rows: somebody changed it.
+    """A stored page lacks a value of some kind for some of its rows: somebody changed it.
 
-    `lacks` names its arrays that are not whole, with their bounds, and how many NULLs are in them.
-    None of its rows was handed on.
+    `lacks` names the arrays that are not whole, with their bounds and their number of NULLs. None
+    of the page's rows was handed on.
     """
 
     def __init__(self, chain_id: int, first_id: int, last_id: int, lacks: str) -> None:
@@ -341,10 +341,10 @@ class PageDamaged(HaltError):
 
 
 class BatchDamaged(HaltError):
-    """The rows of a stored batch do not give its seal: somebody changed them, or its own line.
+    """The rows of a stored batch do not give its seal: somebody changed them, or the batch's entry.
 
-    `first_id` and `last_id` are those of its line in `chain_batch`, `expected` is the seal that is
-    stored there, `found` is the one that its rows give.
+    `first_id` and `last_id` are those of its entry in `chain_batch`, `expected` is the seal that is
+    stored there, `found` is the seal that its rows give.
     """
 
     def __init__(
@@ -385,9 +385,9 @@ class PrimaryBehind(HaltError):
 
 
 class IntakeLost(OrderchainError):
-    """An intake's source no longer holds what comes next, or is another one than before.
+    """An intake's source no longer holds what comes next, or is not the same source as before.
 
-    Orders may be lost that were never sequenced: nothing is skipped, and nothing is guessed.
+    Orders that were never sequenced may be lost: nothing is skipped, and nothing is guessed.
     """
 
     def __init__(self, source: str, position: int, found: str) -> None:
@@ -398,7 +398,7 @@ class IntakeLost(OrderchainError):
 
 
 class StillHalted(HaltError):
-    """The receiver halted before, and stays so until a person lifts that (`chainctl unhalt`)."""
+    """The receiver halted before, and stays halted until a person lifts it (`chainctl unhalt`)."""
 
     def __init__(
         self, chain_id: int, receiver: str, at_id: int, halted_at: datetime, detail: str
@@ -416,7 +416,7 @@ class StillHalted(HaltError):
 
 
 class FrameError(OrderchainError):
-    """One record is no frame that can be used. `reason` is a short, stable word for counting."""
+    """One record is not a usable frame. `reason` is a short, stable word for counting."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -1,10 +1,10 @@
 """One Kafka record: a slice of a batch, or a heartbeat. Documented byte by byte in `docs/wire.md`.
 
-A frame proves its sender: it ends its header with a MAC under the frame key of the sender's term,
-which only the database knows. Whoever reads a frame asks `is_signed` before it believes a field.
+A frame proves its sender: its header ends with a MAC under the frame key of the sender's term,
+which only the database knows. Readers call `is_signed` before they believe a field.
 
-A frame never halts a chain: whatever is wrong with it is a `FrameError`, and at worst costs a read
-of the database. So decoding is strict: sizes are capped before anything is decoded, and the body is
+A frame never halts a chain: every fault in it is a `FrameError`, and costs at most a read of the
+database. So decoding is strict: sizes are capped before anything is decoded, and the body is
 decoded into bounded, typed structs only.
 """
 
@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from blake3 import blake3
 
-from orderchain.counted import counted
 from orderchain.errors import FrameError
-from orderchain.event import Event
 from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
-from orderchain.link import is_linked
-from orderchain.reasons import reason_of
+from orderchain.model import Event, is_linked
 from orderchain.seal import SEAL_BYTES
+from orderchain.text import counted, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,16 +45,16 @@ _decoder: Final = msgspec.msgpack.Decoder(list[Event])
 
 
 class FrameHeader(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that a receiver needs to judge a frame, without a look at its body."""
+    """All that a receiver needs to judge a frame, without its body."""
 
     chain_id: int
     epoch: int
-    """Epoch of the batch, which may be older than the publisher's when a tail is sent again."""
+    """Epoch of the batch, which may be older than the publisher's when a tail is resent."""
     publisher_epoch: int
     publisher_nonce: bytes
-    """Drawn by the publisher at its take-over; it names the key under which the frame is signed."""
+    """Drawn by the publisher at its take-over; it names the key that signs the frame."""
     first_pid: int
-    """Id of the row before the first. In a heartbeat the head, as are `first_id` and `last_id`."""
+    """Id of the row before the first. In a heartbeat the head, like `first_id` and `last_id`."""
     first_id: int
     last_id: int
     count: int
@@ -64,12 +62,12 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seal_before: bytes
     """Seal before the batch of this slice; in a heartbeat the seal of the head."""
     seal_after: bytes = bytes(SEAL_BYTES)
-    """Seal after the batch where `is_batch_end`, else zeros."""
+    """Seal after the batch if `is_batch_end`, else zeros."""
     is_batch_end: bool = False
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the frame carries the head alone."""
+        """Whether the frame carries only the head."""
         return self.count == 0
 
 
@@ -77,8 +75,8 @@ def encode_frame(header: FrameHeader, events: Sequence[Event], key: bytes) -> by
     """Return the record for `events` under `header`, signed with `key`.
 
     `key` is the frame key of the publisher's own term, FRAME_KEY_BYTES long; ValueError for
-    another length. The caller vouches that header and rows agree: this is the hot path, and
-    `decode_body` checks it again.
+    another length. The caller guarantees that header and rows agree: this is the hot path, and
+    `decode_body` checks it later.
     """
     frame = bytearray(HEADER_BYTES)
     if events:
@@ -112,9 +110,9 @@ def encode_frame(header: FrameHeader, events: Sequence[Event], key: bytes) -> by
 def decode_header(record: bytes | None) -> FrameHeader:
     """Return the header of `record` after every check that needs no decoding of the body.
 
-    Checks size, magic, version, lengths, flags and the bounds of each field, not who sent it: that
-    is for `is_signed`, since the header says under which key. Raises FrameError with reason
-    `empty`, `oversized`, `truncated`, `magic`, `version`, `length` or `bounds`.
+    It checks size, magic, version, lengths, flags and the bounds of each field, but not the sender:
+    `is_signed` does that, since the header names the key. Raises FrameError with reason `empty`,
+    `oversized`, `truncated`, `magic`, `version`, `length` or `bounds`.
     """
     if not record:
         raise FrameError("empty", "the record has no value")
@@ -132,7 +130,7 @@ def decode_header(record: bytes | None) -> FrameHeader:
     if version != VERSION:
         older = "receiver" if version > VERSION else "sequencer"
         raise FrameError("version", f"was {version}, expected {VERSION}: upgrade the {older}")
-    # A later writer may append header fields; they stand before the MAC, which stays last.
+    # A later writer may append header fields; they come before the MAC, which stays last.
     if header_bytes < HEADER_BYTES or header_bytes + body_bytes != len(record):
         raise FrameError("length", f"{header_bytes} + {body_bytes} is not {len(record)}")
     header = FrameHeader(
@@ -154,7 +152,7 @@ def decode_header(record: bytes | None) -> FrameHeader:
 
 
 def is_signed(record: bytes, key: bytes) -> bool:
-    """Say whether `record`, whose header was decoded, carries the MAC of `key` over all of it."""
+    """Return whether `record`, whose header is decoded, carries the MAC of `key` over all of it."""
     (header_bytes,) = _HEADER_SIZE.unpack_from(record, _HEADER_SIZE_AT)
     mac = record[header_bytes - MAC_BYTES : header_bytes]
     return compare_digest(mac, _mac(record, header_bytes, key))
@@ -173,13 +171,13 @@ def decode_body(record: bytes, header: FrameHeader) -> list[Event]:
 
 
 def decode_linked_body(record: bytes, header: FrameHeader) -> list[Event]:
-    """Return what `decode_body` does, if every row is linked to the one before.
+    """Return the same as `decode_body`, if every row is linked to the one before.
 
     Raises FrameError with reason `body`, or `link` for rows that are in order but not linked.
     """
     events = _decode_rows(record, header)
-    # No id and no pid needs a look of its own: the header's first pid is 0 or more and its last id
-    # at most ID_MAX; linked rows rise from the one to the other, so all of them lie between.
+    # Ids and pids need no check of their own: the header's first pid is 0 or more and its last id
+    # is at most ID_MAX; linked rows rise from the one to the other, so all of them are in between.
     if not is_linked(header.first_pid, events):
         _check_ids(events)
         raise FrameError("link", "a row does not follow the one before it")
@@ -187,11 +185,11 @@ def decode_linked_body(record: bytes, header: FrameHeader) -> list[Event]:
 
 
 def _decode_rows(record: bytes, header: FrameHeader) -> list[Event]:
-    """Return the rows, whose ids and pids have not been looked at but for the first and last."""
+    """Return the rows; only their count, first pid, first id and last id are checked."""
     (header_bytes,) = _HEADER_SIZE.unpack_from(record, _HEADER_SIZE_AT)
     try:
         events = _decoder.decode(memoryview(record)[header_bytes:])
-    # Hostile nesting ends in RecursionError, broken text in UnicodeDecodeError, which is a
+    # Hostile nesting raises RecursionError. Broken text raises UnicodeDecodeError, which is a
     # ValueError like every error of msgspec.
     except (ValueError, RecursionError) as error:
         raise FrameError("body", reason_of(error)) from None
@@ -206,7 +204,7 @@ def _decode_rows(record: bytes, header: FrameHeader) -> list[Event]:
 
 
 def _check_ids(events: list[Event]) -> None:
-    """Look at each id and pid, where the links prove nothing."""
+    """Check each id and pid, where the links prove nothing."""
     for event in events:
         if not (1 <= event.id <= ID_MAX and 0 <= event.pid <= ID_MAX):
             raise FrameError("body", f"id {event.id} or pid {event.pid} is out of bounds")
@@ -217,16 +215,17 @@ _HEADER_SIZE_AT: Final = 6
 
 
 def _mac(frame: bytes | bytearray, header_bytes: int, key: bytes) -> bytes:
-    """Return the MAC of a frame: over its body, its header but for the MAC, the header's length."""
-    # The body comes first, since the hash takes whole KiB from its beginning several at a time:
-    # behind the header, 15 kB took 10.4 us, and so 6.5. It is never copied; the header is, since
-    # that is quicker than a view for so little. The length at the end says where the two part.
+    """Return the MAC of a frame: over its body, its header without the MAC, the header's length."""
+    # The body comes first, since the hash takes whole KiB from the beginning several at a time:
+    # 15 kB took 10.4 us after the header, and 6.5 us before it. The body is never copied; the
+    # header is, since a copy of so little is faster than a view. The length at the end shows where
+    # the two meet.
     header = frame[: header_bytes - MAC_BYTES] + frame[_HEADER_SIZE_AT : _HEADER_SIZE_AT + 2]
     return blake3(memoryview(frame)[header_bytes:], key=key).update(header).digest(MAC_BYTES)
 
 
 def _is_within_bounds(header: FrameHeader, *, is_heartbeat: bool, body: int) -> bool:
-    """Say whether the fields of a header can stand together."""
+    """Return whether the fields of a header are consistent."""
     if not 1 <= header.chain_id <= CHAIN_ID_MAX:
         return False
     if not 0 <= header.epoch <= header.publisher_epoch:

@@ -1,4 +1,4 @@
-"""Wires the parts of a receiver together. Nothing but `orderchain/__init__.py` imports this."""
+"""Wires the parts of a receiver together. Only `orderchain/__init__.py` imports this."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def open_receiver(
 ) -> Receiver:
     """Return the receiver that `config` describes, to be entered: `async with open_receiver(...)`.
 
-    What is not handed in is made of `config`: what reads missing rows, of `gap_databases`; the
-    frames, of `kafka` and the topic that the chain's row names; and what keeps the checkpoint, or
-    reports a place that is kept elsewhere, of `database`. What is handed in has to be of the same
-    chain and name, which the start of the receiver checks, and is closed with it. Nothing is
-    connected before the receiver is entered. Raises SettingError where `config` lacks what a part
-    needs.
+    Parts that are not passed in are built from `config`: the reader of missing rows from
+    `gap_databases`; the frames from `kafka` and the topic that the chain's row names; and from
+    `database` what keeps the checkpoint, or reports a place that is kept elsewhere. Parts that are
+    passed in must have the same chain and name, which the receiver checks at its start, and are
+    closed with it. Nothing is connected before the receiver is entered. Raises SettingError where
+    `config` lacks what a part needs.
     """
     source = gap_source or _gap_source(config)
     if frames is None:
@@ -94,7 +94,7 @@ def _records(
     """Return what keeps the checkpoint, or what reports a place that the caller keeps."""
     is_stored = config.checkpoint == "stored"
     if config.database is None:
-        # Without a word of the caller's a place that nobody keeps would be found out by a restart.
+        # Without this check, only a restart would reveal that nobody keeps the place.
         if is_stored and config.start is None and not keeps_snapshots:
             expected = 'the database that keeps the checkpoint, or checkpoint="reported"'
             raise SettingError("database", None, expected)

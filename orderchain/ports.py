@@ -1,7 +1,7 @@
 """Every Protocol between a core or a service and the outside world.
 
-The real ones stand in `sequencer`, `matcher_receiver` and `gapfill`; a simulation brings its own.
-Each method states what it raises; every one of them ends by a deadline of its own.
+The real implementations are in `sequencer`, `matcher_receiver` and `gapfill`; a simulation brings
+its own. Each method states what it raises; every one of them ends by a deadline of its own.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
     from orderchain.errors import HaltError
-    from orderchain.event import Event
-    from orderchain.gap import Gap
-    from orderchain.key_page import ClientNumber, KeyPage
-    from orderchain.mark import Mark, Standing
-    from orderchain.run import Run
-    from orderchain.snapshot import Snapshot
+    from orderchain.model import ClientNumber, Event, Gap, KeyPage, Mark, Run, Snapshot, Standing
 
 
 class ChainStore(Protocol):
     """The sequencer's side of the database, for one chain."""
 
     async def look(self) -> LeaseSight:
-        """Return who leads, and how often that leader has said that it lives.
+        """Return who leads, and how often that leader has renewed its lease.
 
         Raises ChainMissing, SchemaError, DurabilityError, ClockError, ConnectError, RetryError.
         """
@@ -36,15 +31,15 @@ class ChainStore(Protocol):
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch, end the old leader's backend, and return the new term.
 
-        By compare-and-set on epoch, nonce and counter of `seen`: whoever else moved one of them
-        was faster, or is alive. Raises Fenced then; else as `look`.
+        It uses compare-and-set on epoch, nonce and counter of `seen`: if one of them has moved,
+        another process was faster, or the leader is alive. Raises Fenced then; else as `look`.
         """
         ...
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
-        """Raise the epoch on a new connection, the chain being led by `held` still.
+        """Raise the epoch on a new connection, while `held` still leads the chain.
 
-        Raises Fenced when it is not: what was led by another since is never taken back.
+        Raises Fenced when it does not: a chain that another one has led since is never taken back.
         """
         ...
 
@@ -56,14 +51,14 @@ class ChainStore(Protocol):
         intake: Sequence[IntakeMark] = (),
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Commit `batch` behind the fence, or not at all.
+        """Commit `batch` if it passes the fence, or not at all.
 
-        `meanwhile` is called once while the server is at work on the rows, but need not be for a
-        row alone.
+        `meanwhile` is called once while the server works on the rows; for a single row it need not
+        be called.
 
         Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
-        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or says
-        that a standby was not waited for to the end; RetryError when surely nothing was committed.
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows
+        that the wait for a standby was given up; RetryError when certainly nothing was committed.
         After the last two the connection is gone: the next call must be `take_over_again`.
         """
         ...
@@ -71,27 +66,27 @@ class ChainStore(Protocol):
     def send_ahead(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> bool:
-        """Send the commit of `batch` behind the one under way, and say whether that was done.
+        """Send the commit of `batch` after the one under way, and return whether it was sent.
 
-        A store that cannot do so at once says no, and nothing has happened. The server begins it
-        when the one before it has ended, and the fence refuses it unless that one was committed.
-        `commit` for this batch, the same object, then only waits for the outcome: also after the
-        connection was lost, by UnknownOutcome. Until then no other is sent ahead.
+        A store that cannot do so at once returns False, and nothing has happened. The server begins
+        it when the previous commit has ended, and the fence refuses it unless that one was
+        committed. `commit` for this batch, the same object, then only waits for the outcome; if the
+        connection was lost, it raises UnknownOutcome. Until then no other commit is sent ahead.
         """
         ...
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store how far intakes were read whose orders were all repeats. Raises as `commit`, but
-        never UnknownOutcome: doing it twice does no harm. With none it only says whether we lead.
+        never UnknownOutcome: repeating it does no harm. With no mark it only checks that we lead.
         """
         ...
 
     async def has_committed(self, batch: Batch) -> bool:
-        """Say whether `batch` stands in the chain, by parent, epoch and seal, and as safely as an
-        acknowledged one: with the synchronous standbys, where there are some.
+        """Return whether `batch` is in the chain, by parent, epoch and seal, and as safely as an
+        acknowledged one: on the synchronous standbys too, where there are some.
 
-        Final only once a newer epoch has been committed, by whomever: until then the commit that
-        was sent may still land.
+        The answer is final only after any process has committed a newer epoch: until then the
+        commit that was sent may still land.
         """
         ...
 
@@ -100,17 +95,17 @@ class ChainStore(Protocol):
         ...
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
-        """Record that the range is not published, and move head_published behind it, in one
+        """Record that the range is not published, and move head_published past it, in one
         transaction: receivers read it from the database. Raises Fenced.
         """
         ...
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
-        """Count the committed rows behind `after_id`, stopping soon after `at_most`."""
+        """Count the committed rows after `after_id`, stopping soon after `at_most`."""
         ...
 
     def batches(self, after_id: int) -> AsyncIterator[Batch]:
-        """Yield the committed batches behind `after_id` in order, to be published again."""
+        """Yield the committed batches after `after_id` in order, to be republished."""
         ...
 
     async def intake(self, source: str) -> IntakeMark | None:
@@ -123,26 +118,26 @@ class ChainStore(Protocol):
 
 
 class KeyStore(Protocol):
-    """Where a leader looks up rows by their keys' hashes, and keeps what it knows of keys."""
+    """Where a leader looks up rows by their keys' hashes, and keeps what it knows about keys."""
 
     async def rows(self, ids: Sequence[int]) -> list[Event]:
-        """Return the rows with these ids, those that are there. Raises RetryError, ConnectError."""
+        """Return those rows with these ids that exist. Raises RetryError, ConnectError."""
         ...
 
     async def outline(self) -> list[tuple[int, int, int]]:
-        """Return after_id, until_id and number of rows of every page, the oldest first."""
+        """Return after_id, until_id and number of rows of every page, oldest first."""
         ...
 
     async def page(self, after_id: int) -> KeyPage:
-        """Return the page behind `after_id`. Raises RetryError, also when it is gone."""
+        """Return the page after `after_id`. Raises RetryError, also when it is gone."""
         ...
 
     async def clients(self) -> list[ClientNumber]:
-        """Return what is known of every client, as of the last page saved."""
+        """Return what is known about every client, as of the last page saved."""
         ...
 
     async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
-        """Return id and key of the next rows behind `after_id`, at most so many."""
+        """Return id and key of the next rows after `after_id`, at most `at_most` of them."""
         ...
 
     async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
@@ -159,10 +154,10 @@ class KeyStore(Protocol):
 
 
 class Lease(Protocol):
-    """How the leader says that it lives, over a connection that no commit holds up."""
+    """How the leader shows that it is alive, over a connection that no commit delays."""
 
     async def renew(self, term: Term) -> None:
-        """Raise the counter. Raises Fenced when `term` leads no more, DurabilityError when the
+        """Raise the counter. Raises Fenced when `term` no longer leads, DurabilityError when the
         database may from now on lose what it acknowledges, else RetryError.
         """
         ...
@@ -181,7 +176,7 @@ class SourceRecord(Protocol):
 
     @property
     def offset(self) -> int:
-        """Where it stands in its partition; offsets rise and may skip numbers."""
+        """Its place in its partition; offsets rise and may skip numbers."""
         ...
 
     @property
@@ -201,11 +196,11 @@ class SourceRecord(Protocol):
 
 
 class RecordSource(Protocol):
-    """A topic of orders, all its partitions, read from given places on; nothing is skipped."""
+    """A topic of orders, with all its partitions, read from given places on; nothing is skipped."""
 
     async def open(self) -> dict[int, tuple[int, int]]:
-        """Connect anew, check the topic, and return for each partition the offsets of its first
-        record and behind its last one. Raises ConnectError, TopicError, RetryError.
+        """Open a new connection, check the topic, and return for each partition the offset of its
+        first record and the offset after its last one. Raises ConnectError, TopicError, RetryError.
         """
         ...
 
@@ -216,12 +211,12 @@ class RecordSource(Protocol):
     async def records(
         self, at_most: int, timeout_seconds: float
     ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
-        """Return by partition the next records and the offset behind them; empty when none came.
+        """Return the next records and the offset after them, by partition; empty when none came.
 
-        There may be an offset and no record, where the broker keeps some that are no orders. Raises
-        RetryError when the broker does not answer, the offset is not there, or there are other
-        partitions now. Then, and when cancelled, what was read but not returned is lost: `open` and
-        `seek` come next.
+        There may be an offset without a record, where the broker keeps records that are no orders.
+        Raises RetryError when the broker does not answer, the offset does not exist, or the
+        partitions are others now. Then, and after a cancellation, what was read but not returned is
+        lost: `open` and `seek` come next.
         """
         ...
 
@@ -235,7 +230,7 @@ class FrameSink(Protocol):
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that the topic takes, as it was last read."""
+        """The largest frame that the topic accepts, as it was last read."""
         ...
 
     async def start(self, topic: str, partition: int) -> None:
@@ -243,7 +238,7 @@ class FrameSink(Protocol):
         ...
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
-        """Return the values of the last records, the oldest first; fewer where there are fewer.
+        """Return the values of the last records, oldest first; fewer where there are fewer.
 
         Needs no `start`. Raises RetryError when the broker does not answer in time.
         """
@@ -252,8 +247,8 @@ class FrameSink(Protocol):
     async def send(self, frames: Sequence[bytes]) -> None:
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
 
-        Raises RetryError when it did not in time: some may be there all the same, all are sent
-        again, and the receiver drops what it has seen. Refused as too large, `frame_bytes_max` is
+        Raises RetryError when it did not in time: some may be stored anyway, all are resent, and
+        the receiver drops what it has seen. When one is refused as too large, `frame_bytes_max` is
         read again.
         """
         ...
@@ -261,7 +256,7 @@ class FrameSink(Protocol):
     async def close(self) -> None:
         """Close; never raises, never waits beyond its deadline.
 
-        A later `send` connects again, and reads `frame_bytes_max` again.
+        A later `send` reconnects, and reads `frame_bytes_max` again.
         """
         ...
 
@@ -275,7 +270,7 @@ class FrameSource(Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect and stand at the live end. Raises ConnectError, TopicError, RetryError."""
+        """Connect and go to the live end. Raises ConnectError, TopicError, RetryError."""
         ...
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
@@ -301,24 +296,24 @@ class GapSource(Protocol):
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
-        With `batch_id` the seal after the batch that ends there, too, in the same snapshot: a place
-        that was stored may hold an older seal than that of the last batch. Raises ChainMissing,
-        SchemaError, ConnectError, RetryError; RowsArchived when row or batch lie before the
-        archive's boundary.
+        With `batch_id` it also returns the seal after the batch that ends there, from the same
+        snapshot: a stored place may hold an older seal than that of the last batch. Raises
+        ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row or the batch
+        is before the archive's boundary.
         """
         ...
 
     def runs(self, after: Mark, until_id: int, *, from_primary: bool = False) -> AsyncIterator[Run]:
-        """Yield linked runs from behind `after` up to and including the row `until_id`.
+        """Yield linked runs after `after`, up to and including the row `until_id`.
 
-        `after` is compared first: the row is there, and the batch that ends at its `batch_last_id`,
+        `after` is checked first: its row exists, and the batch that ends at its `batch_last_id`,
         the last one before the row or an older one, has its seal. With `from_primary` no standby is
-        read, nor waited for: the rows are to judge by. Raises RowsMissing, RowsArchived,
-        NotYetReadable (of a standby, and where no primary answers that was to), RetryError;
-        ForkFound and SealMismatch when the primary contradicts `after` or itself; BatchDamaged when
-        rows of it do not give the seal of a batch of which all are read. No row of such a batch is
-        yielded, unless it has more than the source reads at once. What was yielded before an error
-        is linked and committed.
+        read or waited for: the rows are used to judge. Raises RowsMissing, RowsArchived,
+        NotYetReadable (from a standby, and where a primary is required and none answers),
+        RetryError; ForkFound and SealMismatch when the primary contradicts `after` or itself;
+        BatchDamaged when the primary's rows of a batch that is read in full do not give its seal.
+        No row of such a batch is yielded, unless it has more rows than the source reads at once.
+        What was yielded before an error is linked and committed.
         """
         ...
 
@@ -328,27 +323,27 @@ class GapSource(Protocol):
 
 
 class ArchivedSource(Protocol):
-    """Rows of one chain that the database has let go, from behind some id up to its boundary.
+    """Rows of one chain that the database has released, after some id up to its boundary.
 
-    `boundary` is the database's standing at the last row that it let go: what is handed out was
+    `boundary` is the database's standing at the last row that it released: what is returned was
     proven to lead to the seal there.
     """
 
     @property
     def chain_id(self) -> int:
-        """The chain of which it holds rows."""
+        """The chain whose rows it holds."""
         ...
 
     async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
-        """Return the mark behind the row `at_id`; None when there is no such row.
+        """Return the mark after the row `at_id`; None when there is no such row.
 
         Raises RowsArchived for rows that it does not hold, InputError where it does not verify or
-        is of another database, RetryError.
+        belongs to another database, RetryError.
         """
         ...
 
     def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
-        """Yield linked runs from behind `after` up to `until_id`, which the boundary reaches.
+        """Yield linked runs after `after` up to `until_id`, which is not above the boundary.
 
         Raises as `mark_at`; ForkFound and SealMismatch when it contradicts `after`.
         """
@@ -377,18 +372,18 @@ class CheckpointStore(Protocol):
         ...
 
     async def load(self) -> Mark | None:
-        """Return the stored place, None for a receiver that never was."""
+        """Return the stored place, None for a receiver that never stored one."""
         ...
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         """Move the place from `first_pid` to `end`, by compare-and-set; it never moves back.
 
-        Where no place is stored it is inserted by a start (`first_pid` is `end.id`), or from the
-        beginning of the chain (`first_pid` is 0); else it was lost, and that is said. `connection`
-        is the caller's own, inside its transaction: then nothing is stored until that commits.
-        Raises CheckpointLost where the place is not at `first_pid`; SettingError for an `end`
-        before `first_pid`; RetryError when it is not known whether it was stored, and the same call
-        may be made again, or one for a later end. The same holds after a cancellation.
+        Where no place is stored, a start inserts it (`first_pid` is `end.id`), or a save from the
+        beginning of the chain (`first_pid` is 0); else it was lost, and CheckpointLost is raised.
+        `connection` is the caller's own, inside its transaction: then nothing is stored until that
+        commits. Raises CheckpointLost where the place is not at `first_pid`; SettingError for an
+        `end` before `first_pid`; RetryError when it is not known whether it was stored: the caller
+        may repeat the call, or make one for a later end. The same holds after a cancellation.
         """
         ...
 
@@ -399,7 +394,7 @@ class CheckpointStore(Protocol):
 
 @runtime_checkable
 class PlaceFinder(Protocol):
-    """Finds where a receiver is to begin that has no place yet; a GapSource may be one too."""
+    """Finds where a receiver without a place begins; a GapSource may implement this too."""
 
     async def row_at_or_before(self, until_id: int) -> int:
         """Return the id of the last row that is not above `until_id`; 0 when there is none.
@@ -418,9 +413,9 @@ class PlaceFinder(Protocol):
 
 @runtime_checkable
 class ReceiverRecords(Protocol):
-    """What is kept of a receiver beside its place; a CheckpointStore may be one too.
+    """What is kept about a receiver besides its place; a CheckpointStore may implement this too.
 
-    Its `load` then raises StillHalted for a receiver that has halted, until that was lifted, and
+    Its `load` then raises StillHalted for a receiver that has halted, until the halt is lifted, and
     ForeignDatabase for a place that was stored in another database.
     """
 
@@ -430,16 +425,16 @@ class ReceiverRecords(Protocol):
         ...
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted behind the row `at_id`. Raises RetryError."""
+        """Store that the receiver has halted after the row `at_id`. Raises RetryError."""
         ...
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` by and by; never waits, never raises."""
+        """Store `gap` later; never waits, never raises."""
         ...
 
 
 class HeadReports(ReceiverRecords, Protocol):
-    """What a receiver tells the chain's database whose place is kept elsewhere."""
+    """What a receiver whose place is kept elsewhere reports to the chain's database."""
 
     @property
     def chain_id(self) -> int:
@@ -452,19 +447,19 @@ class HeadReports(ReceiverRecords, Protocol):
         ...
 
     async def begin(self) -> None:
-        """Look whether this receiver may start, before anything is reported.
+        """Check whether this receiver may start, before anything is reported.
 
-        Raises StillHalted for a receiver that has halted, until that was lifted; SettingError where
-        a receiver of this name keeps its checkpoint in that database.
+        Raises StillHalted for a receiver that has halted, until the halt is lifted; SettingError
+        where a receiver of this name keeps its checkpoint in that database.
         """
         ...
 
     def report(self, done: Mark) -> None:
-        """Store by and by that everything up to `done` was worked on; never waits, never raises."""
+        """Store later that everything up to `done` was processed; never waits, never raises."""
         ...
 
     async def close(self) -> None:
-        """Write what waits and close; never raises, never waits beyond its deadline."""
+        """Write what is pending and close; never raises, never waits beyond its deadline."""
         ...
 
 
@@ -473,7 +468,7 @@ class SnapshotStore(Protocol):
 
     @property
     def chain_id(self) -> int:
-        """The chain of which they are."""
+        """The chain that the snapshots belong to."""
         ...
 
     async def newest(self) -> Snapshot | None:

@@ -1,4 +1,4 @@
-"""Files that hold orders: made so that nobody but their user may read them."""
+"""Files that hold orders: created so that only their user may read them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRIVATE_MODE: Final = 0o600
-"""Of journals, reports and snapshots. A file that is there already keeps the mode it has."""
+"""For journals, reports and snapshots. A file that exists already keeps its mode."""
 
 
 def private_opener(path: str | Path, flags: int) -> int:
-    """Open as `open(..., opener=private_opener)` asks; a file that this makes is its user's."""
+    """Open as `open(..., opener=private_opener)` asks; a file that this creates is its user's."""
     return os.open(path, flags, PRIVATE_MODE)
 
 

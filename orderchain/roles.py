@@ -1,4 +1,4 @@
-"""The database roles of the engine; what each may do stands in `schema.sql`."""
+"""The database roles of the engine; `schema.sql` defines what each may do."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ OUTBOX_RELAY: Final = "outbox_relay"
 OUTBOX_OPERATOR: Final = "outbox_operator"
 
 OUTBOX_ROLES: Final = (OUTBOX_WRITER, OUTBOX_RELAY, OUTBOX_OPERATOR)
-"""The same of the outbox: `outbox/schema.sql` makes these."""
+"""The same for the outbox: `outbox/sql/schema.sql` makes these."""
 
 OUTBOX_CONSUMER: Final = "outbox_consumer"
 
 INBOX_ROLES: Final = (OUTBOX_CONSUMER, OUTBOX_OPERATOR)
-"""The same of the inbox: `outbox/inbox.sql` makes these."""
+"""The same for the inbox: `outbox/sql/inbox.sql` makes these."""
 
 OUTBOX_CALLBACK: Final = "outbox_callback"
 
 CALLBACK_ROLES: Final = (OUTBOX_CALLBACK,)
-"""The same of the callback service: `outbox/callback.sql` makes it."""
+"""The same for the callback service: `outbox/sql/callback.sql` makes it."""
 
 OUTBOX_DECIDER: Final = "outbox_decider"
 
 DECISION_ROLES: Final = (OUTBOX_DECIDER,)
-"""The same of the decisions on prepared messages: `outbox/decision.sql` makes it."""
+"""The same for the decisions on prepared messages: `outbox/sql/decision.sql` makes it."""

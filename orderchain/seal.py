@@ -1,21 +1,259 @@
-"""The seal: a running SHA-256 over the committed batches of a chain (bytes: `docs/seal.md`)."""
+"""The seal of a batch, and the page images that it covers.
+
+The byte image of rows, column by column: what COPY sends and the seal covers are the same bytes.
+
+The image of a column is what PostgreSQL's binary COPY sends for the elements of an array: each one
+after its length of 4 bytes, integers with 8 bytes; all big-endian. With a length before each
+element the image is injective: two different columns never share one. One encoding serves both.
+"""
 
 from __future__ import annotations
 
+from array import array
+from functools import lru_cache
 from hashlib import sha256
-from struct import Struct
-from typing import TYPE_CHECKING, Final
+from itertools import repeat
+from operator import attrgetter
+from struct import Struct as Packing
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from msgspec import Struct
+
+from orderchain.model import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from uuid import UUID
 
-    from orderchain.page_image import PageImage
+
+PAGE_ROWS_MAX: Final = 1_000
+"""Rows of one page. A larger one costs the server more per order (measured at 5,000 rows per
+commit, 60-byte payloads: 0.70 us in one page, 0.56 in five, whose arrays need no fresh memory
+each), and a read of one row copies the arrays of its page."""
+
+PAGE_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of the images of one page, unless a single row has more: what the server must copy to read
+one row."""
+
+COLUMNS: Final = (
+    "chain_id", "first_id", "last_id", "ids", "pids", "keys", "event_times_ns", "payloads",
+)  # fmt: skip
+"""The columns of `chain_page`, in the order of a page's image."""
+
+COPY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_TRAILER: Final = b"\xff\xff"
+
+_INT8: Final = 20
+_TEXT: Final = 25
+_BYTEA: Final = 17
+"""Type numbers of PostgreSQL, the same in every database."""
+
+_FIELDS: Final = Packing(">hiiiqiq")
+_ARRAY: Final = Packing(">iiiiii")
+_SIZE: Final = Packing(">i")
+_INT: Final = Packing(">iq")
+_INT_BYTES: Final = 8
+_INT_IMAGE_BYTES: Final = 12
+_SPREAD_MIN: Final = 64
+"""From this many integers on, laying bytes out costs less than packing each (a sixth at 5,000)."""
+
+_SIZES: Final = tuple(map(_SIZE.pack, range(2_048)))
+"""Images of the lengths that nearly all keys and payloads have: a look-up costs half of packing."""
+
+_columns_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
+
+
+class PageImage(Struct, frozen=True, gc=False):
+    """Rows that are stored together, as the images of their columns."""
+
+    first_id: int
+    last_id: int
+    row_count: int
+    """At least 1."""
+    ids: bytes
+    pids: bytes
+    keys: bytes
+    times: bytes
+    payloads: bytes
+
+    @classmethod
+    def of_columns(cls, *columns: bytes) -> Self:
+        """Return the page with these images, of at least one row, in the order of `columns`."""
+        ids = columns[0]
+        (_, first_id), (_, last_id) = _INT.unpack_from(ids), _INT.unpack(ids[-_INT_IMAGE_BYTES:])
+        return cls(first_id, last_id, len(ids) // _INT_IMAGE_BYTES, *columns)
+
+    @property
+    def columns(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """The images of the columns, in the order in which a seal covers them."""
+        return (self.ids, self.pids, self.keys, self.times, self.payloads)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all columns: more than the rows take in a frame."""
+        return sum(map(len, self.columns))
+
+    def copied(self, chain_id: int) -> list[bytes]:
+        """Return the pieces of the tuple of `chain_page` as binary COPY takes it."""
+        pieces = [_FIELDS.pack(len(COLUMNS), 4, chain_id, 8, self.first_id, 8, self.last_id)]
+        kinds = (_INT8, _INT8, _TEXT, _INT8, _BYTEA)
+        for kind, image in zip(kinds, self.columns, strict=True):
+            # Its length, then: one dimension, no NULL, the element type, the count, lower bound 1.
+            header = _ARRAY.pack(20 + len(image), 1, 0, kind, self.row_count, 1)
+            pieces += (header, image)
+        return pieces
+
+
+def event_pages(events: Sequence[Event]) -> tuple[PageImage, ...]:
+    """Return the pages of `events`, which must not be empty."""
+    ids, pids, keys, times_ns, payloads = zip(*map(_columns_of, events), strict=True)
+    return column_pages(ids, pids, list(map(str.encode, keys)), times_ns, payloads)
+
+
+def column_pages(
+    ids: Sequence[int],
+    pids: Sequence[int],
+    keys: Sequence[bytes],
+    times_ns: Sequence[int],
+    payloads: Sequence[bytes],
+    *,
+    is_linked: bool = False,
+) -> tuple[PageImage, ...]:
+    """Return the pages of rows given as columns of equal length, keys as UTF-8.
+
+    There are as few pages as PAGE_ROWS_MAX allows, of about equal length; a page with more than
+    PAGE_BYTES_MAX is halved. `is_linked` promises that every pid is the id before it, which saves
+    reading them.
+    """
+    count = len(ids)
+    rows = -(-count // -(-count // PAGE_ROWS_MAX))
+    pages: list[PageImage] = []
+    for start in range(0, count, rows):
+        cut = slice(start, start + rows)
+        columns = (ids[cut], pids[cut], keys[cut], times_ns[cut], payloads[cut])
+        page = page_image(*columns, is_linked=is_linked)
+        pages += [page] if page.size <= PAGE_BYTES_MAX else _halved(page, *columns)
+    return tuple(pages)
+
+
+def page_image(
+    ids: Sequence[int],
+    pids: Sequence[int],
+    keys: Sequence[bytes],
+    times_ns: Sequence[int],
+    payloads: Sequence[bytes],
+    *,
+    is_linked: bool = False,
+) -> PageImage:
+    """Return all the rows as one page, whatever its size: enough for a seal."""
+    id_images = _int_images(ids)
+    return PageImage(
+        ids[0], ids[-1], len(ids),
+        id_images,
+        _INT.pack(8, pids[0]) + id_images[:-_INT_IMAGE_BYTES] if is_linked else _int_images(pids),
+        _byte_images(keys), _int_images(times_ns), _byte_images(payloads),
+    )  # fmt: skip
+
+
+def page_events(page: PageImage) -> list[Event]:
+    """Return the rows of a page, as they are: linked or not.
+
+    Whole columns are decoded at once, which costs half of what a driver takes for the arrays.
+    """
+    ids = _ints(page.ids)
+    # Nearly all rows are linked: then the pids are the ids before.
+    is_linked = page.pids[_INT_IMAGE_BYTES:] == page.ids[:-_INT_IMAGE_BYTES]
+    first_pid: int = _INT.unpack_from(page.pids)[1]
+    pids = (first_pid, *ids[:-1]) if is_linked else _ints(page.pids)
+    columns = (ids, pids, _texts(page.keys, len(ids)), _ints(page.times))
+    return list(map(Event, *columns, _elements(page.payloads, len(ids))))
+
+
+def _halved(page: PageImage, *columns: Sequence[Any]) -> list[PageImage]:
+    """Return the parts of a page that is too large; a single row is never split."""
+    if page.row_count == 1 or page.size <= PAGE_BYTES_MAX:
+        return [page]
+    middle = page.row_count // 2
+    first, second = [column[:middle] for column in columns], [column[middle:] for column in columns]
+    return _halved(page_image(*first), *first) + _halved(page_image(*second), *second)
+
+
+def _int_images(values: Sequence[int]) -> bytes:
+    """Return the images of integers; the n-th bytes of all are laid out at once."""
+    if len(values) < _SPREAD_MIN:
+        return b"".join(map(_INT.pack, repeat(_INT_BYTES), values))
+    numbers = array("q", values)
+    if byteorder == "little":
+        numbers.byteswap()
+    raw = numbers.tobytes()
+    images = bytearray(len(numbers) * _INT_IMAGE_BYTES)
+    images[3::_INT_IMAGE_BYTES] = bytes((_INT_BYTES,)) * len(numbers)
+    for at in range(_INT_BYTES):
+        images[4 + at :: _INT_IMAGE_BYTES] = raw[at::_INT_BYTES]
+    return bytes(images)
+
+
+def _byte_images(values: Sequence[bytes]) -> bytes:
+    """Return the images of texts or payloads; where all have one length, it is the separator."""
+    sizes = list(map(len, values))
+    least, most = min(sizes), max(sizes)
+    if least == most:
+        size = _SIZE.pack(least)
+        return size + size.join(values)
+    pieces: list[bytes] = [b""] * (2 * len(values))
+    pack = _SIZES.__getitem__ if most < len(_SIZES) else _SIZE.pack
+    pieces[0::2] = map(pack, sizes)
+    pieces[1::2] = values
+    return b"".join(pieces)
+
+
+def _ints(image: bytes) -> Sequence[int]:
+    """Return the integers of an image."""
+    return _unpacking("4xq", len(image) // _INT_IMAGE_BYTES).unpack(image)
+
+
+def _texts(image: bytes, count: int) -> list[str]:
+    """Return the texts of an image.
+
+    PostgreSQL stores no NUL in a text. So where every text has 1 to 127 bytes, the first three
+    bytes of each length, and they alone, are three NULs, and the fourth is one ASCII character.
+    """
+    try:
+        parts = image.decode().split("\0\0\0")
+    except UnicodeDecodeError:
+        parts = []
+    if len(parts) != count + 1 or b"\0\0\0\0" in image:
+        return list(map(bytes.decode, _elements(image, count)))
+    return [part[1:] for part in parts[1:]]
+
+
+def _elements(image: bytes, count: int) -> Sequence[bytes]:
+    """Return the texts or payloads of an image as bytes."""
+    size, rest = divmod(len(image), count)
+    lengths = [image[at::size] for at in range(_SIZE.size)] if rest == 0 else []
+    if lengths == [bytes((byte,)) * count for byte in _SIZE.pack(size - _SIZE.size)]:
+        return _unpacking(f"4x{size - _SIZE.size}s", count).unpack(image)
+    elements = []
+    at = 0
+    for _ in range(count):
+        (length,) = _SIZE.unpack_from(image, at)
+        begin = at + _SIZE.size
+        at = begin + length
+        elements.append(image[begin:at])
+    return elements
+
+
+@lru_cache(maxsize=16)
+def _unpacking(element: str, count: int) -> Packing:
+    """Return what unpacks an image of `count` elements; to make it costs as much as to use it."""
+    return Packing(">" + element * count)
+
 
 SEAL_BYTES: Final = 32
 _DOMAIN: Final = b"orderchain seal 2\0"
-_GENESIS: Final = Struct(">16sq")
-_BATCH: Final = Struct(">32sqqqqq32s")
+_GENESIS: Final = Packing(">16sq")
+_BATCH: Final = Packing(">32sqqqqq32s")
 
 
 def genesis_seal(database_id: UUID, chain_id: int) -> bytes:
@@ -69,6 +307,6 @@ def seal_over(
     committed_at_us: int,
     content: bytes,
 ) -> bytes:
-    """Return the same where the digest of the content is known."""
+    """Return the same seal, for a known digest of the content."""
     fields = (previous, epoch, first_id, last_id, row_count, committed_at_us, content)
     return sha256(_BATCH.pack(*fields)).digest()

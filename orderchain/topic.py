@@ -16,10 +16,10 @@ def default_topic(chain_id: int) -> str:
 
 
 def topic_refusal(topic: str, partitions: int, settings: Mapping[str, str]) -> TopicError | None:
-    """Return what is wrong with a topic that has so many partitions and such settings, else None.
+    """Return what is wrong with a topic with so many partitions and such settings, else None.
 
-    One chain, one partition: between partitions Kafka keeps no order. No compaction, which removes
-    records that have the same key: the engine's have.
+    One chain, one partition: Kafka keeps no order between partitions. No compaction: it removes
+    records that have the same key, and the engine's have.
     """
     if partitions == 0:
         return TopicError("topic", topic, "a topic that exists")

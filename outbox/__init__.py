@@ -1,12 +1,15 @@
 """Messages that must all arrive and be applied once, in any order."""
 
-from outbox.adding import add, add_many
-from outbox.business import BusinessTransaction
 from outbox.confirm_record import Confirm, Progress
-from outbox.consumer import Consumer
-from outbox.consumer_config import ConsumerConfig
-from outbox.consumer_kit import ConsumerStats, Refused
-from outbox.delivery import Delivery
+from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.consumer import Consumer
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
+from outbox.consumer.inbox_log import InboxLog
+from outbox.consumer.kit import ConsumerStats, Refused
+from outbox.consumer.record_source import move_start
+from outbox.consumer.retries import RetryLevels
+from outbox.consumer.starts import ConsumeStart, StartFrom
 from outbox.destination import Destination
 from outbox.errors import (
     BadRecord,
@@ -16,18 +19,14 @@ from outbox.errors import (
     PartEnded,
     TransitionRefused,
 )
-from outbox.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
-from outbox.firing import FireAfterCommit
-from outbox.inbox_log import InboxLog
 from outbox.message import Message, draw_message_ids
-from outbox.record_source import move_start
-from outbox.relay import Relay
-from outbox.relay_config import RelayConfig
-from outbox.retention import Kept, keep_outbox
-from outbox.retention_config import KeepConfig
-from outbox.retries import RetryLevels
-from outbox.setting_up import change_destination, create_destination_topics, save_destinations
-from outbox.starts import StartAt, StartFrom
+from outbox.sender.add import add, add_many
+from outbox.sender.business import BusinessTransaction
+from outbox.sender.fire_after_commit import FireAfterCommit
+from outbox.sender.relay import Relay
+from outbox.sender.relay_config import KeepConfig, RelayConfig
+from outbox.sender.retention import Kept, keep_outbox
+from outbox.sender.setup import change_destination, create_destination_topics, save_destinations
 from outbox.statuses import Change, Status
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "BusinessTransaction",
     "Change",
     "Confirm",
+    "ConsumeStart",
     "Consumer",
     "ConsumerConfig",
     "ConsumerStats",
@@ -58,7 +58,6 @@ __all__ = [
     "Relay",
     "RelayConfig",
     "RetryLevels",
-    "StartAt",
     "StartFrom",
     "Status",
     "TransitionRefused",

@@ -17,7 +17,7 @@ from outbox.statuses import FINAL, Change, Status, sources
 if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection, Record
 
-_SQL: Final = load_sql("outbox", "acts.sql")
+_SQL: Final = load_sql("outbox", "sql/acts.sql")
 
 UNFINISHED: Final = _SQL["unfinished"]
 
@@ -30,14 +30,14 @@ _EXPECTED: Final[dict[str, tuple[int, ...]]] = {
 }
 
 SILENT_SECONDS: Final = 300.0
-"""As a relay's own setting by default."""
+"""The default of the relay's own setting."""
 
 _TEXT_CHARACTERS_MAX: Final = 1_000
-"""Of a reason or an actor: a sentence for whoever reads it later, not a document."""
+"""Bound on a reason or an actor: a sentence for a later reader, not a document."""
 
 
-class Filter(Struct, frozen=True, kw_only=True):
-    """Which deliveries; what is None or empty chooses all."""
+class DeliveryFilter(Struct, frozen=True, kw_only=True):
+    """Selects deliveries; a field that is None or empty selects all."""
 
     message_ids: tuple[UUID, ...] = ()
     destination: str | None = None
@@ -50,7 +50,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     limit: int = 100
 
     def values(self) -> tuple[object, ...]:
-        """Return it as the statements take it."""
+        """Return the filter as the statements take it."""
         below = None
         if self.before is not None:
             below = smallest_id(self.before.timestamp())
@@ -64,17 +64,17 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
 
-class Delivery(Struct, frozen=True, kw_only=True):
+class ListedDelivery(Struct, frozen=True, kw_only=True):
     """One delivery, as people see it."""
 
     message_id: UUID
     consumer: str
-    """Empty where the destination asks for no confirm."""
+    """Empty if the destination asks for no confirm."""
     destination: str
     status: str
     tries: int
     next_send: datetime | None
-    """When the next thing falls due; None: nothing does."""
+    """When the next action falls due; None if none does."""
     topic: str | None
     partition: int | None
     offset: int | None
@@ -88,11 +88,11 @@ class Changed(Struct, frozen=True, kw_only=True):
     message_id: UUID
     consumer: str
     status: str
-    """After the act; with a dry run before it."""
+    """The status after the act; before it in a dry run."""
 
 
-async def find(connection: Connection, chosen: Filter) -> list[Delivery]:
-    """Return deliveries, the oldest first; finished ones only where a final status is asked for."""
+async def find(connection: Connection, chosen: DeliveryFilter) -> list[ListedDelivery]:
+    """Return deliveries, oldest first; finished ones only if a final status is asked for."""
     found: list[Any] = []
     wanted = set(chosen.statuses)
     if chosen.message_ids or not wanted or wanted - FINAL:
@@ -104,11 +104,11 @@ async def find(connection: Connection, chosen: Filter) -> list[Delivery]:
 
 
 async def act(
-    connection: Connection, what: Act, chosen: Filter, *, actor: str, reason: str
+    connection: Connection, what: Act, chosen: DeliveryFilter, *, actor: str, reason: str
 ) -> list[Changed]:
-    """Do `what` to the chosen deliveries that are where it can be done; all of them or none.
+    """Do `what` to the chosen deliveries whose status allows it; all of them or none.
 
-    Raises SettingError for an actor or a reason that says nothing, and for a key.
+    Raises SettingError for an empty actor or reason, and for a key.
     """
     _refuse_key(chosen)
     actor, reason = checked_text("actor", actor), checked_text("reason", reason)
@@ -116,7 +116,7 @@ async def act(
     return [_changed(row) for row in rows]
 
 
-async def would_act(connection: Connection, what: Act, chosen: Filter) -> list[Changed]:
+async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -> list[Changed]:
     """Return the deliveries that `act` would change, and change nothing."""
     _refuse_key(chosen)
     expected = {Status(number) for number in _EXPECTED[what]}
@@ -129,7 +129,7 @@ async def would_act(connection: Connection, what: Act, chosen: Filter) -> list[C
 
 
 async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:
-    """Return the deliveries by destination and status, and the oldest one of each."""
+    """Return the number of deliveries by destination and status, with the oldest one of each."""
     rows = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
     found = [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
     return sorted(found, key=lambda each: each[:2])
@@ -138,10 +138,10 @@ async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | 
 async def troubles(
     connection: Connection, silent_seconds: float = SILENT_SECONDS
 ) -> dict[str, str]:
-    """Return what is wrong with destinations, by name; those that are all right are missing.
+    """Return what is wrong with destinations, by name; those without a problem are left out.
 
-    Topics that relays could not use in the last minutes, and consumers of which nothing is heard
-    for `silent_seconds` while messages wait for them for as long.
+    It reports topics that relays could not use in the last minutes, and consumers that were not
+    heard from for `silent_seconds` while messages waited for them for as long.
     """
     found: dict[str, list[str]] = {}
     for name, topic, reason, consumer, seconds in await connection.fetch(
@@ -158,24 +158,24 @@ async def troubles(
 
 
 async def look(connection: Connection, message_id: UUID) -> tuple[Record | None, list[Record]]:
-    """Return a message and the acts on it; no message where it is not known, or was dropped."""
+    """Return a message and the acts on it; no message if it is unknown, or was dropped."""
     message = await connection.fetchrow(_SQL["message"], message_id)
     return message, list(await connection.fetch(_SQL["acts"], message_id))
 
 
 async def failed(connection: Connection, limit: int) -> list[dict[str, Any]]:
-    """Return what businesses would have sent that failed, the newest first."""
+    """Return the messages of failed businesses, newest first."""
     return [dict(row) for row in await connection.fetch(_SQL["failed"], limit)]
 
 
-def _refuse_key(chosen: Filter) -> None:
-    """Raise SettingError for what the statement of acts would pass over: it would do too much."""
+def _refuse_key(chosen: DeliveryFilter) -> None:
+    """Raise SettingError for a key: the statement of acts ignores it, and would do too much."""
     if chosen.key is not None:
         raise SettingError("key", chosen.key, "none: find the messages, and name them by their ids")
 
 
 def checked_text(field: str, text: str) -> str:
-    """Return `text` without its outer blanks. Raises SettingError where it says nothing."""
+    """Return `text` without outer blanks. Raises SettingError if it says nothing."""
     stripped = text.strip()
     if not 0 < len(stripped) <= _TEXT_CHARACTERS_MAX or not stripped.isprintable():
         expected = f"1 to {_TEXT_CHARACTERS_MAX} printable characters"
@@ -183,15 +183,15 @@ def checked_text(field: str, text: str) -> str:
     return stripped
 
 
-def _delivery(row: Record) -> Delivery:
+def _delivery(row: Record) -> ListedDelivery:
     due = row["next_send_at"]
-    return Delivery(
+    return ListedDelivery(
         message_id=row["message_id"],
         consumer=row["consumer"],
         destination=row["destination"],
         status=Status(row["status"]).name.lower(),
         tries=row["send_count"],
-        # asyncpg reads infinity as the last time that Python knows.
+        # asyncpg reads infinity as the latest time that Python can represent.
         next_send=None if due is None or due.year == _LAST_YEAR else due,
         topic=row["topic"],
         partition=row["partition"],

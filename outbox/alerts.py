@@ -1,6 +1,6 @@
-"""Alerts: what waits for a person, so that a person hears of it.
+"""Alerts: notify a person of what needs one.
 
-A delivery that has become abnormal, and a consumer of which nothing is heard.
+An alert reports a delivery that has become abnormal, or a consumer that is not heard from.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from orderchain.counted import counted
 from orderchain.errors import SettingError
-from orderchain.printable import printable
-from orderchain.reasons import reason_of
+from orderchain.text import counted, printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.relay_config import RelayConfig
-    from outbox.relay_stats import RelayStats
-    from outbox.store import Abnormal, Silent
+    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.stats import RelayStats
+    from outbox.sender.store import Abnormal, Silent
 
 _log = logging.getLogger(__name__)
 
@@ -33,20 +31,20 @@ HOOK_SECONDS: Final = 10.0
 """Deadline of one call of a hook."""
 
 WAITING_MAX: Final = 1_000
-"""Alerts that wait for a slow hook. Beyond it the oldest are dropped; their log lines stand."""
+"""Alerts that may wait for a slow hook. Above it the oldest are dropped; their log lines remain."""
 
 _KILL_SECONDS: Final = 1.0
-"""A command that was killed ends at once, unless the machine itself hangs."""
+"""A killed command ends at once, unless the machine hangs."""
 
 LINES_MAX: Final = 20
-"""Deliveries told one by one in the log, of one alert; and the most that one hook call tells is
+"""Deliveries of one alert that are logged one by one. One hook call reports at most
 `HOOK_DELIVERIES_MAX`."""
 
 HOOK_DELIVERIES_MAX: Final = 1_000
 
 
 class Alerts:
-    """Tells of abnormal deliveries: a line each at error level, and the hooks that were set."""
+    """Reports abnormal deliveries: one log line each at error level, and the configured hooks."""
 
     def __init__(self, config: RelayConfig, stats: RelayStats) -> None:
         if config.alert_webhook and urlsplit(config.alert_webhook).scheme not in {"http", "https"}:
@@ -59,7 +57,7 @@ class Alerts:
         self._told.set()
 
     def tell(self, abnormal: Sequence[Abnormal]) -> None:
-        """Tell of deliveries; never waits and never raises."""
+        """Report deliveries; never waits and never raises."""
         for each in abnormal[:LINES_MAX]:
             _log.error(
                 "message %s for %s (consumer %r) is abnormal after %s: %s",
@@ -78,7 +76,7 @@ class Alerts:
         )
 
     def tell_silent(self, silent: Sequence[Silent], seconds: float) -> None:
-        """Report consumers of which nothing is heard; never waits and never raises."""
+        """Report consumers that are not heard from; never waits and never raises."""
         for each in silent:
             _log.error(
                 "%s, and messages have waited for it for more than %.0f s; "
@@ -95,7 +93,7 @@ class Alerts:
             self._some.set()
 
     async def run(self) -> None:
-        """Call the hooks, one alert after the other, until cancelled."""
+        """Call the hooks, one alert after another, until cancelled."""
         while True:
             await self._some.wait()
             while self._waiting:
@@ -104,7 +102,7 @@ class Alerts:
             self._told.set()
 
     async def finish(self) -> None:
-        """Return once every alert was told."""
+        """Return once every alert was reported."""
         await self._told.wait()
 
     async def _call(self, body: bytes) -> None:
@@ -142,6 +140,6 @@ class Alerts:
             if process.returncode is None:
                 process.kill()
                 async with asyncio.timeout(_KILL_SECONDS):
-                    await process.wait()  # else it stays behind as a zombie
+                    await process.wait()  # otherwise it remains as a zombie
         if process.returncode:
             raise OSError(f"it ended with {process.returncode}")

@@ -1,23 +1,38 @@
-"""The record by which a consumer confirms: many confirms and its progress in one, as MessagePack.
+"""Confirm records, and the proof that each carries.
+
+The proof shows that the sender of a confirm has received the message.
+
+Each message carries a token, which its sender makes from its own key and stores nowhere. The
+consumer proves with the token that it has the message, and does not reveal the token: so a stranger
+who can write to the confirm topic, and even read it, cannot confirm what it has not received.
+
+    token = keyed BLAKE3 of the 16 bytes of the message's id, by the sender's key: 16 bytes
+    proof = BLAKE3 of the token, the kind (1 byte), `until_unix_ns` (8 bytes, big-endian) and the
+            consumer's name in ASCII: the first 16 bytes
+
+A consumer confirms by records in MessagePack, each with many confirms and its progress:
 
     [version, consumer,
      [[message_id, kind, until_unix_ns, partition, offset, proof], ...],
      [[topic, partition, smallest unfinished offset], ...]]
 
-The id is 16 bytes. Kind 0: applied. Kind 1: parked for a retry, not to be sent again before
-`until_unix_ns`. Partition and offset are where the consumer received it, the proof is that it did
-(16 bytes: see `outbox.proof`). Progress counts only beside a proven confirm. The record stands on
-the destination's confirm topic, with the consumer's name as its key.
+The id is 16 bytes. Kind 0: applied. Kind 1: parked for a retry, not to be resent before
+`until_unix_ns`. Partition and offset say where the consumer received the message; the proof (16
+bytes) shows that it did. Progress counts only together with a proven confirm. The record is on the
+destination's confirm topic, with the consumer's name as its key.
 """
 
 from __future__ import annotations
 
+import hmac
+from struct import Struct as Layout
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
+from blake3 import blake3
 from msgspec import Meta, Struct
 
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 from outbox.errors import BadRecord
 from outbox.limits import (
     CONFIRM_RECORD_BYTES_MAX,
@@ -26,10 +41,36 @@ from outbox.limits import (
     PROGRESS_MAX,
     TOPIC_CHARS_MAX,
 )
-from outbox.proof import PROOF_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+TOKEN_BYTES: Final = 16
+PROOF_BYTES: Final = 16
+KEY_BYTES: Final = 32
+
+_WHAT: Final = Layout(">Bq")
+
+
+def token_of(key: bytes, message_id: bytes) -> bytes:
+    """Return the token of a message, by the 16 bytes of its id."""
+    return blake3(message_id, key=key).digest(TOKEN_BYTES)
+
+
+def proof_of(token: bytes, consumer: str, kind: int, until_unix_ns: int) -> bytes:
+    """Return the proof for what a consumer says about the message with that token."""
+    said = token + _WHAT.pack(kind, until_unix_ns) + consumer.encode()
+    return blake3(said).digest(PROOF_BYTES)
+
+
+def is_proven(
+    key: bytes, message_id: bytes, consumer: str, kind: int, until_unix_ns: int, proof: bytes
+) -> bool:
+    """Return whether `proof` was made by somebody who has received the message."""
+    expected = proof_of(token_of(key, message_id), consumer, kind, until_unix_ns)
+    return hmac.compare_digest(expected, proof)
+
 
 VERSION: Final = 1
 
@@ -41,7 +82,7 @@ _Partition = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One consumer's word on one message."""
+    """One consumer's confirm of one message."""
 
     message_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
     kind: Annotated[int, Meta(ge=APPLIED, le=RETRYING)]
@@ -50,11 +91,12 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
     partition: _Partition
     offset: _Int64
     proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
-    """That the consumer has received the message; made by `outbox.proof.proof_of`."""
+    """Proves that the consumer has received the message; made by
+    `outbox.confirm_record.proof_of`."""
 
 
 class Progress(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """How far a consumer has come in one partition: all below `offset` is finished or parked."""
+    """How far a consumer is in one partition: everything below `offset` is finished or parked."""
 
     topic: Annotated[str, Meta(min_length=1, max_length=TOPIC_CHARS_MAX)]
     partition: _Partition
@@ -63,7 +105,7 @@ class Progress(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fi
 
 
 class ConfirmRecord(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """What one record says."""
+    """The content of one record."""
 
     version: int
     consumer: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -78,12 +120,12 @@ _decoder: Final = msgspec.msgpack.Decoder(ConfirmRecord)
 def encode_confirms(
     consumer: str, confirms: Sequence[Confirm], progress: Sequence[Progress] = ()
 ) -> bytes:
-    """Return the record's value. Cut longer lists into several records: see `outbox.limits`."""
+    """Return the record's value. Split longer lists into several records: see `outbox.limits`."""
     return _encoder.encode(ConfirmRecord(VERSION, consumer, list(confirms), list(progress)))
 
 
 def decode_confirms(value: bytes | None) -> ConfirmRecord:
-    """Return what a record says. Raises BadRecord, and nothing else, for whatever comes."""
+    """Return the content of a record. Raises BadRecord, and nothing else, for any bad value."""
     if value is None:
         raise BadRecord("empty", "a record without a value")
     if len(value) > CONFIRM_RECORD_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""A destination: the topic that messages go to, who consumes them, and when one is sent again."""
+"""A destination: the topic that messages go to, who consumes them, and when one is resent."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 NO_CONSUMER: Final = ""
-"""The consumer of a delivery whose destination asks for no confirm: there is one a message."""
+"""The consumer of a delivery whose destination asks for no confirm: there is one per message."""
 
 
 class Destination(Config, frozen=True, kw_only=True):
-    """Where messages go. It stands in the database, where every service finds it by its name."""
+    """Where messages go. It is stored in the database, where every service finds it by its name."""
 
     name: Name
     topic: Topic
     confirm: Literal["required", "none"] = "required"
     """Whether its consumers confirm what they applied. With `none` the broker's acknowledgement is
-    the end: what a consumer loses after that is not sent again."""
+    the end: a message that a consumer loses after that is not resent."""
     consumers: Annotated[tuple[Name, ...], Meta(max_length=CONSUMERS_MAX)] = ()
     """Who must confirm: one delivery each. At least one with `required`, none with `none`."""
     confirm_topic: Annotated[str, Meta(max_length=TOPIC_CHARS_MAX)] = ""
     """Where they confirm; by default the topic's name and `.confirms`."""
     tries_max: Annotated[int, Meta(ge=1, le=TRIES_MAX)] = 3
-    """Times that a delivery is sent before it becomes abnormal."""
+    """How often a delivery is sent before it becomes abnormal."""
     resend_seconds: Seconds = 30.0
-    """How long the first send may stay without an end: acknowledgement, and confirm if required.
-    It doubles with each try."""
+    """How long the first send may wait for its end: the acknowledgement, and the confirm if
+    required. The time doubles with each try."""
     resend_seconds_max: Seconds = 600.0
     """Upper bound of that time."""
     queue_seconds_max: Seconds = 3_600.0
-    """How long an acknowledged message may wait behind what its consumer has not read yet. Beyond
-    it the message is sent again by time alone."""
+    """How long an acknowledged message may wait until its consumer has read up to it. After that it
+    is resent by time alone."""
     resend_filter: bool = True
-    """Whether a message that is merely queued at its consumer is spared. Off for consumers that do
-    not tell their progress: then time alone decides."""
+    """Whether a message that is merely queued at its consumer is spared a resend. Turn it off for
+    consumers that do not report their progress: then time alone decides."""
     payload_bytes_max: Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)] = 256 * 1024
 
     def __post_init__(self) -> None:
-        """Fill in the confirm topic. Raises SettingError where two settings contradict."""
+        """Fill in the confirm topic. Raises SettingError if two settings contradict each other."""
         super().__post_init__()
         if not self.name.isascii() or not self.name.isprintable():
             raise SettingError("name", self.name, "printable ASCII characters")
@@ -75,7 +75,7 @@ class Destination(Config, frozen=True, kw_only=True):
             if not consumer.isascii() or not consumer.isprintable():
                 raise SettingError("consumers", consumer, "printable ASCII characters")
         if self.confirm == "required" and not self.confirm_topic:
-            # Frozen for everybody else; nobody has seen this one yet.
+            # Frozen for all others; nothing has seen this instance yet.
             force_setattr(self, "confirm_topic", f"{self.topic}.confirms")
         for topic in filter(None, (self.topic, self.confirm_topic)):
             if not _TOPIC.fullmatch(topic):
@@ -102,11 +102,11 @@ def topics_of(destinations: Iterable[Destination]) -> set[str]:
 def changed_destination(
     stored: Mapping[str, Any] | None, name: str, changes: Mapping[str, Any]
 ) -> Destination:
-    """Return the destination `name` with the fields of `changes`, and all others as they are.
+    """Return the destination `name` with the fields of `changes`, and all other fields as they are.
 
-    `stored` holds the fields of one that is there. A new one needs its topic, and has the defaults
-    else. `consumers` alone means that they confirm, or with none that nobody does; `confirm` none
-    takes the consumers and their topic away. Raises SettingError.
+    `stored` holds the fields of an existing one. A new one needs its topic, and has the defaults
+    otherwise. `consumers` alone means that they confirm, or, if empty, that nobody does; `confirm`
+    none removes the consumers and their topic. Raises SettingError.
     """
     if stored is None and "topic" not in changes:
         raise SettingError("topic", "", f"the topic of {name}, which is new")

@@ -1,12 +1,12 @@
 """Errors of the outbox, sorted by what the caller does next (see `orderchain.errors`).
 
 OrderchainError
-├── RefusedError              mend what you gave; nothing was done
+├── RefusedError              fix what you gave; nothing was done
 │   ├── MessageError              a message: its payload, key, headers or id
 │   ├── DestinationMissing        no destination of that name was set up
-│   └── TransitionRefused         the delivery is not where this change could be made
-├── StoppedError              this object works no more; open a new one
-│   └── PartEnded                 a part has ended that must live
+│   └── TransitionRefused         the delivery's status does not allow this change
+├── StoppedError              this object no longer works; open a new one
+│   └── PartEnded                 a part that must live has ended
 ├── RetryError                the same call may succeed later
 │   └── OutboxFull                the outbox takes more on disk than it may; nothing was stored
 └── BadRecord                 one record is unusable: drop it, count it
@@ -25,11 +25,11 @@ from orderchain.errors import (
 )
 
 LASTING: Final = (StoppedError, DurabilityError)
-"""What does not pass by itself: whoever works on and on ends with it."""
+"""Errors that do not pass by themselves: an endless loop ends with them."""
 
 
 class MessageError(RefusedError):
-    """A message was refused before anything of it was stored."""
+    """A message was refused before any of it was stored."""
 
 
 class DestinationMissing(RefusedError):
@@ -52,7 +52,7 @@ class TransitionRefused(RefusedError):
 class PartEnded(StoppedError):
     """A part of the service has ended, and the service with it: nothing more is accepted.
 
-    Its cause is what the part raised; it has none where the part was cancelled or returned.
+    Its cause is what the part raised; it has none if the part was cancelled or returned.
     """
 
     def __init__(self, service: str, part: str) -> None:
@@ -64,7 +64,7 @@ class PartEnded(StoppedError):
 class OutboxFull(RetryError):
     """The outbox takes more on disk than it may: nothing was stored, and the transaction is broken.
 
-    Messages are added again once history was dropped, or the bound raised (`chainctl outbox keep`).
+    Adding works again once history was dropped, or the bound raised (`chainctl outbox keep`).
     """
 
 

@@ -1,16 +1,16 @@
 """The headers of a message's record: which message it is, and what its consumer needs to answer.
 
-Beside the caller's own headers, all ASCII text:
+They come in addition to the caller's own headers. All are ASCII text:
 
     orderchain-message-id          the id, as UUID text
     orderchain-destination         the destination's name
-    orderchain-oldest-unfinished   an id: its sender sends no message below it any more. All records
+    orderchain-oldest-unfinished   an id: its sender no longer sends a message below it. All records
                                    of ours have it; without it nobody knows what may still come
-    orderchain-confirm-topic       where to confirm; absent where no confirm is asked for
-    orderchain-confirm-token       by which to prove it (`outbox.proof`), in hexadecimal digits
+    orderchain-confirm-topic       where to confirm; absent if no confirm is asked for
+    orderchain-confirm-token       by which to prove it (`outbox.confirm_record`), hexadecimal
 
-They come last: a reader that takes the last of several has ours. A caller's own may not begin
-with `orderchain-`: the table and `outbox.message` refuse them.
+They come last: a reader that takes the last of several gets ours. A caller's own may not begin with
+`orderchain-`: the table and `outbox.message` refuse them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from outbox.confirm_record import TOKEN_BYTES
 from outbox.errors import BadRecord
 from outbox.limits import NAME_CHARS_MAX, TOPIC_CHARS_MAX
 from outbox.message import RESERVED_PREFIX
-from outbox.proof import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,10 +38,11 @@ CONFIRM_TOPIC: Final = "orderchain-confirm-topic"
 CONFIRM_TOKEN: Final = "orderchain-confirm-token"  # noqa: S105 - the name of a header
 
 RECORD_HEADERS_MAX: Final = 1_000
-"""What a consumer looks through. A sender of ours adds five to at most 64."""
+"""Headers that a consumer looks through. Our senders add five to at most 64."""
 
 COMMON_MAX: Final = 1_024
-"""Values remembered: destinations and topics are few, and a sender's oldest message stays long."""
+"""Values that are cached: there are few destinations and topics, and a sender's oldest message
+changes seldom."""
 
 _UUID_CHARS: Final = 36
 
@@ -49,26 +50,26 @@ Headers = list[tuple[str, bytes]]
 
 
 class RecordHeaders(Struct, frozen=True, gc=False):
-    """What a record's headers say."""
+    """The content of a record's headers."""
 
     message_id: UUID
     destination: str
     oldest_unfinished: UUID | None
-    """Below it, its sender has nothing to send any more. None: it does not say."""
+    """The sender has nothing left to send below it. None: the record does not say."""
     confirm_topic: str | None
-    """None where no confirm is asked for."""
+    """None if no confirm is asked for."""
     own: dict[str, bytes]
     """The caller's own headers."""
     confirm_token: bytes | None = None
-    """By which to prove a confirm; None where there is none, or none that can be read."""
+    """Proves a confirm; None if it is missing or unreadable."""
 
 
 def common_headers(
     destination: Destination, oldest_unfinished: UUID | None, *, can_confirm: bool = True
 ) -> Headers:
-    """Return what all records of one send have in common.
+    """Return the headers that all records of one send have in common.
 
-    `can_confirm`: each gets a token, without which there is nothing to confirm by.
+    `can_confirm`: each record gets a token, without which it cannot be confirmed.
     """
     headers = [(DESTINATION, destination.name.encode())]
     if can_confirm and destination.confirm == "required":
@@ -81,7 +82,7 @@ def common_headers(
 def record_headers(
     message_id: UUID, own: Mapping[str, str] | None, common: Headers, token: bytes | None = None
 ) -> Headers:
-    """Return the headers of one record: the caller's own, and then ours."""
+    """Return the headers of one record: the caller's own, then ours."""
     # Not str(message_id): this runs for every message, and is three times as fast.
     digits = message_id.bytes.hex()
     text = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -96,7 +97,7 @@ def record_headers(
 def read_headers(
     headers: Sequence[tuple[str, bytes]], make_id: Callable[[str], UUID] = UUID
 ) -> RecordHeaders:
-    """Return what the headers of a received record say. Raises BadRecord.
+    """Return the content of a received record's headers. Raises BadRecord.
 
     `make_id` makes the message's id from its text: a driver may have a faster class for it.
     """
@@ -121,7 +122,7 @@ def read_headers(
 
 
 def _token(value: bytes | None) -> bytes | None:
-    """Return a token. One that can't be read is none: the message itself is as good as any."""
+    """Return a token; None if it is unreadable: the message itself is as good as any."""
     if value is None or len(value) != 2 * TOKEN_BYTES or not value.isalnum():
         return None
     try:
@@ -149,6 +150,7 @@ def _text(name: str, value: bytes | None, chars_max: int) -> str:
     return text
 
 
-# What thousands of records have in common is read once: it halves the cost of their headers.
+# Values that thousands of records have in common are read once: it halves the cost of their
+# headers.
 _common_text: Final = lru_cache(COMMON_MAX)(_text)
 _common_uuid: Final = lru_cache(COMMON_MAX)(_uuid)

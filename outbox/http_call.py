@@ -1,4 +1,4 @@
-"""One HTTP call of ours: JSON there, JSON back, with bounds on time and size.
+"""One HTTP call: JSON out, JSON back, with bounds on time and size.
 
 A small client on asyncio and h11, which the web server brings along: calls are few, each asks about
 many messages, and nothing but POST and GET of JSON is needed. It follows no redirects and keeps no
@@ -18,11 +18,10 @@ import msgspec
 from msgspec import Struct
 
 from orderchain.errors import RefusedError, RetryError, SettingError
-from orderchain.printable import printable
-from orderchain.reasons import reason_of
+from orderchain.text import printable, reason_of
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20
-"""Of an answer's body. Answers list ids; more than this is something else."""
+"""Bound on an answer's body. Answers list ids; a longer one is something else."""
 
 _READ_BYTES: Final = 65_536
 _CLOSE_SECONDS: Final = 1.0
@@ -30,14 +29,14 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class Answered(Struct, frozen=True):
-    """What came back."""
+    """The answer of a call."""
 
     status: int
     body: bytes
 
 
 class CallRefused(RefusedError):
-    """The other side has refused the call with a 4xx status; the same call is refused again."""
+    """The server has refused the call with a 4xx status; a retry would be refused, too."""
 
     def __init__(self, url: str, answered: Answered) -> None:
         told = printable(answered.body[:200].decode("utf-8", "replace"))
@@ -49,15 +48,15 @@ class CallRefused(RefusedError):
 async def call_json(method: str, url: str, token: str, content: object, seconds: float) -> Answered:
     """Send `content` as JSON (None: nothing) and return the answer, which has a 2xx status.
 
-    `token` travels as a bearer token, unless empty. Raises CallRefused for 4xx, RetryError where
-    nothing came back within `seconds`, or a 5xx did: then it is not known whether it was done.
+    `token` is sent as a bearer token, unless empty. Raises CallRefused for a 4xx, RetryError for a
+    5xx, or if no answer came within `seconds`: then it is not known whether the call was done.
     """
     parts = split_url("url", url)
     body = b"" if content is None else msgspec.json.encode(content)
     try:
         async with asyncio.timeout(seconds):
             answered = await _exchange(parts, _request(method, parts, token, body), body)
-    except (OSError, UnicodeError, h11.ProtocolError) as error:  # a host's name may not be one
+    except (OSError, UnicodeError, h11.ProtocolError) as error:  # the host's name may be invalid
         silent = isinstance(error, TimeoutError)
         told = f"no answer within {seconds} s" if silent else reason_of(error)
         raise RetryError(f"{shown_url(url)}: {told}") from error
@@ -84,7 +83,7 @@ def split_url(field: str, url: str) -> SplitResult:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may be told: without a user, and without the query."""
+    """Return a URL as it may be logged: without a user, and without the query."""
     return url.partition("?")[0].rpartition("@")[2]
 
 
@@ -122,7 +121,7 @@ async def _exchange(parts: SplitResult, request: h11.Request, body: bytes) -> An
         return await _read(protocol, reader)
     finally:
         writer.close()
-        # Not a cancellation: swallowed here, whoever calls could not be ended.
+        # Not a cancellation: if it were swallowed here, the caller could not be cancelled.
         with suppress(OSError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await writer.wait_closed()

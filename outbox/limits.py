@@ -22,31 +22,32 @@ HEADERS_BYTES_MAX: Final = 16 * 1024
 """All names and values together: headers travel with every copy of a message."""
 
 NAME_CHARS_MAX: Final = 100
-"""Of a destination, a consumer, a sender: what people type and read in tables."""
+"""Bound on the names of destinations, consumers and senders: people type them, and read them in
+tables."""
 
 TOPIC_CHARS_MAX: Final = 249
 """Kafka's own limit."""
 
 CONSUMERS_MAX: Final = 64
-"""Of one destination: each costs a row a message."""
+"""Consumers of one destination: each costs one row per message."""
 
 MESSAGES_MAX: Final = 100_000
-"""Of one call of `add_many`: what one statement may hold in memory."""
+"""Messages of one call of `add_many`: what one statement may hold in memory."""
 
 TRIES_MAX: Final = 1_000
-"""Of one round; beyond it a person should have looked long ago."""
+"""Tries of one round; a person should look long before so many."""
 
 OPEN_SECONDS_MAX: Final = 3_600.0
-"""How long a transaction that stores messages may stay open, by the time at which their ids were
-drawn and by clocks that differ. The inboxes of consumers keep what is younger: next to the days for
-which they keep it anyway, an hour costs nothing."""
+"""How long a transaction that stores messages may stay open, counted from the time at which their
+ids were drawn, and with clocks that differ. The inboxes of consumers keep what is younger: they
+keep days anyway, so an hour costs nothing."""
 
 CONFIRM_RECORD_BYTES_MAX: Final = 1024 * 1024
-"""What the intake of confirms will look at. Above it a record is refused unread, since small values
-decode into objects many times their size."""
+"""The largest record that the intake of confirms decodes. A larger one is refused unread, since
+small values decode into objects many times their size."""
 
 CONFIRMS_MAX: Final = 16_000
 """Confirms of one record: at most 61 bytes each, so this many stay below the size above."""
 
 PROGRESS_MAX: Final = 10_000
-"""Partitions that one confirm record tells the progress of."""
+"""Partitions whose progress one confirm record reports."""

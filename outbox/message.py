@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESERVED_PREFIX: Final = "orderchain-"
-"""Headers of ours begin with it; a caller's may not."""
+"""Our headers begin with it; a caller's may not."""
 
 _VERSION: Final = 7 << 12
 _VARIANT: Final = 2 << 62
@@ -36,17 +36,17 @@ _TIME_MAX: Final = 1 << 48
 
 
 class Message(Struct, frozen=True, gc=False):
-    """One message for a destination. Check what came from outside by `check_message`."""
+    """One message for a destination. Check input from outside with `check_message`."""
 
     message_id: UUID
-    """UUIDv7: begins with the millisecond at which it was made, so ids are by time."""
+    """A UUIDv7: it begins with the millisecond of its creation, so ids sort by time."""
     destination: str
     payload: bytes
-    """Never looked into."""
+    """Never inspected."""
     key: str | None = None
     """Records of one key go to one partition; None spreads them."""
     headers: Mapping[str, str] | None = None
-    """Names in printable ASCII, values text. None of them begins with `orderchain-`."""
+    """Names are printable ASCII, values are text. No name begins with `orderchain-`."""
 
 
 class MessageIds:
@@ -59,7 +59,7 @@ class MessageIds:
     ) -> None:
         self._wall_ns = wall_ns
         self._random_bytes = random_bytes
-        # Milliseconds, and a counter of 12 bits behind them. Never falls.
+        # Milliseconds, followed by a counter of 12 bits. Never falls.
         self._last = 0
 
     def draw(self, count: int) -> list[UUID]:
@@ -90,7 +90,7 @@ def draw_message_ids(count: int) -> list[UUID]:
 
 
 def smallest_id(at: float) -> UUID:
-    """Return the smallest id of a time, in seconds since 1970; of an earlier one the smallest."""
+    """Return the smallest id of a time, in seconds since 1970; the smallest of all before 1970."""
     return UUID(int=max(int(at * 1_000), 0) << 80)
 
 
@@ -100,7 +100,7 @@ def made_at(message_id: UUID) -> float:
 
 
 def age_seconds(message_id: UUID, now: float) -> float:
-    """Return how long before `now`, in seconds since 1970, an id was drawn; 0 for one to come."""
+    """Return how long before `now`, in seconds since 1970, an id was drawn; 0 for a future one."""
     return max(now - made_at(message_id), 0.0)
 
 

@@ -1,7 +1,7 @@
 """The parts of a service: each must live, and when one ends all of them do.
 
-A part that died in silence is worse than none: what it should have done is not done, and nobody
-knows. So its error is everybody's, and nothing new is accepted from then on.
+A part that dies silently is worse than none: its work is not done, and nobody knows. So its error
+ends all parts, and nothing new is accepted from then on.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from orderchain.backoff import Backoff
 from orderchain.errors import OrderchainError
-from orderchain.printable import printable
-from orderchain.reasons import reason_of
+from orderchain.text import printable, reason_of
 from outbox.errors import LASTING, PartEnded
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = (0.25, 1.0)
-"""Between two tries of a part that was broken off by what may pass."""
+"""Pause between two tries of a part that was interrupted by an error that may pass."""
 
 
 class Parts:
@@ -42,24 +41,24 @@ class Parts:
         self._expected: set[str] = set()  # those whose end is no failure
         self._cancelled: set[str] = set()
         self.failure: PartEnded | None = None
-        """Why the service works no more; its cause is what the part raised, if it raised."""
+        """Why the service no longer works; its cause is what the part raised, if anything."""
 
     @property
     def are_begun(self) -> bool:
-        """Whether there are any."""
+        """Whether any part was begun."""
         return bool(self._tasks)
 
     @property
     def names(self) -> set[str]:
-        """The names of all."""
+        """The names of all parts."""
         return set(self._tasks)
 
     def begin(
         self, name: str, work: Coroutine[Any, Any, None], *, is_spared: bool = False
     ) -> asyncio.Task[None]:
-        """Run `work` as a part, whose end, whatever it is, is the end of all.
+        """Run `work` as a part; any end of it ends all parts.
 
-        `is_spared`: it is not cancelled then, since it ends by itself, in order.
+        `is_spared`: it is not cancelled when another part ends, since it ends by itself, in order.
         """
         task = asyncio.create_task(work, name=f"orderchain {self._service} {name}")
         self._tasks[name] = task
@@ -74,9 +73,9 @@ class Parts:
             raise PartEnded(self._service, self.failure.part) from self.failure.__cause__
 
     async def wait(self) -> None:
-        """Wait for the end of a part; raise what it raised, or PartEnded where it raised nothing.
+        """Wait for the end of a part; raise what it raised, or PartEnded if it raised nothing.
 
-        Returns where all were ended in order.
+        Returns if all parts were ended in order.
         """
         await self._ended.wait()
         if self.failure is not None:
@@ -98,18 +97,18 @@ class Parts:
             await asyncio.wait([doing, ending])
 
     def cancel(self, names: Collection[str]) -> None:
-        """Cancel parts, each of them once: a second time would cut off how it ends."""
+        """Cancel parts, each of them once: a second cancel would cut off the way it ends."""
         for name in set(names) - self._cancelled:
             self._cancelled.add(name)
             self._expected.add(name)
             self._tasks[name].cancel()
 
     def expect_end(self, name: str) -> None:
-        """Let a part end by itself: that is no failure any more."""
+        """Allow a part to end by itself: that is no longer a failure."""
         self._expected.add(name)
 
     async def end(self, timeout_seconds: float | None = None) -> None:
-        """Cancel what was not, and wait for the ends of all; never raises."""
+        """Cancel the parts that were not cancelled yet, and wait until all end; never raises."""
         self.cancel(self._tasks)
         tasks = list(self._tasks.values())
         if tasks:
@@ -132,7 +131,7 @@ class Parts:
 
 
 async def endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, and again when it was broken off by what may pass. Raises what does not pass."""
+    """Do `work`, and retry it after an error that may pass. Raises any other error."""
     loop, pauses = asyncio.get_running_loop(), Backoff(*_PAUSE_SECONDS)
     while True:
         began = loop.time()
@@ -148,9 +147,9 @@ async def endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
-    """Bring `work` to its end, also when the caller is cancelled meanwhile; then raise that.
+    """Run `work` to its end, even if the caller is cancelled meanwhile; then raise that.
 
-    For what must not stop half-way, and has deadlines of its own.
+    Use it for work that must not stop half-way, and has deadlines of its own.
     """
     doing = asyncio.ensure_future(work)
     try:

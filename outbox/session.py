@@ -1,27 +1,50 @@
-"""A service's session with its database."""
+"""Sessions of the outbox with PostgreSQL.
+
+A server that runs without `fsync`, `full_page_writes` or `synchronous_commit` may lose what it has
+committed. So our sessions refuse such a server, and keep the `synchronous_commit` that they have
+found, even if the server's settings are reloaded meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import Session, SessionConfig
+from orderchain.clients.durability import check_durability
+from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
+from orderchain.clients.session import Connections, Session, SessionConfig
 from orderchain.errors import SchemaError
-from orderchain.roles import OUTBOX_RELAY
-from outbox.durability import BARRIER, keep_durable
+from orderchain.roles import OUTBOX_CONSUMER, OUTBOX_RELAY
+from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orderchain.clients.postgres import Connection
+    from outbox.consumer.config import ConsumerConfig
+
+
+_SQL: Final = load_sql("outbox", "sql/durability.sql")
+
+BARRIER: Final = _SQL["barrier"]
+SYNCHRONOUS: Final = _SQL["synchronous"]
+
+
+async def keep_durable(connection: Connection, *, unsafe: bool) -> None:
+    """Keep `synchronous_commit` as it is; raise DurabilityError if a crash may lose commits."""
+    settings = await connection.fetchrow(_SQL["pin"])
+    if not unsafe:
+        check_durability(settings)
+
 
 SCHEMA_VERSION: Final = 1
 
 
 class ServiceSettings(Protocol):
-    """What a session must know of the settings of whoever works with it."""
+    """The settings that a session needs from its user."""
 
     @property
     def database(self) -> str | DatabaseConfig: ...  # noqa: D102 - as in each of the settings
@@ -34,7 +57,7 @@ class ServiceSettings(Protocol):
 
 
 class Tables(Struct, frozen=True):
-    """Whose tables a session works on."""
+    """The tables that a session works on."""
 
     name: str
     version_statement: str
@@ -51,15 +74,15 @@ PLAN_SETTINGS: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-"""Settings of sessions that run our statements alone. The tables that change are small and change
-fast, and statistics of them are always wrong: a plan made when a table was empty would read all of
-it for each row. So every plan is the one that goes by the indexes, and is made once."""
+"""Settings of sessions that run only our statements. The tables that change are small and change
+fast, and their statistics are always wrong: a plan made for an empty table would read the whole
+table per row. So every plan uses the indexes, and is made once."""
 
 SESSION_SETTINGS: Final = PLAN_SETTINGS | {
-    # A process that stops in mid transaction must not hold its claims for ever.
+    # A process that stops in the middle of a transaction must not hold its claims forever.
     "idle_in_transaction_session_timeout": "60s",
-    # What a database or a role has set for others must not end our sessions, nor fail statements
-    # that are sound: deadlines are our own.
+    # Settings that a database or a role has for others must not end our sessions, nor fail sound
+    # statements: our sessions have their own deadlines.
     "idle_session_timeout": "0",
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -68,7 +91,7 @@ SESSION_SETTINGS: Final = PLAN_SETTINGS | {
 
 
 class OutboxSession(Session):
-    """A session whose commits last, and whose tables are there.
+    """A session whose commits last, and whose tables exist.
 
     Its methods raise DurabilityError, too.
     """
@@ -80,7 +103,7 @@ class OutboxSession(Session):
         woken: Callable[[], None] | None = None,
         tables: Tables = OUTBOX_TABLES,
     ) -> None:
-        """`woken` is called when messages may be due, as the tables of the outbox report it."""
+        """`woken` is called when messages may be due, as the outbox's tables report it."""
         config = SessionConfig(
             database=DatabaseConfig.of(settings.database),
             application_name=f"orderchain outbox {purpose}",
@@ -102,7 +125,7 @@ class OutboxSession(Session):
         await self.fetch(BARRIER)
 
     async def check_durability(self) -> None:
-        """Look at the server's settings once more."""
+        """Check the server's settings again."""
         await self.run(self._keep_durable)
 
     async def _check(self, connection: Connection) -> None:
@@ -113,7 +136,62 @@ class OutboxSession(Session):
         await self._keep_durable(connection)
         if (woken := self._woken) is not None:
             await connection.add_listener("outbox_ready", lambda *_: woken())
-            woken()  # what came while nobody listened
+            woken()  # for what came while nobody listened
 
     async def _keep_durable(self, connection: Connection) -> None:
         await keep_durable(connection, unsafe=self._is_unsafe)
+
+
+_TRANSIENT_SQLSTATES: Final = frozenset({
+    "40001",  # could not serialize: nobody's fault, a retry may pass
+    "40P01",  # deadlock: another transaction went on
+    "55P03",  # a lock was not available in time
+    "57P01", "57P02", "57P03",  # the server is stopping or starting
+    "53300",  # no connection left
+})  # fmt: skip
+
+
+class ConsumerConnections(Connections):
+    """Connections of a consumer, whose commits last. Their settings are the handler's own."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        session = SessionConfig(
+            database=DatabaseConfig.of(config.database),
+            application_name=f"orderchain outbox consumer {config.name}",
+            role=OUTBOX_CONSUMER,
+            pooler="refused",  # what `keep_durable` pins is the session's own
+            watches_standby=True,
+            connect_seconds=config.connect_seconds,
+            statement_seconds=config.statement_seconds,
+            close_seconds=config.close_seconds,
+        )
+        super().__init__(session, prepare=self.check_durability)
+        self._is_unsafe = config.unsafe_durability
+
+    async def check_durability(self, connection: Connection) -> None:
+        """Raise DurabilityError if the server may lose what this connection has committed."""
+        async with asyncio.timeout(self._config.statement_seconds):
+            await keep_durable(connection, unsafe=self._is_unsafe)
+
+    async def barrier(self) -> None:
+        """Return once what can be read here outlives a failover. Raises what a database raises."""
+        connection = await self.take()
+        try:
+            await connection.execute(BARRIER, timeout=self._config.statement_seconds)
+            self.check_commit(connection)
+        except BaseException:
+            self.drop(connection)
+            raise
+        self.give_back(connection)
+
+    def refusal(self, error: Exception) -> Exception:
+        """Return what to raise after a statement raised `error`; see `statement_refusal`."""
+        return statement_refusal(error, self._config.database, self._config.role)
+
+
+def is_interruption(error: BaseException, connection: Connection | None) -> bool:
+    """Return whether work was interrupted from outside, so that the message is not to blame."""
+    if sqlstate_of(error) in _TRANSIENT_SQLSTATES:
+        return True
+    is_driver = isinstance(error, DRIVER_ERRORS)
+    return is_driver and connection is not None and connection.is_closed()

@@ -1,8 +1,8 @@
 """The statuses of a delivery, and every change between them that may happen.
 
-A delivery is one message for one consumer. The table below is the whole of it: whatever is not
-written there does not happen. The statements take the statuses that they expect from here (see
-`sources`), so neither a relay nor a person can go round it.
+A delivery is one message for one consumer. The table below is complete: a change that is not in it
+does not happen. The statements take the statuses that they expect from here (see `sources`), so
+neither a relay nor a person can bypass it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Status(enum.IntEnum):
-    """Where a delivery stands. The numbers stand in the database and never change."""
+    """The state of a delivery. The numbers are stored in the database and never change."""
 
     INIT = 0
     """Stored with the business change; not known to be on the broker."""
     CONFIRMED = 1
-    """The broker has acknowledged it. Final where the destination's consumers do not confirm."""
+    """The broker has acknowledged it. Final if the destination's consumers do not confirm."""
     CONSUMED = 2
     """The consumer has confirmed that it applied it. Final."""
     ABNORMAL = 3
@@ -43,13 +43,13 @@ class Change(enum.Enum):
     APPLIED = "applied"
     """The consumer's confirm came, in time, late or early."""
     TRIES_USED_UP = "tries used up"
-    """It was sent as often as it may be, and its time passed again."""
+    """It was sent as often as allowed, and its time has passed again."""
     COMMITTED = "committed"
     """The sender decided for it: its local transaction is done."""
     ROLLED_BACK = "rolled back"
     """The sender decided against it."""
     CHECKS_USED_UP = "checks used up"
-    """Check-back was answered as often as it may be, and never with a decision."""
+    """Check-back was answered as often as allowed, and never with a decision."""
     RETRIED = "retried"
     """A person gives it a new round of tries, or of checks."""
     ABANDONED = "abandoned"
@@ -61,8 +61,8 @@ class Transition(NamedTuple):
 
     status: Status
     is_decided: bool
-    """False as long as its sender has not said whether it is to be sent: in `prepared`, and in an
-    `abnormal` that came from there."""
+    """False until its sender has said whether to send it: in `prepared`, and in an `abnormal` that
+    came from there."""
     change: Change
     becomes: Status
 
@@ -78,8 +78,8 @@ TRANSITIONS: Final = (
     # Sent again, acknowledged again.
     Transition(Status.CONFIRMED, True, Change.ACKNOWLEDGED, Status.CONFIRMED),
     Transition(Status.CONFIRMED, True, Change.APPLIED, Status.CONSUMED),
-    # Early: the consumer was faster than what the relay writes about the broker. Late: a person
-    # already looks at it.
+    # Early: the consumer's confirm came before the relay wrote the broker's acknowledgement. Late:
+    # a person is already looking at it.
     Transition(Status.INIT, True, Change.APPLIED, Status.CONSUMED),
     Transition(Status.ABNORMAL, True, Change.APPLIED, Status.CONSUMED),
     Transition(Status.INIT, True, Change.TRIES_USED_UP, Status.ABNORMAL),
@@ -96,17 +96,17 @@ _BECOMES: Final = {
 }
 
 FINAL: Final = frozenset({Status.CONSUMED, Status.CANCELLED, Status.ABANDONED})
-"""What ends a delivery. `confirmed` does so too where the destination asks for no confirm."""
+"""Statuses that end a delivery. `confirmed` does so too if the destination asks for no confirm."""
 
 SENDABLE: Final = frozenset({Status.INIT, Status.CONFIRMED})
-"""What the sweep looks at."""
+"""Statuses that the sweep looks at."""
 
 
 def after(status: Status, change: Change, *, is_decided: bool = True) -> Status:
     """Return the status that `change` leads to.
 
-    `is_decided` is False for a delivery whose sender never decided. Raises TransitionRefused where
-    the table has no such line; nothing is changed then.
+    `is_decided` is False for a delivery whose sender never decided. Raises TransitionRefused if the
+    table has no such line; nothing is changed then.
     """
     becomes = _BECOMES.get((status, is_decided, change))
     if becomes is None:
@@ -116,7 +116,7 @@ def after(status: Status, change: Change, *, is_decided: bool = True) -> Status:
 
 
 def sources(change: Change, *, is_decided: bool = True) -> tuple[int, ...]:
-    """Return the statuses that `change` may come upon, for the statements that write it."""
+    """Return the statuses that allow `change`, for the statements that write it."""
     return tuple(
         sorted(int(line.status) for line in _lines(change) if line.is_decided == is_decided)
     )

@@ -1,13 +1,13 @@
 """Gives each order its id and pid, commits batches to PostgreSQL, then publishes them to Kafka."""
 
 from sequencer.config import SequencerConfig
-from sequencer.intake_config import TopicIntakeConfig
+from sequencer.intake.config import TopicIntakeConfig
+from sequencer.intake.reader import check_intake_topic
+from sequencer.intake.topic import TopicIntake, TopicIntakeStats
 from sequencer.order import Ack, Order
 from sequencer.service import Sequencer, open_sequencer
-from sequencer.sifting import Refusal
 from sequencer.stats import SequencerStats
-from sequencer.topic_intake import TopicIntake, TopicIntakeStats
-from sequencer.topic_reader import check_intake_topic
+from sequencer.submission import Refusal
 
 __all__ = [
     "Ack",

@@ -1,4 +1,4 @@
-"""Collects what was submitted until the next commit takes it: bounded, and in order."""
+"""Collects submitted entries until the next commit takes them: bounded, and in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orderchain.errors import QueueFull
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sequencer.entry import Entry
+    from sequencer.submission import Entry
 
 
 class Batcher:
-    """A queue of entries with a bound in bytes, emptied a batch at a time.
+    """A queue of entries with a bound in bytes, emptied one batch at a time.
 
-    The batches clock themselves: whatever arrived while the last commit ran is the next batch. So
-    one order alone commits at once, and under load the batches grow until the rate is reached.
+    The next batch is what arrived while the last commit ran. So a single order commits at once,
+    and under load the batches grow until the rate is reached.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Batcher:
         self._queue_bytes_max = queue_bytes_max
         self._linger_seconds = linger_seconds
         self._entries: deque[Entry] = deque()
-        # Entries that found no room, in the order of their calls. They are let in by whoever makes
-        # room, not by their own callers: a call that came later must not slip in between.
+        # Entries that found no room, in the order of their calls. The call that makes room admits
+        # them, not their own callers: a later call must not slip in between.
         self._waiting: deque[tuple[Entry, asyncio.Future[None]]] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -45,7 +45,7 @@ class Batcher:
         self._admit(entry)
 
     async def add(self, entry: Entry) -> None:
-        """Queue `entry` as soon as there is room. Cancelled before that, it was not submitted."""
+        """Queue `entry` as soon as there is room. If cancelled before, it was not submitted."""
         if self.has_room(entry):
             self._admit(entry)
             return
@@ -54,19 +54,19 @@ class Batcher:
         await admitted
 
     def has_room(self, entry: Entry) -> bool:
-        """Say whether `entry` may be queued now: it fits, or nothing is queued, and nobody waits.
+        """Return whether `entry` may be queued now: it fits or nothing is queued, and none waits.
 
-        Then `add` does not wait.
+        If so, `add` does not wait.
         """
         fits = self.bytes + entry.size_bytes <= self._queue_bytes_max
         return (fits or not self._entries) and not self._waiting
 
     def has_full_batch(self) -> bool:
-        """Say whether the next batch would not grow by waiting any longer."""
+        """Return whether the next batch would not grow by waiting any longer."""
         return self.rows >= self._rows_max or self.bytes >= self._bytes_max
 
     async def next_batch(self) -> list[Entry]:
-        """Return the entries of the next batch once there are any; none once closed and empty."""
+        """Return the entries of the next batch when there are any; none when closed and empty."""
         while not self._entries and not self._closed:
             self._arrived.clear()
             await self._arrived.wait()
@@ -75,10 +75,10 @@ class Batcher:
         return self.take()
 
     async def _linger(self) -> None:
-        """Give others the time to join the batch, but for no longer than it takes to fill it.
+        """Wait for others to join the batch, but only until it is full.
 
-        Its first order has waited since it was queued: a commit under way meanwhile counts, so that
-        under load nothing is added to it.
+        The wait counts from when the first order was queued. It includes a commit that ran in
+        between, so under load this adds no wait.
         """
         deadline = self._entries[0].queued_at_seconds + self._linger_seconds
         if deadline <= asyncio.get_running_loop().time():
@@ -109,19 +109,19 @@ class Batcher:
         return taken
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Return entries that were taken, to the front, in their order."""
+        """Put entries that were taken back to the front, in their order."""
         self._entries.extendleft(reversed(entries))
         self.rows += sum(len(entry.orders) for entry in entries)
         self.bytes += sum(entry.size_bytes for entry in entries)
         self._arrived.set()
 
     def close(self) -> None:
-        """Take nothing more; what is queued, or waits for room, is still handed out."""
+        """Accept nothing more; entries that are queued, or wait for room, are still returned."""
         self._closed = True
         self._arrived.set()
 
     def fail(self, error: BaseException) -> None:
-        """Hand `error` to everyone in the queue, and close."""
+        """Answer every queued or waiting entry with `error`, and close."""
         self.close()
         while self._entries or self._waiting:
             for entry in self.take():
@@ -136,7 +136,7 @@ class Batcher:
         self._arrived.set()
 
     def _let_in(self) -> None:
-        """Admit those who wait, first come first, as far as there is room."""
+        """Admit the waiting entries in order, as far as there is room."""
         while self._waiting:
             entry, admitted = self._waiting[0]
             if not admitted.cancelled():

@@ -1,4 +1,4 @@
-"""Commits batches one after the other, and finds out what became of each of them."""
+"""Commits batches one after the other, and finds out the outcome of each."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ from orderchain.errors import (
     RetryError,
     UnknownOutcome,
 )
-from sequencer.assembly import Assembly, columns_of_entries
-from sequencer.clock_check import ClockWatch
-from sequencer.core import SequencerCore
-from sequencer.latency import Latency
-from sequencer.placing import Placing
+from sequencer.core import ClockWatch, SequencerCore
+from sequencer.key_resolution import Assembly, Placing, columns_of_entries
+from sequencer.stats import Latency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orderchain.batch import Batch, IntakeMark, Term
     from orderchain.clock import Clock
-    from orderchain.event import Event
+    from orderchain.model import Event
     from orderchain.ports import ChainStore
     from sequencer.config import SequencerConfig
-    from sequencer.entry import Entry
-    from sequencer.key_keeper import KeyKeeper
-    from sequencer.key_memory import Claims, KeyMemory
+    from sequencer.keys.keeper import KeyKeeper
+    from sequencer.keys.memory import Claims, KeyMemory
     from sequencer.leadership import Leadership
     from sequencer.publisher import Publisher
+    from sequencer.submission import Entry
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +41,15 @@ _Result = TypeVar("_Result")
 
 _RETRY_SECONDS: Final = 0.1
 _RETRY_SECONDS_MAX: Final = 2.0
-"""Back-off while the database is away: doubles up to this, so its return is seen soon."""
+"""Back-off while the database is away: doubles up to this, so its return is noticed soon."""
 
 
 class Committer:
     """Commits for a leader, and raises its epoch when an outcome is not known.
 
-    The three outcomes of a commit are handled in one place, `_commit_until_known`: done is
-    answered, not done is tried again, and unknown is first made known. That takes a new epoch: as
-    long as the old transaction may still land, reading back sees nothing and proves nothing.
+    `_commit_until_known` handles the three outcomes of a commit in one place: done is answered,
+    not done is retried, and unknown is first made known. That takes a new epoch: while the old
+    transaction may still land, reading back sees nothing and proves nothing.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class Committer:
         random: Random | None = None,
     ) -> None:
         self._config = config
-        # One for all back-offs: a batch that goes well must not pay for the making of one.
+        # One for all back-offs: a batch that succeeds must not pay for creating one.
         self._random = random or Random()  # noqa: S311 - jitter, not a secret
         self._store = store
         self._leadership = leadership
@@ -73,12 +71,12 @@ class Committer:
         self._clock_watch = ClockWatch()
         self._core: SequencerCore | None = None
         self._publisher: Publisher | None = None
-        # Invariant: never falls, and no primary that we lead may stand below it.
+        # Invariant: never falls, and no primary that we lead may be below it.
         self._acknowledged_id = 0
-        # By source, the position behind all that was assembled; None where it was never read. What
-        # is assembled is committed in its order, or this process commits nothing any more.
+        # By source, the position after all that was assembled; None if it was never read. What is
+        # assembled is committed in its order, or this process commits nothing more.
         self._positions: dict[str, int | None] = {}
-        # Committed, while its callers are not told yet: at most one.
+        # Committed, but its callers have no answer yet: at most one.
         self._unfinished: Assembly | None = None
         self.rows = 0
         self.batches = 0
@@ -93,11 +91,11 @@ class Committer:
         return self._acknowledged_id
 
     def lead(self, term: Term) -> None:
-        """Go on from where `term` found the chain. Raises PrimaryBehind."""
+        """Continue from the head that `term` found. Raises PrimaryBehind."""
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
-        self._wall_ns()  # from the first one on, the clock is watched
+        self._wall_ns()  # the first call starts the watch on the clock
         self._core = SequencerCore(
             term,
             takeover_skip_ids=self._config.takeover_skip_ids,
@@ -111,9 +109,9 @@ class Committer:
         self._publisher = publisher
 
     def assemble(self, entries: Sequence[Entry], beside: Assembly | None = None) -> Assembly | None:
-        """Make the next batch of `entries` when all their keys are surely new, else return None.
+        """Make the next batch of `entries` if all their keys are certainly new, else return None.
 
-        `beside` is a batch whose outcome is still open: a key that it claims is not surely new.
+        `beside` is a batch whose outcome is still open: a key that it claims is not certainly new.
         """
         columns = columns_of_entries(entries)
         claims: Claims | None = None
@@ -133,7 +131,7 @@ class Committer:
     async def resolve(self, entries: Sequence[Entry]) -> Assembly:
         """Make the next batch of the orders in `entries` that are new; refuse bad entries.
 
-        For when no other batch is open, and `assemble` was not sure. One look-up for all.
+        For use when no other batch is open, and `assemble` returned None. One look-up for all.
         """
         entries = await self._following(entries)
         memory = self._keys.memory
@@ -152,7 +150,7 @@ class Committer:
     async def _placing(
         self, entries: Sequence[Entry], memory: KeyMemory, known: Mapping[str, Event]
     ) -> Placing:
-        """Place `entries`, and answer those that are refused, with those that follow them."""
+        """Place `entries`; fail the refused ones, and those whose marks follow a refused one."""
         while True:
             placing = Placing(memory, known)
             placing.add(entries)
@@ -163,9 +161,9 @@ class Committer:
             entries = await self._following([entry for entry, _ in placing.placed])
 
     async def _following(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Return those of `entries` whose marks follow the stored ones; refuse the others.
+        """Return the entries whose marks follow the stored ones; refuse the others.
 
-        An intake that was not taken at one call must not move its mark past it with the next.
+        If one call of an intake was not taken, the next call must not move the mark past it.
         """
         followed: list[Entry] = []
         behind: dict[str, int] = {}
@@ -182,7 +180,7 @@ class Committer:
         return followed
 
     async def _learn_position(self, source: str) -> None:
-        """Read how far `source` was taken. A connection that was lost while idle costs an epoch."""
+        """Read how far `source` was taken. A connection lost while idle costs one epoch."""
 
         async def read() -> None:
             try:
@@ -195,8 +193,8 @@ class Committer:
         await self._until_done(read)
 
     def _positions_behind(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
-        """Return where the intakes stand behind `marks`; None unless each of them surely follows
-        what was taken before.
+        """Return the positions of the intakes after `marks`; None unless each mark certainly
+        follows what was taken before.
         """
         behind: dict[str, int] = {}
         for mark in marks:
@@ -206,26 +204,26 @@ class Committer:
         return behind
 
     def _is_next(self, mark: IntakeMark, behind: Mapping[str, int]) -> bool:
-        """Say whether `mark` surely follows all that was assembled, and then `behind`."""
+        """Return whether `mark` certainly follows all that was assembled, and then `behind`."""
         known = behind if mark.source in behind else self._positions
         return mark.source in known and known[mark.source] == mark.previous
 
     async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
-        """Commit; what follows from it is left to `finish`, or to the next commit.
+        """Commit; the follow-up work is left to `finish`, or to the next commit.
 
-        The next commit does it while the server is at work on the rows: so that nothing stands
-        between the end of one commit and the beginning of the next. `meanwhile` is called after
-        that, or not at all; see `ChainStore`. Raises when this process can lead no longer; the
-        callers have their answers then too.
+        The next commit does it while the server works on the rows, so that nothing comes between
+        the end of one commit and the start of the next. `meanwhile` is called after that, or not
+        at all; see `ChainStore`. Raises when this process can no longer lead; the callers then
+        have their answers too.
         """
         began_ns = self._clock.monotonic_ns()
-        # What went wrong beside the commit: no word about the commit itself, which ends first.
+        # What failed beside the commit: it says nothing about the commit itself, which ends first.
         failures: list[Exception] = []
 
         def at_work() -> None:
             try:
                 self.finish()
-                # Behind what was sent under an epoch of before, nothing may be given ids yet.
+                # After a batch that was sent under an earlier epoch, nothing may be given ids yet.
                 if meanwhile is not None and assembly.core is self._core:
                     meanwhile()
             except Exception as error:  # noqa: BLE001 - raised below
@@ -251,16 +249,16 @@ class Committer:
             raise failures[0]
 
     def send_ahead(self, assembly: Assembly) -> None:
-        """Have the server begin `assembly` as soon as the commit under way has ended, if it can."""
+        """Send `assembly` ahead if possible: the server begins it when the current commit ends."""
         if assembly.batch is not None:
             assembly.is_sent = self._store.send_ahead(
                 assembly.batch, published_id=self._published_id(), intake=assembly.intake
             )
 
     def give_up(self, assembly: Assembly, error: Exception) -> None:
-        """Answer the callers of what was to be committed behind a commit that raised `error`.
+        """Answer the callers of the assembly that was to follow a commit that raised `error`.
 
-        What was sent may have been committed, unless the fence stands before it.
+        If it was sent, it may have been committed, unless the fence prevents it.
         """
         batch = assembly.batch
         if assembly.is_sent and batch is not None and not isinstance(error, Fenced):
@@ -268,7 +266,7 @@ class Committer:
         assembly.fail(error)
 
     def finish(self) -> None:
-        """Answer the callers of what was committed last, and hand the batch on to be published."""
+        """Answer the callers of the last commit, and offer its batch to the publisher."""
         assembly, self._unfinished = self._unfinished, None
         if assembly is None:
             return
@@ -276,7 +274,7 @@ class Committer:
             if assembly.batch is not None:
                 self._keys.remember(assembly.batch, assembly.claims)
         finally:
-            # Before it is published: that must not stand between a commit and its acknowledgement.
+            # Before it is published: that must not delay the acknowledgement of the commit.
             assembly.answer()
         if assembly.batch is not None and self._publisher is not None:
             self._publisher.offer(assembly.batch)
@@ -284,14 +282,14 @@ class Committer:
     async def _commit_until_known(
         self, assembly: Assembly, meanwhile: Callable[[], None] | None
     ) -> None:
-        """Commit `assembly`, under whichever epoch of ours it succeeds."""
+        """Commit `assembly` under whichever of our epochs succeeds."""
         deadline_ns = self._deadline_ns()
-        backoff = self._backoff(is_first_at_once=True)
+        backoff: Backoff | None = None
         while True:
             if assembly.is_sent:
                 assembly.is_sent = False  # whatever has happened since, its outcome comes first
             elif assembly.core is not self._core:
-                # Something went wrong and raised the epoch: ids and seal are void.
+                # A failure raised the epoch: ids and seal are void.
                 assembly.give_ids(self._leading(), self._wall_ns())
             batch = assembly.batch
             try:
@@ -317,6 +315,7 @@ class Committer:
                 failure = error
             else:
                 return
+            backoff = backoff or self._backoff(is_first_at_once=True)
             await self._pause(backoff, deadline_ns, failure)
 
     async def _move_intake(self, assembly: Assembly) -> None:
@@ -327,9 +326,9 @@ class Committer:
     async def _is_found(
         self, assembly: Assembly, batch: Batch, unknown: UnknownOutcome, deadline_ns: int
     ) -> bool:
-        """Say whether `batch` was committed; where that stays open, its callers are told so.
+        """Return whether `batch` was committed; if that stays open, its callers get `unknown`.
 
-        Whatever stands in the way (a database that is not safe any more, a stop) says nothing of
+        What prevents the answer (a database that is no longer safe, a stop) says nothing about
         the batch.
         """
         try:
@@ -341,14 +340,17 @@ class Committer:
             raise
 
     async def _find_out(self, batch: Batch, unknown: UnknownOutcome, deadline_ns: int) -> bool:
-        """Raise the epoch, then say whether `batch` was committed. Raises `unknown` at the end."""
+        """Raise the epoch, then return whether `batch` was committed.
+
+        Raises `unknown` at the deadline.
+        """
         backoff = self._backoff(is_first_at_once=True)
         while True:
             fenced: Fenced | None = None
             try:
                 await self._take_over_until(deadline_ns, unknown)
             except Fenced as error:
-                # Another leader has raised it: that ends the old transaction just as well.
+                # Another leader has raised it: that ends the old transaction too.
                 fenced = error
             try:
                 is_committed = await self._store.has_committed(batch)
@@ -360,7 +362,7 @@ class Committer:
             return is_committed
 
     async def _take_over_until(self, deadline_ns: int, cause: Exception) -> None:
-        """Take over, trying again while the database is away. Raises `cause` at the deadline."""
+        """Take over; retry while the database is away. Raises `cause` at the deadline."""
 
         async def take_over() -> None:
             self.lead(await self._leadership.renew_term())
@@ -373,9 +375,9 @@ class Committer:
         deadline_ns: int | None = None,
         cause: Exception | None = None,
     ) -> _Result:
-        """Return what `work` does, trying again while the database is away.
+        """Return what `work` returns; retry while the database is away.
 
-        Raises `cause`, or what `work` raised last, at the deadline.
+        Raises `cause`, or else what `work` raised last, at the deadline.
         """
         deadline_ns = self._deadline_ns() if deadline_ns is None else deadline_ns
         backoff = self._backoff()
@@ -396,7 +398,7 @@ class Committer:
         )
 
     async def _pause(self, backoff: Backoff, deadline_ns: int, failure: Exception) -> None:
-        """Wait before the next try. Raises `failure` where there is no time left for one."""
+        """Wait before the next try. Raises `failure` if there is no time left for one."""
         seconds = backoff.next_seconds()
         if self._clock.monotonic_ns() + seconds * 1e9 >= deadline_ns:
             raise failure
@@ -406,7 +408,7 @@ class Committer:
         return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
 
     def _wall_ns(self) -> int:
-        """Return the time that a batch is stamped with. Raises ClockError."""
+        """Return the time for the stamp of a batch. Raises ClockError."""
         wall_ns = self._clock.wall_ns()
         self._clock_watch.check_jump(wall_ns, self._clock.monotonic_ns())
         return wall_ns
@@ -421,7 +423,7 @@ class Committer:
 
 
 def _as_answer(error: BaseException, batch: Batch | None) -> Exception:
-    """Return what callers are told. Stopped in mid commit, nothing is known."""
+    """Return the answer for callers. After a stop in mid-commit, the outcome is unknown."""
     if isinstance(error, Exception):
         return error
     if batch is None:

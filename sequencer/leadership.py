@@ -1,4 +1,10 @@
-"""Becoming the leader of a chain, and staying it."""
+"""Leadership: the lease, its heartbeat, and the wait until the previous leader is gone.
+
+With the lease a leader shows that it is alive, and a standby sees when it is not.
+
+The lease decides only who tries. Two processes that both believe that they lead do no harm: the
+fence in `chain_head` allows only one of them to commit.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +15,112 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from orderchain.clients.durability import check_durability
+from orderchain.clock import SystemClock
 from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
-from orderchain.reasons import reason_of
-from sequencer.framing import highest_id
-from sequencer.lease import LeaseWatch
+from orderchain.sql import load_sql
+from orderchain.text import reason_of
+from sequencer.core import ClockWatch
+from sequencer.publisher import highest_id
+from sequencer.stores.session import side_session
 
 if TYPE_CHECKING:
-    from orderchain.batch import Term
+    from orderchain.batch import LeaseSight, Term
+    from orderchain.clients.postgres import Record
     from orderchain.clock import Clock
     from orderchain.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
 
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+
+
+class LeaseWatch:
+    """Shows a standby when the leader's counter has not changed for the time of a lease.
+
+    The time is measured on the standby's own monotonic clock, from when it first saw the counter:
+    no wall clock of any machine decides. It works on values only; the caller passes the time.
+    """
+
+    def __init__(self, lease_ns: int) -> None:
+        self._lease_ns = lease_ns
+        self._seen: LeaseSight | None = None
+        self._since_ns = 0
+        self.is_led = False
+        """Whether the counter was seen to move: a leader is alive."""
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether anything was ever seen."""
+        return self._seen is not None
+
+    def may_take_over(self, sight: LeaseSight, now_ns: int) -> bool:
+        """Return whether the chain may be taken over, given what was seen at `now_ns`."""
+        if sight.released:
+            return True
+        if sight != self._seen:
+            self.is_led = self.has_looked
+            self._seen, self._since_ns = sight, now_ns
+            return False
+        return now_ns - self._since_ns >= self._lease_ns
+
+
+class PostgresLease:
+    """The leader's row of `chain_lease`; implements `orderchain.ports.Lease`.
+
+    It has its own connection: the other one may be busy with a commit for longer than a lease.
+    """
+
+    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._clock_watch = ClockWatch()
+        self._must_be_safe = not config.unsafe_durability
+        # Losing the last beat in a crash costs nothing: do not wait for the disk.
+        self._session = side_session(config, "lease", synchronous_commit="off")
+
+    async def renew(self, term: Term) -> None:
+        """Raise the counter; see `orderchain.ports.Lease.renew`."""
+        found = await self._move("renew_lease", term)
+        if self._must_be_safe:
+            check_durability(dict(found))
+        # Only a warning: the clock that has jumped may be the database's.
+        self._clock_watch.warn_beside(self._clock.wall_ns(), found["now_us"])
+
+    async def release(self, term: Term) -> None:
+        """Hand over; see `orderchain.ports.Lease.release`."""
+        await self._move("release_lease", term)
+
+    async def close(self) -> None:
+        """Close the connection; see `orderchain.ports.Lease.close`."""
+        await self._session.close()
+
+    async def _move(self, statement: str, term: Term) -> Record:
+        moved = await self._session.fetch(_SQL[statement], term.chain_id, term.epoch)
+        if not moved:
+            raise Fenced(term.chain_id, term.epoch)
+        row: Record = moved[0]
+        return row
+
+
 _log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE: Final = 5
-"""Beats that may get lost before a leader seems dead, less one."""
+"""Beats per lease: one less than this may get lost before a leader seems dead."""
 
 _LOOKS_PER_LEASE: Final = 20
-"""How finely a standby measures the stand-still: it takes over a twentieth late at most."""
+"""How often a standby looks per lease: it takes over at most a twentieth of a lease late."""
 
 _LOOK_SECONDS_MAX: Final = 0.5
 """A leader that hands over is followed within this time, however long the lease is."""
 
 
 _LAST_RECORDS: Final = 4
-"""Looked at for ids of a life that was lost. One would do, but for records that are no frames."""
+"""Records that are searched for ids of a lost life. One would be enough if all were frames."""
 
 _LAST_RECORDS_SHARE: Final = 0.4
 _LAST_RECORDS_SECONDS_MAX: Final = 5.0
-"""How long the broker is waited for, as a share of the lease and at most: the lease of a new leader
-is raised after that, the first time a fifth of it later."""
+"""How long to wait for the broker, as a share of the lease and at most. A new leader first renews
+its lease after that, a fifth of the lease later."""
 
 
 class Leadership:
@@ -61,15 +143,15 @@ class Leadership:
         self._is_changing = False
         self.term: Term | None = None
         self.take_overs = 0
-        # Why the topic's last frames were not looked at; empty where they were, or it was logged.
+        # Why the topic's last frames were not looked at; empty if they were, or it was logged.
         self._why_not_looked = ""
 
     async def acquire(self) -> Term:
-        """Become the leader, once nobody else is.
+        """Become the leader once no other process leads.
 
-        Waits for up to the time of a lease to see whether a leader lives. Then, or as a standby
-        when it is dead, takes over. Raises ChainLed when one lives and we are no standby; else as
-        `ChainStore.look`.
+        Waits for up to the time of a lease to see whether a leader is alive. Then, or as a standby
+        when it is dead, takes over. Raises ChainLed when one is alive and we are not a standby;
+        else as `ChainStore.look`.
         """
         watch = LeaseWatch(int(self._config.lease_seconds * 1e9))
         while True:
@@ -80,10 +162,10 @@ class Leadership:
                 if watch.is_led and not self._config.standby:
                     raise ChainLed(self._config.chain_id, sight.owner)
             except Fenced:
-                # Another one was faster, or the leader spoke up just now: look again.
+                # Another process was faster, or the leader has just renewed its lease: look again.
                 _log.info("chain %d: another process was faster", self._config.chain_id)
             except (RetryError, ConnectError) as error:
-                # A standby outlives the database that it waits for; a start does not.
+                # A standby survives an outage of its database; a start does not.
                 if not (self._config.standby and watch.has_looked):
                     raise
                 _log.warning("chain %d: %s; looking again", self._config.chain_id, error)
@@ -94,8 +176,8 @@ class Leadership:
         """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
         if self.term is None:
             raise RetryError("not the leader yet")
-        # Until it has succeeded: the answer of a take-over may be lost, and then the lease is at an
-        # epoch of ours that we do not know of yet.
+        # Set until it has succeeded: the answer of a take-over may be lost, and then the lease is
+        # at an epoch of ours that we do not know yet.
         self._is_changing = True
         term = await self._begin(await self._store.take_over_again(self._config.name, self.term))
         self._is_changing = False
@@ -105,8 +187,8 @@ class Leadership:
     def warn_of_topic(self) -> None:
         """Log that the topic's last frames were not looked at, once per take-over.
 
-        Apart from the take-over: a start that is refused since it needs the broker says so in one
-        line, and need not warn of what follows from it.
+        It is separate from the take-over: a start that is refused because it needs the broker logs
+        that in one line, and need not warn of the consequences.
         """
         if self._why_not_looked:
             _log.warning(
@@ -117,13 +199,13 @@ class Leadership:
             self._why_not_looked = ""
 
     async def keep(self) -> None:
-        """Say that we live, at a steady pace, until cancelled. Raises Fenced when another leads."""
+        """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads."""
         while True:
             await asyncio.sleep(self._config.lease_seconds / _BEATS_PER_LEASE)
             await self._beat()
 
     async def hand_over(self) -> None:
-        """Let a standby take over at once. To be called when nothing is left to commit."""
+        """Allow a standby to take over at once. Call it when nothing is left to commit."""
         if self.term is not None:
             with suppress(OrderchainError):
                 await self._lease.release(self.term)
@@ -142,7 +224,7 @@ class Leadership:
             _log.warning("chain %d: lease: %s", term.chain_id, error)
 
     async def _begin(self, term: Term) -> Term:
-        """Hold `term`, with what the topic's last frames tell of ids that the database lacks."""
+        """Hold `term`, with the highest id in the topic's last frames that the database lacks."""
         seen_id = highest_id(await self._last_records(term), term.chain_id)
         if seen_id > term.last_id:
             _log.warning(
@@ -166,7 +248,7 @@ class Leadership:
     def _end_look(self, looking: asyncio.Task[list[bytes | None]]) -> None:
         self._looking.discard(looking)
         if not looking.cancelled():
-            looking.exception()  # looked at, so that asyncio does not complain of it
+            looking.exception()  # retrieved, so that asyncio does not warn about it
 
     async def _last_records(self, term: Term) -> list[bytes | None]:
         """Return the last records of the topic; none when the broker does not answer soon."""
@@ -174,8 +256,8 @@ class Leadership:
             self._sink.last_records(term.topic, term.partition, _LAST_RECORDS),
             name="orderchain last records",
         )
-        # What does not end in time is cancelled, and its end not waited for: a client of a broker
-        # that is away takes seconds for it.
+        # A look that does not end in time is cancelled, and its end is not awaited: a client takes
+        # seconds for it while the broker is away.
         self._looking.add(looking)
         looking.add_done_callback(self._end_look)
         seconds = min(self._config.lease_seconds * _LAST_RECORDS_SHARE, _LAST_RECORDS_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Publishes what was committed, in order; a full queue slows commits while the broker answers."""
+"""Publishes stored batches as frames, in order, to the chain's topic."""
 
 from __future__ import annotations
 
@@ -9,18 +9,121 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from orderchain.backoff import Backoff
-from orderchain.errors import RetryError
-from sequencer.framing import batch_frames, has_unfit_row, heartbeat_frame
-from sequencer.latency import Latency
+from orderchain.errors import FrameError, RetryError
+from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
+from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
+from orderchain.seal import SEAL_BYTES
+from sequencer.stats import Latency
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from random import Random
 
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
     from orderchain.ports import FrameSink
     from sequencer.config import SequencerConfig
+
+
+_ROW_OVERHEAD_BYTES: Final = 64
+"""What the body adds to key and payload of its only row: at most 46 bytes of MessagePack."""
+
+
+def highest_id(records: Iterable[bytes | None], chain_id: int) -> int:
+    """Return the highest id in frames of the chain among `records`; 0 for none.
+
+    The sender of the frames is not verified.
+    """
+    highest = 0
+    for record in records:
+        try:
+            header = decode_header(record)
+        except FrameError:
+            continue
+        if header.chain_id == chain_id:
+            highest = max(highest, header.last_id)
+    return highest
+
+
+def has_unfit_row(batch: Batch, frame_bytes_max: int) -> bool:
+    """Return whether a row of `batch` fits into no frame.
+
+    True only if a topic takes less than FRAME_BYTES_MIN, into which every legal row fits.
+    """
+    if frame_bytes_max >= FRAME_BYTES_MIN:
+        return False
+    room = frame_bytes_max - HEADER_BYTES - _ROW_OVERHEAD_BYTES
+    return any(len(event.key.encode()) + len(event.payload) > room for event in batch.events)
+
+
+def batch_frames(batch: Batch, term: Term, frame_bytes_max: int) -> list[bytes]:
+    """Return the frames of `batch` in order, each at most `frame_bytes_max` long.
+
+    `term` is the publisher's, which may be later than the batch's. A row's image is always longer
+    than its share of a frame, so the images show how many slices are needed before any is made;
+    slices of uneven rows are halved again. No row of `batch` may be unfit (`has_unfit_row`).
+    """
+    slices = max(
+        -(-(batch.size + HEADER_BYTES) // frame_bytes_max),
+        -(-batch.row_count // FRAME_ROWS_MAX),
+    )
+    step = -(-batch.row_count // slices)
+    return [
+        frame
+        for start in range(0, batch.row_count, step)
+        for frame in _slice(batch, term, frame_bytes_max, start, min(start + step, batch.row_count))
+    ]
+
+
+def heartbeat_frame(term: Term, *, last_id: int, last_seal: bytes) -> bytes:
+    """Return the frame that carries only the head."""
+    return encode_frame(
+        FrameHeader(
+            chain_id=term.chain_id,
+            epoch=term.epoch,
+            publisher_epoch=term.epoch,
+            publisher_nonce=term.nonce,
+            first_pid=last_id,
+            first_id=last_id,
+            last_id=last_id,
+            count=0,
+            seal_before=last_seal,
+        ),
+        (),
+        term.frame_key,
+    )
+
+
+def _slice(
+    batch: Batch, term: Term, frame_bytes_max: int, start: int, stop: int
+) -> Iterator[bytes]:
+    """Yield the frames of the rows from `start` to `stop`."""
+    events = batch.events[start:stop]
+    is_batch_end = stop == batch.row_count
+    frame = encode_frame(
+        FrameHeader(
+            chain_id=batch.chain_id,
+            epoch=batch.epoch,
+            publisher_epoch=term.epoch,
+            publisher_nonce=term.nonce,
+            first_pid=events[0].pid,
+            first_id=events[0].id,
+            last_id=events[-1].id,
+            count=len(events),
+            seal_before=batch.seal_before,
+            seal_after=batch.seal if is_batch_end else bytes(SEAL_BYTES),
+            is_batch_end=is_batch_end,
+        ),
+        events,
+        term.frame_key,
+    )
+    if len(frame) <= frame_bytes_max:
+        yield frame
+        return
+    middle = (start + stop) // 2
+    yield from _slice(batch, term, frame_bytes_max, start, middle)
+    yield from _slice(batch, term, frame_bytes_max, middle, stop)
+
 
 _log = logging.getLogger(__name__)
 
@@ -30,17 +133,16 @@ _RETRY_SECONDS_MAX: Final = 5.0
 
 _SEND_BYTES_MAX: Final = 2**20
 """Row bytes encoded and sent at once: encoding holds the event loop for about 2 ms per MiB, and a
-failed send repeats them all. A larger batch is encoded whole and sent in parts of this size: a
-broker that is slow is seen to acknowledge."""
+failed send repeats them all. A larger batch is encoded as a whole and sent in parts of this size,
+so that a slow broker is seen to acknowledge."""
 
 
 class Publisher:
     """A queue of committed batches that empties into a sink.
 
-    While the broker acknowledges, a full queue slows the commits down. It forgets only a broker
-    that is away: then the queue is dropped, and when the broker is back the head is published with
-    a heartbeat, the skipped range is recorded, and the receivers, which have followed by the
-    database, go on live.
+    While the broker acknowledges, a full queue slows the commits down. The queue is dropped only if
+    the broker is away. When the broker is back, the head is published with a heartbeat, the skipped
+    range is recorded, and the receivers, which have followed the database, continue live.
     """
 
     def __init__(
@@ -53,17 +155,17 @@ class Publisher:
         skip: Callable[[int, int], Awaitable[None]],
         random: Random | None = None,
     ) -> None:
-        """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` says."""
+        """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` does."""
         self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
         self._config = config
         self._record_skip = skip
         self._sink = sink
         self._term = term
         self._clock = clock
-        # Whether the last batch was full: then the next one most often is there already.
+        # Whether the last batch was full: then the next one usually is there already.
         self._is_full_batch = False
         self._sent_ns = clock.monotonic_ns()
-        # When the oldest send began that the broker has not answered since; None when it answers.
+        # When the oldest unanswered send began; None when the broker answers.
         self._unanswered_since_ns: int | None = None
         self._acknowledged_ns = 0
         """When the broker last acknowledged something of the queue."""
@@ -96,13 +198,13 @@ class Publisher:
 
     @property
     def away_seconds(self) -> float:
-        """For how long the broker has given no answer, while it was asked for one."""
+        """How long the broker has not answered a send; 0 when it answers."""
         if self._unanswered_since_ns is None:
             return 0.0
         return (self._clock.monotonic_ns() - self._unanswered_since_ns) / 1e9
 
     def lead(self, term: Term) -> None:
-        """Publish under a newer term of this same process, from now on."""
+        """From now on, publish under a newer term of this same process."""
         self._term = term
 
     def offer(self, batch: Batch) -> None:
@@ -114,17 +216,17 @@ class Publisher:
         self._idle.clear()
         if self.is_full and self.away_seconds >= self._config.publish_wait_seconds:
             self.forget(batch.last_id)
-        # What may wait for others wakes nobody: a turn of the loop per commit is what is saved.
+        # A batch that may wait for others does not wake the task: it saves a loop turn per commit.
         if len(self._queue) <= 1 or not self._seconds_to_wait():
             self._wake.set()
 
     async def room(self) -> None:
         """Wait while the queue is full and the broker acknowledges what is in it.
 
-        Once nothing was acknowledged for `publish_wait_seconds` the queue is forgotten; not waited
-        for at all is a broker that was silent for so long already. To be called before a commit,
-        so that the queue grows beyond its bound by what is on its way to the database, no more: so
-        much has to be acknowledged until there is room.
+        If nothing was acknowledged for `publish_wait_seconds`, the queue is dropped; if the broker
+        was already silent for that long, this does not wait at all. Call it before a commit, so
+        that the queue exceeds its bound only by what is on its way to the database: that much must
+        be acknowledged before there is room.
         """
         if not self.is_full:
             return
@@ -164,25 +266,29 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
+        has_failed = False
         while True:
             try:
                 await self._publish_next()
-                self._backoff.reset()
+                if has_failed:
+                    self._backoff.reset()
+                    has_failed = False
             except RetryError as error:
+                has_failed = True
                 self.send_failures += 1
                 _log.warning("chain %d: %s; trying again", self._term.chain_id, error)
                 await asyncio.sleep(self._backoff.next_seconds())
 
     async def drain(self) -> None:
-        """Return once all that was offered is published. The caller brings the deadline."""
+        """Return once all that was offered is published. The caller sets the deadline."""
         await self._idle.wait()
 
     async def _publish_next(self) -> None:
-        """Send the forgotten range's end, or the next batches, or after an idle time the head."""
+        """Send the dropped range's end, or the next batches, or after an idle time the head."""
         if self._forgotten_until is not None:
             await self._skip(self._forgotten_until)
         elif (seconds := self._seconds_to_wait()) > 0:
-            await self._wait(seconds)  # then looked at anew: it may have been forgotten
+            await self._wait(seconds)  # then check again: the queue may have been dropped
         elif self._queue:
             await self._publish_front()
         else:
@@ -190,14 +296,14 @@ class Publisher:
             await self._wait_or_beat()
 
     def _seconds_to_wait(self) -> float:
-        """Return for how long the frames of the next commits may still join those that wait."""
+        """Return how long the frames of the next commits may still join those that wait."""
         if not self._is_full_batch or not self._queue or self._queue_bytes >= _SEND_BYTES_MAX:
             return 0.0
         since = (self._clock.monotonic_ns() - self._sent_ns) / 1e9
         return max(self._config.publish_interval_seconds - since, 0.0)
 
     def _next_batches(self) -> list[Batch]:
-        """Return the batches at the front of the queue that go out together; they stay in it."""
+        """Return the batches at the front of the queue to send together; they stay in it."""
         batches: list[Batch] = []
         bytes_ = 0
         for batch in self._queue:
@@ -213,7 +319,7 @@ class Publisher:
         return min(self._config.frame_bytes_max, self._sink.frame_bytes_max)
 
     async def _publish_front(self) -> None:
-        """Publish what is at the front of the queue, or skip it when the topic cannot take it."""
+        """Publish the front of the queue, or skip it if the topic cannot take it."""
         batches = self._next_batches()
         if batches:
             await self._publish(batches)
@@ -234,9 +340,9 @@ class Publisher:
         self._done_with(batches)
 
     async def _skip_unfit(self, batch: Batch) -> None:
-        """Record a batch as skipped that the topic would refuse for ever.
+        """Record as skipped a batch that the topic would refuse forever.
 
-        Whole, since a restart publishes again from the end of a batch.
+        It skips the whole batch, since a restart publishes again from the end of a batch.
         """
         # The first send after a close reads the topic's limit again: it may have been raised.
         await self._sink.close()
@@ -253,9 +359,9 @@ class Publisher:
         self._done_with([batch])
 
     def _done_with(self, batches: list[Batch]) -> None:
-        """Move on behind `batches`, which were at the front of the queue."""
+        """Move past `batches`, which were at the front of the queue."""
         self.published_id = batches[-1].last_id
-        # In the meantime the queue may have been forgotten, these batches with it.
+        # Meanwhile the queue may have been dropped, and these batches with it.
         for batch in batches:
             if self._queue and self._queue[0] is batch:
                 self._queue.popleft()
@@ -263,7 +369,7 @@ class Publisher:
         self._has_moved.set()
 
     async def _skip(self, until_id: int) -> None:
-        """Publish the head in place of the forgotten rows, then record the range as skipped."""
+        """Publish the head in place of the dropped rows, then record the range as skipped."""
         await self._beat()
         if until_id > self.published_id:
             await self._record_skip(self.published_id, until_id)
@@ -272,12 +378,12 @@ class Publisher:
             self._forgotten_until = None
 
     async def _wait_or_beat(self) -> None:
-        """Wait for work; publish the head when none comes for the time of a heartbeat."""
+        """Wait for work; publish the head if none comes within `heartbeat_seconds`."""
         if not await self._wait(self._config.heartbeat_seconds):
             await self._beat()
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait for a batch that is to go at once; return whether one has come."""
+        """Wait for a batch that is to be sent at once; return whether one has come."""
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -297,7 +403,7 @@ class Publisher:
 
 
 def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Yield the frames of one send after the other: one frame, or several up to the bound."""
+    """Yield the frames of each send in turn: one frame, or several up to the bound."""
     part: list[bytes] = []
     size = 0
     for frame in frames:

@@ -1,23 +1,23 @@
 -- The statements of the sequencer's store. $1 is the chain wherever there is one.
 
--- schema_version: which schema is there
+-- schema_version: which schema the database has
 SELECT version, database_id FROM schema_version
 
 -- durability: the settings that decide whether an acknowledged row survives a crash; the one that a
--- session may have for itself is pinned as it is found, so that no reload weakens it under a leader
+-- session may set for itself is pinned as it is found, so that no reload weakens it under a leader
 SELECT current_setting('fsync') AS fsync,
        current_setting('full_page_writes') AS full_page_writes,
        set_config('synchronous_commit', current_setting('synchronous_commit'), false)
            AS synchronous_commit
 
--- pin_newer: pins what only newer servers know (17: the time of a whole transaction)
+-- pin_newer: pin the settings that only newer servers know (17: the time of a whole transaction)
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'
 
--- server: what of the server must be so for a leader, and its clock
+-- server: what a leader requires of the server, and the server's clock
 SELECT current_setting('server_encoding') AS server_encoding,
        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
--- ping: an answer of its own, behind whatever is still on its way
+-- ping: an answer of its own, after whatever is still on its way
 SELECT 1
 
 -- look: who leads, and the counter of its lease
@@ -25,9 +25,9 @@ SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
  WHERE chain_id = $1
 
--- end_backend: end the old leader's backend, which a pause in mid COPY would let block us for ever;
--- only while epoch, nonce and lease are as they were seen: whoever leads since is left in peace, and
--- so is a backend that waits for a synchronous standby, which has committed already
+-- end_backend: end the old leader's backend, which blocks us forever if that leader pauses in
+-- mid-COPY; only while epoch, nonce and lease are as they were seen: a newer leader is left alone,
+-- and so is a backend that waits for a synchronous standby, which has committed already
 SELECT pg_terminate_backend(activity.pid, $5)
   FROM chain_head AS head
   JOIN chain_lease AS lease USING (chain_id)
@@ -50,7 +50,7 @@ UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
  WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
 RETURNING counter
 
--- last_term: of the newest term that was stored the server's id and timeline, and those of now; the
+-- last_term: the server's id and timeline of the newest stored term, and the current ones; the
 -- timeline is that of the log being written, since that of the last checkpoint lags behind a promotion
 SELECT term.epoch, term.system_identifier, term.timeline,
        (SELECT system_identifier FROM pg_control_system()) AS system_identifier_now,
@@ -59,18 +59,18 @@ SELECT term.epoch, term.system_identifier, term.timeline,
   LEFT JOIN (SELECT epoch, system_identifier, timeline FROM chain_term
               WHERE chain_id = $1 ORDER BY epoch DESC LIMIT 1) AS term ON true
 
--- begin_term: store the term that begins in this transaction, behind the fence
+-- begin_term: store the term that begins in this transaction, after the fence
 INSERT INTO chain_term
     (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
--- renew_lease: say that the leader of epoch $2 lives; returns the settings that it cannot pin
+-- renew_lease: show that the leader of epoch $2 is alive; returns the settings that it cannot pin
 UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2
 RETURNING current_setting('fsync') AS fsync,
           current_setting('full_page_writes') AS full_page_writes,
           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
--- release_lease: say that the leader of epoch $2 is about to go
+-- release_lease: show that the leader of epoch $2 is about to leave
 UPDATE chain_lease SET counter = counter + 1, released = true
  WHERE chain_id = $1 AND epoch = $2
 RETURNING counter
@@ -81,8 +81,8 @@ SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 -- extend: make partitions until one holds id $2, and two more
 SELECT chain_page_extend($1, $2)
 
--- commit_batch: the fence, and behind it the batch row; where the fence does not hold, the division
--- by zero ends the transaction, with whatever statements stand behind this one
+-- commit_batch: the fence, and after it the batch row; if the fence does not hold, the division by
+-- zero ends the transaction, with whatever statements come after this one
 WITH fence AS (
     UPDATE chain_head
        SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
@@ -95,8 +95,8 @@ WITH fence AS (
 )
 SELECT 1 / count(*) FROM fence
 
--- save_mark: move the place of an intake from $5 on (null: it was never read), in the transaction of
--- its batch; where it is elsewhere, the logarithm of zero ends the transaction
+-- save_mark: move the place of an intake from $5 (null: it was never read), in the transaction of its
+-- batch; if the place is elsewhere, the logarithm of zero ends the transaction
 WITH moved AS (
     INSERT INTO chain_intake AS stored (chain_id, source, position, digest)
     SELECT $1, $2, $3, $4
@@ -109,8 +109,8 @@ WITH moved AS (
 )
 SELECT ln(count(*)) FROM moved
 
--- move_mark: the same for a transaction without rows, which may be asked for twice: its answer may
--- have been lost
+-- move_mark: the same for a transaction without rows, which may be sent twice: its answer may have
+-- been lost
 WITH moved AS (
     INSERT INTO chain_intake AS stored (chain_id, source, position, digest)
     SELECT $1, $2, $3, $4
@@ -123,7 +123,7 @@ WITH moved AS (
 )
 SELECT ln(count(*)) FROM moved
 
--- commit_page: fence, batch row and the rows in one statement, for few of them
+-- commit_page: the fence, the batch row and the rows in one statement, for few rows
 WITH fence AS (
     UPDATE chain_head
        SET last_id = $6, last_seal = $8, published_id = greatest(published_id, $10)
@@ -141,21 +141,21 @@ WITH fence AS (
 )
 SELECT 1 FROM fence
 
--- save_reject: note what became no order, beside the mark that moves past it; a take-over of our own
--- may have us say it twice
+-- save_reject: store what did not become an order, with the mark that moves past it; after a
+-- take-over of our own it may be sent twice
 INSERT INTO chain_intake_reject (chain_id, source, position, key, reason)
 VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (chain_id, source, position) DO NOTHING
 
--- lock_head: the fence alone, for a transaction that adds no row; with the lock of a commit, for which
--- a receiver's row that names the chain, not yet committed, need not be waited for
+-- lock_head: the fence alone, for a transaction that adds no row; with the lock of a commit, which
+-- need not wait for an uncommitted row of a receiver that names the chain
 SELECT 1 FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 FOR NO KEY UPDATE
 
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
 
--- await_standbys: a commit of no content, which waits for the synchronous standbys, and so for all
--- that stands before it in the log
+-- await_standbys: an empty commit, which waits for the synchronous standbys, and so for all that
+-- comes before it in the log
 SELECT pg_logical_emit_message(true, 'orderchain', '')
  WHERE current_setting('synchronous_standby_names') <> ''
 
@@ -167,7 +167,7 @@ UPDATE chain_head SET published_id = greatest(published_id, $4)
  WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
 RETURNING published_id
 
--- skip_published: move head_published behind a range that was never published, and record it
+-- skip_published: move head_published past a range that was never published, and record it
 WITH fence AS (
     UPDATE chain_head SET published_id = greatest(published_id, $5)
      WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
@@ -179,7 +179,7 @@ WITH fence AS (
 )
 SELECT epoch FROM fence
 
--- rows_after: count the rows behind id $2 by their batches, until there are more than $3
+-- rows_after: count the rows after id $2 by their batches, until there are more than $3
 WITH RECURSIVE tail AS (
     (SELECT last_id, row_count::bigint AS total FROM chain_batch
       WHERE chain_id = $1 AND prev_last_id = $2)
@@ -203,7 +203,7 @@ SELECT batch.first_id, batch.last_id, batch.prev_last_id, batch.epoch, batch.sea
 SELECT ids, pids, keys, event_times_ns, payloads
   FROM chain_page WHERE chain_id = $1 AND last_id BETWEEN $2 AND $3 ORDER BY last_id
 
--- rows_by_id: the rows that may hold a key; each is looked for in the one page that may hold it
+-- rows_by_id: the rows that may hold a key; each is searched in the one page that may hold it
 SELECT page.ids[found.at], page.pids[found.at], page.keys[found.at], page.event_times_ns[found.at],
        page.payloads[found.at]
   FROM unnest($2::bigint[]) AS wanted (id)
@@ -214,7 +214,7 @@ SELECT page.ids[found.at], page.pids[found.at], page.keys[found.at], page.event_
  CROSS JOIN LATERAL (SELECT width_bucket(wanted.id, page.ids) AS at) AS found
  WHERE page.ids[found.at] = wanted.id
 
--- key_outline: which pages there are
+-- key_outline: the pages that exist
 SELECT after_id, until_id, (length(hashes) / 8)::bigint
   FROM chain_key_page WHERE chain_id = $1 ORDER BY after_id
 
@@ -239,7 +239,7 @@ SELECT event.id, event.key
  ORDER BY page.last_id, event.id
  LIMIT $4
 
--- save_key_page: store a page; one that was made anew is as good as the one before
+-- save_key_page: store a page; one that was made again is as good as the one before
 INSERT INTO chain_key_page (chain_id, after_id, until_id, spans, hashes)
 VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (chain_id, after_id)

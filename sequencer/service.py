@@ -17,22 +17,18 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 from sequencer.batcher import Batcher
-from sequencer.columns import columns_of
 from sequencer.committer import Committer
-from sequencer.entry import Entry
-from sequencer.kafka_sink import KafkaFrameSink
-from sequencer.key_keeper import KeyKeeper
-from sequencer.key_store import PostgresKeyStore
-from sequencer.latency import Latency
-from sequencer.leadership import Leadership
-from sequencer.lease import PostgresLease
-from sequencer.order import Ack, Order, check_order
+from sequencer.keys.keeper import KeyKeeper
+from sequencer.leadership import Leadership, PostgresLease
+from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
-from sequencer.sifting import check_positions, sift
-from sequencer.stats import SequencerStats
-from sequencer.store import PostgresChainStore
+from sequencer.stats import Latency, SequencerStats
+from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.stores.keys import PostgresKeyStore
+from sequencer.stores.postgres import PostgresChainStore
+from sequencer.submission import Entry, check_positions, sift
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -42,9 +38,9 @@ if TYPE_CHECKING:
     from orderchain.batch import IntakeMark, Term
     from orderchain.clock import Clock
     from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
-    from sequencer.assembly import Assembly
     from sequencer.config import SequencerConfig
-    from sequencer.sifting import Refusal
+    from sequencer.key_resolution import Assembly
+    from sequencer.submission import Refusal
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +53,7 @@ _KEYS: Final = "keys"
 
 
 def open_sequencer(config: SequencerConfig) -> Sequencer:
-    """Return a sequencer over the PostgreSQL and the Kafka of `config`, to be entered."""
+    """Return a sequencer over the PostgreSQL and the Kafka of `config`, for `async with`."""
     clock = SystemClock()
     return Sequencer(
         config,
@@ -72,9 +68,9 @@ def open_sequencer(config: SequencerConfig) -> Sequencer:
 class Sequencer:
     """Leads one chain: `async with open_sequencer(config) as sequencer: await sequencer.submit()`.
 
-    Entering takes the chain over once no other leader lives, and publishes again what may not have
-    been published. Leaving commits what was accepted, publishes it within a deadline, and hands
-    over.
+    Entering takes over the chain once no other leader is alive, and publishes again what may not
+    have been published. Leaving commits what was accepted, publishes it within a deadline, and
+    hands over.
     """
 
     def __init__(
@@ -106,7 +102,7 @@ class Sequencer:
         self._random = random
         self._committer = Committer(config, store, self._leadership, self._keys, clock, random)
         self._publisher: Publisher | None = None
-        # What must live for as long as this process leads, by name.
+        # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
         self._upcoming: Assembly | None = None
@@ -137,7 +133,7 @@ class Sequencer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Commit and publish what was accepted, then close; raises what ended the leadership."""
+        """Commit and publish what was accepted, then close. Raises what ended the leadership."""
         self._is_open = False
         self._batcher.close()
         try:
@@ -158,11 +154,11 @@ class Sequencer:
     async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
         """Return the order's id and pid once it is committed; the first one's for a repeated key.
 
-        Waits for room while the queue is full. Cancelled after it was queued, the order is
-        committed all the same. Raises OrderError, of which KeyConflict, KeyTooOld and
-        NumberOutOfOrder tell of the key; Fenced, UnknownOutcome or RetryError when the sequencer
-        had to stop, or whatever else ended it, as DurabilityError and ClockError; BrokerAway where
-        `when_kafka_is_away` says so; StoppedError when it is not open.
+        Waits for room while the queue is full. If cancelled after it was queued, the order is
+        committed anyway. Raises OrderError, with KeyConflict, KeyTooOld and NumberOutOfOrder for
+        the key; Fenced, UnknownOutcome or RetryError when the sequencer had to stop, or whatever
+        else ended it, such as DurabilityError and ClockError; BrokerAway if `when_kafka_is_away`
+        says so; StoppedError when it is not open.
         """
         done = asyncio.get_running_loop().create_future()
         await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done))
@@ -174,7 +170,7 @@ class Sequencer:
     ) -> asyncio.Future[Ack]:
         """Queue the order and return at once, with a future of its place.
 
-        The cheapest way to submit orders one by one: there is no task an order. Raises QueueFull
+        The cheapest way to submit orders one by one: there is no task per order. Raises QueueFull
         instead of waiting for room, else as `submit`.
         """
         done = asyncio.get_running_loop().create_future()
@@ -186,9 +182,9 @@ class Sequencer:
     ) -> list[Ack]:
         """Commit `orders` together, in their order, and return their places; all or nothing.
 
-        Those whose keys were accepted before add nothing and return their first place. `intake` is
+        Orders whose keys were accepted before add nothing and return their first place. `intake` is
         stored in the same transaction. Raises OrderError when one of them is bad, there is none, or
-        there are more than `batch_rows_max`; IntakeMoved where `intake` does not follow the stored
+        there are more than `batch_rows_max`; IntakeMoved if `intake` does not follow the stored
         mark, and then nothing is taken; else as `submit`.
         """
         if not 1 <= len(orders) <= self._config.batch_rows_max:
@@ -205,14 +201,14 @@ class Sequencer:
         intake: IntakeMark | None = None,
         positions: Sequence[int] | None = None,
     ) -> list[Ack | OrderError]:
-        """Commit `orders` together, in their order, each standing for itself.
+        """Commit `orders` together, in their order, each taken or refused individually.
 
-        A bad order, or one whose key is refused, gets its OrderError in its place and harms no
-        other. With an `intake`, `positions` says where each order stands in its source: what is
-        refused is stored there as a reject, in the transaction that moves the mark; that there is
-        no order at all then is fine. A Refusal stands for what its reader could not make an order.
-        Raises OrderError when there are more than `batch_rows_max`; IntakeMoved as `submit_many`;
-        else as `submit`.
+        A bad order, or one whose key is refused, gets its OrderError in its place and does not
+        affect others. With an `intake`, `positions` gives the position of each order in its source.
+        A refused order is stored there as a reject, in the transaction that moves the mark; then
+        `orders` may also be empty. A Refusal represents input that its reader could not make an
+        order. Raises OrderError when there are more than `batch_rows_max`; IntakeMoved as
+        `submit_many`; else as `submit`.
         """
         return await (await self.queue_each(orders, intake=intake, positions=positions))
 
@@ -225,8 +221,8 @@ class Sequencer:
     ) -> asyncio.Future[list[Ack | OrderError]]:
         """Queue `orders` as `submit_each` does, and return a future of their outcomes.
 
-        Once this returns, calls that follow come behind it, whatever happens. Where it raises, the
-        orders were not taken, and a mark that follows theirs is refused until they are.
+        Once this returns, later calls come after it, whatever happens. If it raises, the orders
+        were not taken, and a mark that follows theirs is refused until they are.
         """
         least = 0 if intake is not None else 1
         if not least <= len(orders) <= self._config.batch_rows_max:
@@ -261,13 +257,13 @@ class Sequencer:
         return await self._answer_of(lambda: self._store.intake(source))
 
     async def until_stopped(self) -> None:
-        """Wait until this process leads no more; raises why, unless it was closed."""
+        """Wait until this process no longer leads. Raises the reason, unless it was closed."""
         await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
 
     def stats(self) -> SequencerStats:
-        """Return a look at this instant."""
+        """Return the state at this instant."""
         committer, publisher, batcher = self._committer, self._publisher, self._batcher
         return SequencerStats(
             chain_id=self._config.chain_id,
@@ -306,14 +302,14 @@ class Sequencer:
         return Entry(orders, columns.total_bytes, done, intake, columns=columns)
 
     def _check_open(self) -> None:
-        """Raise what keeps orders from being taken."""
+        """Raise the reason if orders cannot be taken."""
         if not self._is_open or self._failure is not None:
             raise self._failure or StoppedError("the sequencer is not open")
         if self._needs_broker:
             self._check_broker()
 
     def _check_broker(self) -> None:
-        """Raise BrokerAway where no order may be accepted without the broker."""
+        """Raise BrokerAway if the broker is away and no order may be accepted without it."""
         if self._publisher is None:
             return
         away_seconds = self._publisher.away_seconds
@@ -321,7 +317,7 @@ class Sequencer:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
     async def _start(self, term: Term) -> Publisher:
-        """Learn what a leader must know, and queue the unpublished tail."""
+        """Load what a leader must know, and queue the unpublished tail."""
         self._committer.lead(term)
         await self._keys.load(term)
         await self._start_sink(term)
@@ -355,17 +351,17 @@ class Sequencer:
             return
         async for batch in self._store.batches(after_id):
             publisher.offer(batch)
-            if publisher.is_full:  # nothing is sent before the start is done: no room would come
+            if publisher.is_full:  # nothing is sent before the start is done: no room comes
                 publisher.forget(batch.last_id)
 
     async def _skip_published(self, after_id: int, until_id: int) -> None:
         await self._answer_of(lambda: self._store.skip_published(after_id, until_id))
 
     async def _answer_of(self, ask: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Return what the store answers to `ask`, also where its connection was lost while idle.
+        """Return the store's answer to `ask`, even if its connection was lost while idle.
 
-        A leader's connection comes with a take-over, and only the commits may take over. So one of
-        nothing is committed, which leaves a connection that works, or ends the leadership.
+        A leader's connection comes with a take-over, and only the commits may take over. So an
+        empty entry is committed, which leaves a working connection, or ends the leadership.
         """
         try:
             return await ask()
@@ -399,7 +395,7 @@ class Sequencer:
         """Return the next assembly once there is one; None once closed and empty."""
         entries = await self._batcher.next_batch()
         if entries and self._publisher is not None and self._publisher.is_full:
-            self._batcher.put_back(entries)  # where others join them
+            self._batcher.put_back(entries)  # others may join them there
             await self._publisher.room()
             entries = await self._batcher.next_batch()
         if not entries:
@@ -408,9 +404,9 @@ class Sequencer:
             return self._committer.assemble(entries) or await self._committer.resolve(entries)
 
     def _assemble_ahead(self, current: Assembly) -> None:
-        """Assemble the batch behind `current` if it would not grow by waiting, and send it.
+        """Assemble the batch after `current` if it would not grow by waiting, and send it.
 
-        Not where it depends on the outcome of `current`: a key that both claim.
+        It is not assembled if it depends on the outcome of `current`: a key that both claim.
         """
         if not self._batcher.has_full_batch():
             return
@@ -426,9 +422,9 @@ class Sequencer:
 
     @contextmanager
     def _answering(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Answer the callers of `entries`, which stand in no list, where no batch is made of them.
+        """Answer the callers of `entries`, which are in no list, if no batch is made of them.
 
-        Nothing of them was sent, so nothing of them is committed.
+        None of them was sent, so none is committed.
         """
         try:
             yield
@@ -439,15 +435,16 @@ class Sequencer:
             raise
 
     def _spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
-        """Do `work` beside everything else; its end, however it comes, ends the leadership."""
+        """Run `work` in the background; its end, for whatever reason, ends the leadership."""
         task = asyncio.create_task(work, name=f"orderchain {name}")
         self._tasks[name] = task
         task.add_done_callback(partial(self._on_end, name))
 
     def _on_end(self, name: str, task: asyncio.Task[None]) -> None:
-        """End the whole service with one of its parts.
+        """End the whole service when one of its parts ends.
 
-        A leader that publishes nothing, or lets its lease stand still, must not go on as if it did.
+        A leader that publishes nothing, or does not renew its lease, must not continue as if it
+        did.
         """
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         # The commits end by themselves once the queue is closed and empty.
@@ -455,7 +452,7 @@ class Sequencer:
             self._fail(self._failure_of(name, error))
 
     def _failure_of(self, name: str, error: BaseException | None) -> Exception:
-        """Return what to tell of the part `name`, which ended by `error`, or just so."""
+        """Return the failure to report for the part `name`, which ended by `error` or without."""
         if isinstance(error, Exception):
             return error
         if self._is_closing:
@@ -464,7 +461,7 @@ class Sequencer:
         return RetryError(f"the sequencer's {name} task {end}")
 
     def _fail(self, failure: Exception) -> None:
-        """Stop for good: answer everybody who waits, and refuse everybody who comes."""
+        """Stop permanently: answer every caller that waits, and refuse every new one."""
         if self._failure is None:
             self._failure = failure
             _log.error("chain %d: %s", self._config.chain_id, reason_of(failure))
@@ -472,7 +469,7 @@ class Sequencer:
         self._stopped.set()
 
     async def _unless_failed(self, work: Coroutine[object, object, _Result]) -> _Result:
-        """Return what `work` does. Raises what ends the leadership meanwhile."""
+        """Return what `work` returns. Raises what ends the leadership meanwhile."""
         working = asyncio.create_task(work)
         failing = asyncio.create_task(self._stopped.wait())
         try:
@@ -501,10 +498,10 @@ class Sequencer:
         await self._leadership.hand_over()
 
     async def _close(self) -> None:
-        """Close everything, and answer everybody who still waits.
+        """Close everything, and answer every caller that still waits.
 
-        To the end, also where the caller is cancelled meanwhile, however often: every part has a
-        deadline of its own. Raises CancelledError then.
+        It runs to the end, even if the caller is cancelled meanwhile, however often: every part has
+        a deadline of its own. Raises CancelledError then.
         """
         self._is_closing = True
         closing = asyncio.create_task(self._close_parts())
@@ -519,7 +516,7 @@ class Sequencer:
 
     async def _close_parts(self) -> None:
         async with AsyncExitStack() as parts:
-            # Whatever one of them raises, the others are closed, too; the last one first.
+            # Whatever one of them raises, the others are closed too; the last one first.
             for part in (
                 self._store,
                 self._key_store,

@@ -1,18 +1,42 @@
-"""What a sequencer tells of itself."""
+"""What a sequencer counts and times."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from sequencer.latency import Latency
+_WEIGHT = 0.1
+"""Share of the newest value in the running mean: about the last ten count."""
+
+
+class Latency(Struct, frozen=True, kw_only=True):
+    """Seconds that one kind of work took; zeros before the first."""
+
+    count: int = 0
+    last_seconds: float = 0.0
+    recent_seconds: float = 0.0
+    """Running mean of about the last ten."""
+    highest_seconds: float = 0.0
+
+    def with_value(self, seconds: float) -> Latency:
+        """Return the values after `seconds` were measured too."""
+        return Latency(
+            count=self.count + 1,
+            last_seconds=seconds,
+            recent_seconds=(
+                seconds
+                if self.count == 0
+                else self.recent_seconds + _WEIGHT * (seconds - self.recent_seconds)
+            ),
+            highest_seconds=max(self.highest_seconds, seconds),
+        )
 
 
 class SequencerStats(Struct, frozen=True, kw_only=True):
-    """A look at one instant; every counter counts from the start of this process."""
+    """The state at one instant; every counter counts from the start of this process."""
 
     chain_id: int
     name: str
-    """The one that its config gives it, as operators see it."""
+    """The name in its config, as operators see it."""
     epoch: int
     head_persisted: int
     """Last committed id."""
@@ -25,11 +49,11 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     batch_rows_last: int
     """Rows of the last commit; `rows / batches` is the mean."""
     commit_latency: Latency
-    """From the first statement of a commit to the server's word, tries again included."""
+    """From the first statement of a commit to the server's answer, retries included."""
     publish_latency: Latency
     """From a send to the broker's acknowledgement, without sends that failed."""
     repeats: int
-    """Orders whose key was accepted before, or refused for their key."""
+    """Orders whose key was accepted before, or that were refused for their key."""
     keys_remembered: int
     """Rows whose keys a repeat is compared with."""
     queue_rows: int
@@ -39,15 +63,15 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     publish_queue_bytes: int
     """Bytes of committed rows that wait for the broker."""
     publish_waits: int
-    """Commits that were held up because those were too many."""
+    """Commits that waited because these bytes were too many."""
     publish_waited_seconds: float
-    """How long, all together."""
+    """How long they waited in total."""
     frames: int
     """Records that the broker acknowledged, without heartbeats."""
     heartbeats: int
     send_failures: int
-    """Sends that failed or ran into their deadline; each cost a producer."""
+    """Sends that failed or exceeded their deadline; each cost one producer."""
     take_overs: int
-    """Epochs raised by this process; above 1 each stands for a lost connection."""
+    """Epochs that this process raised; each one above 1 means a lost connection."""
     unknown_outcomes: int
     """Commits whose answer was lost, and which were read back."""

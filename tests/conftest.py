@@ -1,6 +1,6 @@
 """The real servers of the tests: started when a test first asks for one, stopped at the end.
 
-They are the fixtures of `local_stack.pytest_plugin`, which those who embed the engine use too.
+They are the fixtures of `orderchain.testing.pytest_plugin`, for embedders, too.
 
 A test that uses `postgres_server` or a Kafka, directly or through another fixture, gets the
 marker `postgres` or `kafka` by itself.
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from local_stack import KafkaConfig, KafkaServer, ProxiedListener
+from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from local_stack.pytest_plugin import make_server_folder
+from orderchain.testing.pytest_plugin import make_server_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
     ports: list[int] = []
     for _ in range(4):
         ports.append(free_port(ports))
-    config = KafkaConfig(
+    config = KafkaServerConfig(
         directory=session_folder / "breakable-kafka",
         port=ports[0],
         controller_port=ports[1],

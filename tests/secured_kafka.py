@@ -21,8 +21,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from local_stack import KafkaConfig as StackConfig
 from local_stack import KafkaServer, SecuredListener
+from local_stack import KafkaServerConfig as StackConfig
 from local_stack.ports import free_port
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_options import librdkafka_options

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.folders import write_file
 from local_stack.installation import Installation
 from local_stack.ports import free_port
@@ -124,7 +124,7 @@ def secured_postgres_in(
     """Start one with the certificate in `files`; stop it at the end."""
     folder.mkdir(mode=0o755)
     access = folder / "access.conf"
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=folder / "postgres",
         port=free_port(),
         passwords=_PASSWORDS,

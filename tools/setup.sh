@@ -133,7 +133,7 @@ install_project() {
 
 fetch_jars() {
   .venv/bin/python -m local_stack.fetch
-  .venv/bin/python -m chain_verifier.connectors
+  .venv/bin/python -m chain_verifier.spark.connectors
 }
 
 if is_done; then exit 0; fi

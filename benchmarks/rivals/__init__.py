@@ -1,4 +1,4 @@
-"""The engine and what a user might take instead of it, each behind `benchmarks.rivals.rival`."""
+"""The engine and what a user might take instead of it, each a `benchmarks.rivals.rival.Rival`."""
 
 from __future__ import annotations
 

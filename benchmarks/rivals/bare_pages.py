@@ -8,7 +8,7 @@ from benchmarks.chains import connect_to, empty_chain, make_chain
 from benchmarks.rivals.bare_pipe import BareProducer, BareReceiver
 from benchmarks.rivals.durable import stored_chain_rows
 from benchmarks.rivals.records import drop_topic, new_topic
-from orderchain.page_image import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
+from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
     from benchmarks.rivals.rival import Tally
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 
 class BarePages:

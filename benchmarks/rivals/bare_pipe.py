@@ -1,4 +1,4 @@
-"""A row per order: bytes made before, one COPY and one send a batch, decoded and not looked at."""
+"""A row per order: bytes made before, one COPY and one send per batch, decoded and not checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
     from benchmarks.rivals.rival import Tally
-    from orderchain.event import Event
+    from orderchain.model import Event
     from sequencer import Order
 
 Ready = tuple[memoryview, list[bytes]]
@@ -64,7 +64,7 @@ class BarePipe:
 
 
 class BareProducer:
-    """COPY, which is a commit; then a send whose acknowledgement is awaited behind the next."""
+    """COPY, which is a commit; then a send whose acknowledgement is awaited later."""
 
     table = order_rows.TABLE
     columns: Sequence[str] = order_rows.COLUMNS

@@ -1,4 +1,4 @@
-"""The common way: a row an INSERT, transactions of a batch, a JSON record an order.
+"""The common way: one row per INSERT, one transaction per batch, one JSON record per order.
 
 It is the flow of warpexchange's sequencer (github.com/michaelliao/warpexchange, Java), in Python:
 number and serialise each message, insert the rows one by one in one transaction, then send each.
@@ -20,7 +20,7 @@ from benchmarks.rivals.records import (
     drop_topic,
     new_topic,
 )
-from orderchain.event import Event
+from orderchain.model import Event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

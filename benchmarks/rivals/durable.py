@@ -16,7 +16,7 @@ SQL = load_sql("benchmarks.rivals", "queries.sql")
 
 
 async def stored_chain_rows(database: DatabaseConfig, chain_id: int) -> Stored:
-    """Count the rows of a chain that was written past the engine, and check their links."""
+    """Count the rows of a chain that was written without the engine, and check their links."""
     return await _stored(database, SQL["chain_rows"], chain_id)
 
 

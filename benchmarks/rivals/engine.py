@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-import gapfill.marks
+import gapfill.batch_proof
 import sequencer.core
 from benchmarks.chains import empty_chain, make_chain
 from benchmarks.proof import prove
@@ -15,10 +15,10 @@ from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, Rece
 from orderchain.clock import SystemClock
 from orderchain.limits import FRAME_BYTES_MAX
 from sequencer import Sequencer, SequencerConfig
-from sequencer.kafka_sink import KafkaFrameSink
-from sequencer.key_store import PostgresKeyStore
-from sequencer.lease import PostgresLease
-from sequencer.store import PostgresChainStore
+from sequencer.leadership import PostgresLease
+from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.stores.keys import PostgresKeyStore
+from sequencer.stores.postgres import PostgresChainStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,19 +111,19 @@ def sequencer_of(
 
 
 def _leave_seals_out() -> None:
-    """Let every seal be the one before it: what sealing costs shows in its absence.
+    """Make every seal the one before it: what sealing costs shows in its absence.
 
     The engine has no such switch, and a chain written like this does not verify by its seals; fills
     of the same process take it as it is.
     """
-    for module in (sequencer.core, gapfill.marks):
+    for module in (sequencer.core, gapfill.batch_proof):
         if not hasattr(module, "next_seal"):
             raise RuntimeError(f"{module.__name__} computes its seals elsewhere now")
         vars(module)["next_seal"] = lambda previous, **_: previous
 
 
 async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> None:
-    """Submit a batch a call, a few calls at a time; return when all are committed."""
+    """Submit one batch per call, a few calls at a time; return when all are committed."""
     in_flight: deque[asyncio.Task[object]] = deque()
     for batch in batches:
         in_flight.append(asyncio.create_task(sequencing.submit_many(batch)))
@@ -177,7 +177,7 @@ class EngineProducer:
 
 
 class EngineReceiver:
-    """The receiver, with a gap reader behind it."""
+    """The receiver, with a gap reader."""
 
     def __init__(self, venue: Venue, tally: Tally) -> None:
         self._venue = venue

@@ -44,7 +44,7 @@ def _recorder(database: DatabaseConfig) -> tuple[Any, Any]:
 
 
 class EventSourcing:
-    """Events of one aggregate, versions in the place of ids."""
+    """Events of one aggregate, with versions in place of ids."""
 
     title = "eventsourcing (PyPI)"
     ack = "PostgreSQL's commit, fsynced; read from there by a second process"
@@ -97,7 +97,7 @@ async def _drop(site: Site) -> None:
 
 
 class Recording:
-    """`insert_events`, a transaction a batch. The calls block, as the library's do."""
+    """`insert_events`, one transaction per batch. The calls block, as the library's do."""
 
     def __init__(self, venue: Venue) -> None:
         self._database = venue.site.admin
@@ -134,7 +134,7 @@ class Recording:
 
 
 class Notified:
-    """Selects what came since, again and again."""
+    """Selects repeatedly what came since."""
 
     def __init__(self, venue: Venue, tally: Tally) -> None:
         self._database = venue.site.admin

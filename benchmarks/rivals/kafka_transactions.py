@@ -1,8 +1,8 @@
-"""What the two rivals on Kafka's transactions share: no database, a transaction a batch.
+"""What the two rivals on Kafka's transactions share: no database, one transaction per batch.
 
 librdkafka (confluent-kafka) at both ends. A producer with a transactional id, a consumer that reads
 only what was committed. There is nothing to read a lost order from, no fence by the database, and
-an acknowledged order stands in the page caches of the brokers, not on a disk.
+an acknowledged order is in the page caches of the brokers, not on a disk.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from benchmarks.chains import Site
     from benchmarks.load import Load, Venue
-    from orderchain.event import Event
+    from orderchain.model import Event
     from sequencer import Order
 
 _TRANSACTION_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 _RECORDS_MAX = 10_000
 _SILENCE_SECONDS = 60.0
-"""After so long without a record, reading a topic again has failed."""
+"""After this long without a record, rereading a topic has failed."""
 
 
 class KafkaTransactions(ABC):
@@ -76,7 +76,7 @@ class KafkaTransactions(ABC):
         return CommittedReceiver(venue, tally, self)
 
     async def stored(self, venue: Venue) -> Stored:
-        """Read the topic again from its beginning: what a later reader would find."""
+        """Reread the topic from its beginning: what a later reader would find."""
         return await asyncio.to_thread(self._stored, venue)
 
     def _stored(self, venue: Venue) -> Stored:
@@ -102,7 +102,7 @@ class KafkaTransactions(ABC):
 
 
 class TransactionalProducer:
-    """A transaction a batch. The calls block, as the library's do: nothing else runs here."""
+    """One transaction per batch. The calls block, as the library's do: nothing else runs here."""
 
     def __init__(self, venue: Venue, kind: KafkaTransactions) -> None:
         self._venue = venue

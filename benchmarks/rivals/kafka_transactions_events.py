@@ -1,4 +1,4 @@
-"""Kafka transactions with one event a record: what most people write."""
+"""Kafka transactions with one event per record: what most people write."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchmarks.rivals.rival import Tally
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 
 class KafkaTransactionsEvents(KafkaTransactions):
-    """A record an order."""
+    """One record per order."""
 
     title: ClassVar[str] = "Kafka transactions, an event a record"
 

@@ -1,4 +1,4 @@
-"""Kafka transactions with one frame a record: the engine's packing without its database."""
+"""Kafka transactions with one frame per record: the engine's packing without its database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchmarks.rivals.rival import Tally
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 
 class KafkaTransactionsFrames(KafkaTransactions):
-    """A record a batch."""
+    """One record per batch."""
 
     title: ClassVar[str] = "Kafka transactions, a frame a record"
 

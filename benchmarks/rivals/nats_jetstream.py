@@ -29,7 +29,7 @@ _MESSAGES_WAITING_MAX = 4_000
 
 
 class NatsJetStream:
-    """A message an order; the acknowledgements of a batch are awaited together."""
+    """One message per order; the acknowledgements of a batch are awaited together."""
 
     title = "NATS JetStream"
     ack = "the server's file, synced always; no database"
@@ -76,7 +76,7 @@ class NatsJetStream:
         return JetStreamReceiver(venue, tally)
 
     async def stored(self, venue: Venue) -> Stored:
-        """Read the stream again from its beginning."""
+        """Reread the stream from its beginning."""
         tally = Tally(is_kept=False)
         async with JetStreamReceiver(venue, tally) as receiver:
             info = await receiver.stream.stream_info(_STREAM)
@@ -103,7 +103,7 @@ async def _connected(url: str) -> Any:  # noqa: ANN401 - it has no types
 
 
 async def _heard(error: Exception) -> None:
-    """A refused connection is tried again; what matters is raised by the calls themselves."""
+    """Ignore it: a refused connection is retried, and the calls themselves raise what matters."""
 
 
 class JetStreamProducer:

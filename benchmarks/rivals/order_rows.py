@@ -1,7 +1,7 @@
 """A row per order: a table of the benchmarks' own, and the bytes that COPY takes for it.
 
-What an engine stores that has a row of its own for each order, with the columns, the key, the CHECK
-and the partitions that it needs for that.
+An engine with a row of its own for each order stores this, with the columns, the key, the CHECK and
+the partitions that it needs for that.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.chains import connect_to, prepare_database
-from orderchain.page_image import COPY_HEADER, COPY_TRAILER
+from orderchain.seal import COPY_HEADER, COPY_TRAILER
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.chains import Site
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 SQL: Final = load_sql("benchmarks.rivals", "queries.sql")
 

@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.chains import make_topic, remove_topic
 from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
-from orderchain.event import Event
+from orderchain.model import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ async def drop_topic(venue: Venue) -> None:
 
 
 class RecordSender:
-    """An aiokafka producer as the engine's: acks=all, large requests, acks awaited behind."""
+    """An aiokafka producer as the engine's: acks=all, large requests, acks awaited later."""
 
     def __init__(self, venue: Venue) -> None:
         self._topic = str(venue.place["topic"])
@@ -105,7 +105,7 @@ class RecordSender:
 
 
 class RecordSource:
-    """An aiokafka consumer that stands at the live end of the topic."""
+    """An aiokafka consumer that is at the live end of the topic."""
 
     def __init__(self, venue: Venue) -> None:
         self._at = TopicPartition(str(venue.place["topic"]), 0)

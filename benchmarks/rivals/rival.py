@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
-    from orderchain.event import Event
+    from orderchain.model import Event
     from sequencer import Order
 
 
@@ -25,7 +25,7 @@ class Rival(Protocol):
     title: str
     """For tables and figures."""
     ack: str
-    """What stands when an order counts as durable here, in a few words."""
+    """What must have happened when an order counts as durable here, in a few words."""
 
     def absence(self) -> str | None:
         """Return why it cannot run on this machine; None when it can."""
@@ -78,7 +78,7 @@ class Producer(Protocol):
 
 
 class Receiver(Protocol):
-    """The receiving end; once entered, no order that is sent passes it by."""
+    """The receiving end; once entered, it misses no order that is sent."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -99,7 +99,7 @@ class NotWhole(Exception):
 
 
 class Tally:
-    """Counts what was handed on, as the service behind a receiver would take it."""
+    """Counts what was handed on, as the service that a receiver feeds would take it."""
 
     def __init__(self, *, is_kept: bool) -> None:
         self.rows = 0

@@ -1,1 +1,1 @@
-"""The archive of a chain: verified rows as Parquet, read back and proven, and what may then go."""
+"""The archive of a chain: verified rows as Parquet, read back and proven, and retention."""

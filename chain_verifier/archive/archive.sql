@@ -1,4 +1,4 @@
--- place: where a chain stands: its boundary, its mark, and how wide its partitions are
+-- place: the extent of a chain: its boundary, its mark, and how wide its partitions are
 SELECT v.version, v.database_id, h.last_id, h.published_id, h.partition_ids,
        b.last_id AS boundary_id, b.seal AS boundary_seal,
        (SELECT max(m.until_id) FROM public.chain_verified m WHERE m.chain_id = $1) AS verified_id
@@ -19,15 +19,15 @@ SELECT first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at
  ORDER BY last_id
  LIMIT $4
 
--- pages: the pages of some batches, none of which has a part of one
+-- pages: the pages of some whole batches
 SELECT last_id, ids, pids, keys, event_times_ns, payloads
   FROM public.chain_page
  WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
  ORDER BY last_id
 
 -- lowest_receiver: the receiver that is furthest behind, by checkpoint, report or halt
--- Its restart compares the seal of the batch that its place names, which is to be there: that may be
--- an older one than the last one before its row.
+-- When it restarts, it compares the seal of the batch that its place names, so this batch must stay.
+-- That batch may be older than the last one before its row.
 SELECT receiver, at_id FROM (
        SELECT receiver, CASE WHEN EXISTS (
                   SELECT FROM public.chain_batch b
@@ -40,10 +40,10 @@ SELECT receiver, at_id FROM (
  ORDER BY at_id, receiver
  LIMIT 1
 
--- remembered: rows behind this id are still asked for, to find a key that comes again
+-- remembered: rows after this id are still needed, to find a repeated key
 SELECT min(after_id) FROM public.chain_key_page WHERE chain_id = $1
 
--- behind_window: the last batch that has at least $2 rows behind it; 0 where none has
+-- behind_window: the last batch that has at least $2 rows after it; 0 if there is none
 SELECT coalesce(max(last_id), 0)
   FROM (SELECT last_id,
                sum(row_count) OVER (ORDER BY last_id DESC) - row_count AS rows_behind
@@ -55,25 +55,25 @@ SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bounds, i.inhdetachpendi
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
  WHERE i.inhparent = to_regclass(format('public.chain_page_%s', $1::integer))
 
--- last_below: the last batch that ends below an id, and where the one behind it begins
+-- last_below: the last batch that ends below an id, and where the next batch begins
 SELECT (SELECT max(last_id) FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2) AS below,
        (SELECT first_id FROM public.chain_batch
          WHERE chain_id = $1 AND last_id >= $2 ORDER BY last_id LIMIT 1) AS behind_first_id
 
--- wait_briefly: an act must not stand in the way of the sequencer
+-- wait_briefly: an act must not block the sequencer
 SET LOCAL lock_timeout = '2s'
 
--- set_boundary: let a batch stand for everything up to it
+-- set_boundary: make a batch represent everything up to it
 UPDATE public.chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0
  WHERE chain_id = $1 AND last_id = $2
 
 -- forget_older: remove the batches before the boundary
 DELETE FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2
 
--- tell: what was done, by whom, and why
+-- tell: record what was done, by whom, and why
 INSERT INTO public.chain_act (chain_id, act, actor, reason, detail)
 VALUES ($1, 'retention', $2, $3, $4)
 
--- detach: the statement that detaches a partition without stopping anybody
+-- detach: the statement that detaches a partition without blocking other sessions
 SELECT format('ALTER TABLE public.chain_page_%s DETACH PARTITION public.%I %s',
               $1::integer, $2::text, CASE WHEN $3::boolean THEN 'FINALIZE' ELSE 'CONCURRENTLY' END)

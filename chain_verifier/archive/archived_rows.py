@@ -1,4 +1,4 @@
-"""The rows of an archive for a receiver that is older than the database: proven, then read."""
+"""Archived rows for a receiver that needs older rows than the database has: proven, then read."""
 
 from __future__ import annotations
 
@@ -8,53 +8,110 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
-from chain_verifier.archive.archived_places import (
-    archived_mark,
-    archived_row_before,
-    archived_row_up_to,
-    mark_behind,
-)
 from chain_verifier.archive.manifest import chain_folder, load_manifest
-from chain_verifier.archive.part_files import BrokenPart, proven_batches
+from chain_verifier.archive.part_files import BrokenPart, batches_of, last_row_up_to, proven_batches
 from chain_verifier.archive.seal_run import SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
-from orderchain.event import Event
-from orderchain.mark import Mark
-from orderchain.reasons import reason_of
-from orderchain.run import Run
+from orderchain.model import Event, Mark, Run
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
-    from chain_verifier.archive.manifest import Manifest, Part
-    from chain_verifier.archive.seal_run import ArchivedRow, Batch
-    from orderchain.mark import Standing
+    from chain_verifier.archive.manifest import ArchivePart, Manifest
+    from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch
+    from orderchain.model import Standing
 
-    Group = list[tuple[Batch, list[ArchivedRow]]]
+    Group = list[tuple[SealedBatch, list[ArchivedRow]]]
+
+
+def archived_mark(folder: Path, manifest: Manifest, at_id: int) -> Mark | None:
+    """Return the mark after the row `at_id`; None if the archive does not hold this row.
+
+    Raises OSError or ArrowException.
+    """
+    part = next((part for part in manifest.parts if part.after_id <= at_id < part.last_id), None)
+    if part is None:
+        return None
+    mark = _mark_before(folder, manifest, part)
+    for batch in batches_of(folder, part):
+        if batch.last_id > at_id:
+            break
+        mark = mark_behind(batch)
+    if mark.id != at_id and last_row_up_to(folder, part, at_id) != at_id:
+        return None
+    return Mark(id=at_id, batch_last_id=mark.id, seal=mark.seal, epoch=mark.epoch)
+
+
+def archived_row_up_to(folder: Path, manifest: Manifest, until_id: int) -> int:
+    """Return the last archived row that is not above `until_id`; 0 for none. Raises as above."""
+    for part in reversed(manifest.parts):
+        if part.first_id <= until_id:
+            found = last_row_up_to(folder, part, until_id)
+            return part.after_id if found is None else found
+    return 0
+
+
+def archived_row_before(folder: Path, manifest: Manifest, moment: datetime) -> int:
+    """Return the last archived row that was committed before `moment`; 0 for none.
+
+    Times never decrease along a chain. Raises as above.
+    """
+    for part in reversed(manifest.parts):
+        found = 0
+        for batch in batches_of(folder, part):
+            if batch.committed_at >= moment:
+                break
+            found = batch.last_id
+        if found:
+            return found
+    return 0
+
+
+def mark_behind(batch: SealedBatch) -> Mark:
+    """Return the mark after a whole batch."""
+    last_id = batch.last_id
+    return Mark(id=last_id, batch_last_id=last_id, seal=batch.seal, epoch=batch.epoch)
+
+
+def _mark_before(folder: Path, manifest: Manifest, part: ArchivePart) -> Mark:
+    """Return the mark before a part.
+
+    If the archive does not begin with the start of its chain, it does not hold the epoch of the
+    batch before the part. The epoch is then 0, which is below every other.
+    """
+    index = manifest.parts.index(part)
+    if index:
+        *_, last = batches_of(folder, manifest.parts[index - 1])
+        return mark_behind(last)
+    at_id = part.after_id
+    return Mark(id=at_id, batch_last_id=at_id, seal=bytes.fromhex(part.seal_before), epoch=0)
+
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 RUN_ROWS: Final = 5_000
-"""Rows of a run, unless one batch holds more: as many as a page of a fill."""
+"""Rows per run, unless one batch holds more: as many as per page of a fill."""
 
 STEP_SECONDS: Final = 60.0
-"""Deadline of one step, the rows of a run or the hash of a file: a disk that hangs must not hang a
-receiver, and 60 s suffice for a file of 10 GB."""
+"""Deadline of one step: reading the rows of a run, or hashing a file. A disk that hangs must not
+hang a receiver, and 60 s are enough for a file of 10 GB."""
 
 SOURCE: Final = "archive"
-"""Where such a run was read, as gap ledgers and counters name it."""
+"""The source of such a run, as gap ledgers and counters name it."""
 
 
 class ArchivedRows:
     """Implements ArchivedSource of `orderchain.ports` over the Parquet archive of one chain.
 
-    Nothing is handed out before everything from there up to the database's boundary was read back
-    once, and came out at the seal that the database holds there: from then on the archive's word
-    is the primary's. What is read for the caller then stands in the same files, by their hashes,
-    and is held against the same links and seals. Files are read in threads, a run at a time.
+    No row is returned before everything from that row up to the database's boundary was read back
+    once, and ended with the seal that the database holds there. From then on, the archive counts as
+    much as the primary. The rows for the caller then come from the same files, which their hashes
+    show, and are checked against the same links and seals. Files are read in threads, one run at a
+    time.
     """
 
     def __init__(self, archive: Path, chain_id: int) -> None:
@@ -64,11 +121,11 @@ class ArchivedRows:
         self._lock = asyncio.Lock()
         self._manifest: Manifest | None = None
         self._proven: tuple[int, Mark] | None = None
-        """Behind which id, and up to which boundary, the manifest was found to hold."""
+        """After which id, and up to which boundary, the manifest was proven."""
 
     @property
     def chain_id(self) -> int:
-        """The chain of which it holds rows."""
+        """The chain whose rows it holds."""
         return self._chain_id
 
     async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
@@ -90,19 +147,19 @@ class ArchivedRows:
             yield run
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id, or 0; nothing is proven by that. Raises as `mark_at`."""
+        """Return a row's id, or 0, without proof. Raises as `mark_at`."""
         manifest = await self._load()
         return await self._step(lambda: archived_row_up_to(self._folder, manifest, until_id))
 
     async def row_before_time(self, moment: datetime) -> int:
-        """Return a row's id, or 0; nothing is proven by that. Raises as `mark_at`."""
+        """Return a row's id, or 0, without proof. Raises as `mark_at`."""
         manifest = await self._load()
         return await self._step(lambda: archived_row_before(self._folder, manifest, moment))
 
     # -- proof ---------------------------------------------------------------------------------
 
     async def _proven_manifest(self, after_id: int, boundary: Standing) -> Manifest:
-        """Return the manifest, once everything behind `after_id` up to the boundary holds."""
+        """Return the manifest, once everything after `after_id` up to the boundary is proven."""
         edge = boundary.mark
         if edge is None:
             raise RetryError(f"chain {self._chain_id}: the archive's boundary has just moved")
@@ -123,8 +180,8 @@ class ArchivedRows:
             raise InputError("archive", str(self._archive), expected)
         return manifest
 
-    def _parts(self, manifest: Manifest, after_id: int, boundary: Standing) -> list[Part]:
-        """Return the parts from the one that `after_id` stands in up to that of the boundary."""
+    def _parts(self, manifest: Manifest, after_id: int, boundary: Standing) -> list[ArchivePart]:
+        """Return the parts from the one that holds `after_id` up to that of the boundary."""
         database_id = str(boundary.head.database_id)
         if manifest.database_id != database_id:
             raise InputError("archive of database", manifest.database_id, database_id)
@@ -137,7 +194,7 @@ class ArchivedRows:
             raise error
         return parts
 
-    async def _prove(self, parts: Sequence[Part], edge: Mark) -> None:
+    async def _prove(self, parts: Sequence[ArchivePart], edge: Mark) -> None:
         told = f"behind {parts[0].after_id} up to {edge.id}"
         _log.info("chain %d: proving the archive %s", self._chain_id, told)
         seals: dict[int, bytes] = {}
@@ -148,8 +205,8 @@ class ArchivedRows:
             found = seals[edge.id].hex() if seals else "none there"
             raise InputError(f"seal of the archive after {edge.id}", found, edge.seal.hex())
 
-    def _groups(self, parts: Sequence[Part]) -> Iterator[Group]:
-        """Yield neighbouring batches with their rows, proven, so many rows at once."""
+    def _groups(self, parts: Sequence[ArchivePart]) -> Iterator[Group]:
+        """Yield consecutive batches with their rows, proven, about `RUN_ROWS` rows at a time."""
         run = SealRun(self._chain_id, parts[0].after_id, bytes.fromhex(parts[0].seal_before))
         group: Group = []
         rows = 0
@@ -168,7 +225,7 @@ class ArchivedRows:
 
     # -- runs ----------------------------------------------------------------------------------
 
-    def _runs(self, parts: Sequence[Part], after: Mark, until_id: int) -> Iterator[Run]:
+    def _runs(self, parts: Sequence[ArchivePart], after: Mark, until_id: int) -> Iterator[Run]:
         end = after
         for group in self._groups(parts):
             events: list[Event] = []
@@ -188,7 +245,7 @@ class ArchivedRows:
                 return
 
     async def _step(self, work: Callable[[], _T]) -> _T:
-        """Do something with files in a thread. Raises InputError, RetryError."""
+        """Run work on files in a thread. Raises InputError, RetryError."""
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 return await asyncio.to_thread(work)

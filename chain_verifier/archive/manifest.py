@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import InputError
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 
 _NAME: Final = "_manifest.json"
-"""Begins with `_`, as the folder of batches does: readers of Parquet leave such names out."""
+"""Begins with `_`, as the folder of batches does: readers of Parquet skip such names."""
 
 _Sha = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, Meta(pattern="^[a-z_]+(/[a-z]+)?-[0-9]+-[0-9]+[.]parquet$")]
@@ -32,7 +32,7 @@ class StoredFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: _Sha
 
 
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchivePart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Consecutive batches of one partition of the database, in two files."""
 
     after_id: int
@@ -53,7 +53,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = VERSION
     chain_id: int
     database_id: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ArchivePart, ...] = ()
 
     @property
     def last_id(self) -> int:
@@ -67,9 +67,9 @@ def chain_folder(archive: Path, chain_id: int) -> Path:
 
 
 def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
-    """Return the manifest of a chain, None when none was archived.
+    """Return the manifest of a chain; None if the chain was not archived.
 
-    Raises InputError for one that cannot be read or is of another chain.
+    Raises InputError for a manifest that cannot be read or is of another chain.
     """
     path = chain_folder(archive, chain_id) / _NAME
     try:
@@ -88,7 +88,7 @@ def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
 
 
 def store_manifest(archive: Path, manifest: Manifest) -> None:
-    """Put a manifest in the place of the one before, as a whole and for good."""
+    """Replace the previous manifest, as a whole and durably."""
     folder = chain_folder(archive, manifest.chain_id)
     draft = folder / f"{_NAME}.part"
     with draft.open("wb") as file:
@@ -100,10 +100,10 @@ def store_manifest(archive: Path, manifest: Manifest) -> None:
 
 
 def remove_unfinished(archive: Path, manifest: Manifest) -> None:
-    """Remove the files of a part that was written, but never came into the manifest.
+    """Remove the files of a part that was written, but never added to the manifest.
 
-    Only what lies behind the last archived row: it is written again. Raises InputError for another
-    file of rows that the manifest does not name, since what it holds may be all there is of it.
+    It removes only files after the last archived row: they are written again. Raises InputError for
+    another file that the manifest does not name, since it may be the only copy of its rows.
     """
     folder = chain_folder(archive, manifest.chain_id)
     named = {stored.name for part in manifest.parts for stored in (part.rows, part.batches)}
@@ -118,10 +118,10 @@ def remove_unfinished(archive: Path, manifest: Manifest) -> None:
 
 
 def begin_manifest(archive: Path, chain_id: int, database_id: str) -> Manifest:
-    """Return the manifest of a chain, an empty one for a chain that was not archived yet.
+    """Return the manifest of a chain; an empty one if the chain was not archived yet.
 
-    It is stored before any part: files without a manifest are an archive that lost it, and no
-    place to begin. Raises InputError for these.
+    The manifest is stored before any part. So files without a manifest are an archive that lost its
+    manifest, and no new archive can begin there. Raises InputError for such files.
     """
     manifest = load_manifest(archive, chain_id)
     if manifest is None:
@@ -135,7 +135,7 @@ def begin_manifest(archive: Path, chain_id: int, database_id: str) -> Manifest:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlast a crash."""
+    """Make the names in a folder survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

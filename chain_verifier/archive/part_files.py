@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chain_verifier.archive.manifest import Part, StoredFile, sync_folder
-from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
-from orderchain.reasons import reason_of
+from chain_verifier.archive.manifest import ArchivePart, StoredFile, sync_folder
+from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch, SealRun
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ _BATCHES: Final = pa.schema(
 
 
 class PartWriter:
-    """Writes one part under draft names; `end` makes the files whole and gives them their names."""
+    """Writes one part under draft names; `end` completes the files and gives them their names."""
 
     def __init__(self, folder: Path, chain_id: int, run: SealRun) -> None:
         self._folder = folder
@@ -61,8 +61,8 @@ class PartWriter:
             for draft, schema in zip(self._drafts, (_ROWS, _BATCHES), strict=True)
         ]
 
-    def add(self, batches: Sequence[Batch], rows: Sequence[ArchivedRow]) -> None:
-        """Add some batches with all of their rows, which were checked."""
+    def add(self, batches: Sequence[SealedBatch], rows: Sequence[ArchivedRow]) -> None:
+        """Add batches with all of their rows, which were already checked."""
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
         self._writers[0].write_table(
             pa.table([[self._chain_id] * len(rows), *columns], schema=_ROWS)
@@ -74,13 +74,13 @@ class PartWriter:
         self._rows += len(rows)
         self._batches += len(batches)
 
-    def end(self) -> Part:
-        """Return the part once its files will outlast a crash."""
+    def end(self) -> ArchivePart:
+        """Return the part once its files survive a crash."""
         self.close()
         span = f"{self._after_id:019d}-{self._last_id:019d}.parquet"
         names = (f"rows-{span}", f"_batches/batches-{span}")
         files = [self._stored(draft, name) for draft, name in zip(self._drafts, names, strict=True)]
-        return Part(
+        return ArchivePart(
             after_id=self._after_id,
             first_id=self._first_id or self._last_id,
             last_id=self._last_id,
@@ -93,7 +93,7 @@ class PartWriter:
         )
 
     def close(self) -> None:
-        """Close the drafts; what is not ended is written over by the next one."""
+        """Close the drafts; the next part overwrites drafts that were not ended."""
         for writer in self._writers:
             writer.close()
 
@@ -107,14 +107,16 @@ class PartWriter:
 
 
 class BrokenPart(ValueError):
-    """A part is not what the manifest, its links or its seals say; the text is what is wrong."""
+    """A part contradicts the manifest, its links or its seals; the text says what is wrong."""
 
 
-def part_fault(folder: Path, part: Part, run: SealRun, seals: dict[int, bytes]) -> str | None:
-    """Read a part back, row by row; return what is wrong with it, None where nothing is.
+def part_fault(
+    folder: Path, part: ArchivePart, run: SealRun, seals: dict[int, bytes]
+) -> str | None:
+    """Read a part back, row by row; return what is wrong with it, None if nothing is.
 
-    `run` stands where the part begins, and then where it ends. Of each id in `seals` that ends a
-    batch the seal is filled in.
+    `run` is at the start of the part, and moves to its end. For each id in `seals` that ends a
+    batch, the seal is filled in.
     """
     try:
         for batch, _ in proven_batches(folder, part, run):
@@ -126,12 +128,12 @@ def part_fault(folder: Path, part: Part, run: SealRun, seals: dict[int, bytes]) 
 
 
 def proven_batches(
-    folder: Path, part: Part, run: SealRun
-) -> Iterator[tuple[Batch, list[ArchivedRow]]]:
-    """Yield the batches of a part with their rows, each held against links, count and seal.
+    folder: Path, part: ArchivePart, run: SealRun
+) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
+    """Yield the batches of a part with their rows, each checked against links, count and seal.
 
-    The files as a whole come first: what is yielded stands in the very files that the manifest
-    names. `run` stands where the part begins, and goes along. Raises BrokenPart.
+    The files are checked as a whole first: the rows come from exactly the files that the manifest
+    names. `run` is at the start of the part, and moves along. Raises BrokenPart.
     """
     name = f"the part behind {part.after_id}"
     if (part.after_id, part.seal_before) != (run.at_id, run.seal.hex()):
@@ -145,7 +147,7 @@ def proven_batches(
         raise BrokenPart(f"{name} cannot be read: {reason_of(error)}") from error
 
 
-def _require_files(folder: Path, part: Part) -> None:
+def _require_files(folder: Path, part: ArchivePart) -> None:
     for stored in (part.rows, part.batches):
         path = folder / stored.name
         if not path.is_file():
@@ -155,8 +157,8 @@ def _require_files(folder: Path, part: Part) -> None:
 
 
 def _proven_content(
-    folder: Path, part: Part, run: SealRun
-) -> Iterator[tuple[Batch, list[ArchivedRow]]]:
+    folder: Path, part: ArchivePart, run: SealRun
+) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
     rows = _rows_of(folder / part.rows.name)
     batches = row_count = 0
     for batch in batches_of(folder, part):
@@ -173,14 +175,14 @@ def _proven_content(
         raise BrokenPart(f"the part behind {part.after_id} is not what the manifest says")
 
 
-def batches_of(folder: Path, part: Part) -> Iterator[Batch]:
+def batches_of(folder: Path, part: ArchivePart) -> Iterator[SealedBatch]:
     """Yield the batches of a part without their rows, unproven."""
     for page in _records(folder / part.batches.name, _BATCHES.names):
         for record in page:
-            yield Batch(**dict(zip(_BATCHES.names, record, strict=True)))
+            yield SealedBatch(**dict(zip(_BATCHES.names, record, strict=True)))
 
 
-def last_row_up_to(folder: Path, part: Part, until_id: int) -> int | None:
+def last_row_up_to(folder: Path, part: ArchivePart, until_id: int) -> int | None:
     """Return the last row of a part that is not above `until_id`; None for none.
 
     Raises OSError or ArrowException.

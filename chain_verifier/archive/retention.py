@@ -1,4 +1,4 @@
-"""Detaches old partitions, once their rows are verified, archived, and wanted by nobody."""
+"""Detaches old partitions, once their rows are verified, archived, and no longer needed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from chain_verifier.archive.place import SQL, Place, read_place
+from chain_verifier.archive.place import SQL, ChainExtent, read_place
 from chain_verifier.archive.verify_archive import verify_archive
-from chain_verifier.marks import require_marks_hold
 from chain_verifier.server import connection_to
-from orderchain.counted import counted
+from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, SettingError
 from orderchain.roles import OWNER
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +30,9 @@ class Retained(Struct, frozen=True, kw_only=True):
 
     chain_id: int
     boundary_id: int
-    """Rows up to it are in the archive alone."""
+    """Rows up to it are only in the archive."""
     partitions: tuple[str, ...]
-    """The tables that were detached: they are still there, for whoever drops them."""
+    """The tables that were detached: they still exist, until somebody drops them."""
     is_done: bool
     """False for a dry run."""
 
@@ -44,30 +44,30 @@ class _Partition(Struct, frozen=True):
 
 
 class RetentionRequest(Struct, frozen=True, kw_only=True):
-    """What may go, by whose word, and what somebody must keep."""
+    """What may be detached, who does it, and what must be kept."""
 
     chain_id: int
     until_id: int
-    """The last row that may go."""
+    """The last row that may be detached."""
     actor: str
     """Who does this."""
     key_window_rows: int
-    """The last rows in which the sequencer looks for a key that comes again, its setting of that
-    name. Only it knows: a chain whose window is not full yet keeps no pages of keys to tell."""
+    """The number of last rows in which the sequencer looks for a repeated key, its setting of this
+    name. Only the sequencer knows it: a chain whose window is not full yet keeps no pages of keys
+    that show it."""
     is_dry_run: bool = False
 
 
 def retain(database: str | DatabaseConfig, archive: Path, request: RetentionRequest) -> Retained:
     """Detach the partitions whose rows all lie at or below `until_id`.
 
-    The batch before the first row that stays becomes the boundary, in one transaction with the note
-    of who did it; then the partitions are detached one by one, without stopping anybody. A run
-    that was interrupted between the two is ended by the next one.
+    The batch before the first row that stays becomes the boundary, in one transaction with the
+    record of who did it. Then the partitions are detached one by one, without blocking other
+    sessions. If a run is interrupted between the two, the next run completes it.
 
-    Raises SettingError when `until_id` lies above the verified mark, the lowest receiver, what is
-    published, or within the window of keys; InputError when a verified mark is
-    contradicted, and when the archive does not verify, is of another database, or does not hold
-    what would go.
+    Raises SettingError when `until_id` is above the verified mark, the lowest receiver, what is
+    published, or within the window of keys; InputError when a verified mark is contradicted, and
+    when the archive does not verify, is of another database, or does not hold the rows to detach.
     """
     return asyncio.run(_retain(database, archive, request))
 
@@ -103,10 +103,10 @@ async def _retain(
 
 async def _require_unwanted(
     connection: Any,  # noqa: ANN401 - asyncpg's own
-    place: Place,
+    place: ChainExtent,
     request: RetentionRequest,
 ) -> None:
-    """Refuse to go above anything that still needs rows."""
+    """Refuse an `until_id` above anything that still needs rows."""
     chain_id, until_id = request.chain_id, request.until_id
     limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
     lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
@@ -122,10 +122,10 @@ async def _key_limits(
     connection: Any,  # noqa: ANN401 - asyncpg's own
     request: RetentionRequest,
 ) -> list[tuple[int, str]]:
-    """Return behind which rows keys are looked up: by the window, and by the pages there are.
+    """Return after which rows keys are looked up: by the window, and by the existing pages.
 
-    A new leader reads the pages, and the rows behind the last one; without any, all rows that are
-    left. A key within the window that it cannot see any more would be taken for a new one.
+    A new leader reads the pages, and the rows after the last page; without pages, all rows that are
+    left. It would take a key within the window that it can no longer see for a new key.
     """
     rows = request.key_window_rows
     behind = await connection.fetchval(SQL["behind_window"], request.chain_id, rows)
@@ -149,13 +149,13 @@ async def _old(
     connection: Any,  # noqa: ANN401 - asyncpg's own
     chain_id: int,
     partitions: Sequence[_Partition],
-    place: Place,
+    place: ChainExtent,
     until_id: int,
 ) -> tuple[list[_Partition], int]:
-    """Return the partitions to detach, and the boundary that stands for their rows.
+    """Return the partitions to detach, and the boundary that represents their rows.
 
-    A partition is old when the chain has gone on behind it, and no batch with rows in it lies above
-    `until_id`. (No batch straddles a bound; one that did all the same would keep its partition.)
+    A partition is old when the chain continues after it, and no batch with rows in it is above
+    `until_id`. (No batch crosses a bound; a batch that did would keep its partition.)
     """
     old: list[_Partition] = []
     boundary_id = place.boundary_id
@@ -177,11 +177,11 @@ async def _old(
 async def _require_archived(
     connection: Any,  # noqa: ANN401 - asyncpg's own
     archive: Path,
-    place: Place,
+    place: ChainExtent,
     chain_id: int,
     boundary_id: int,
 ) -> None:
-    """Refuse unless the archive, read back now, holds everything that would go."""
+    """Refuse unless the archive, read back now, holds all rows to detach."""
     report = verify_archive(archive, chain_id, boundary_id)
     if report.fault is not None:
         raise InputError("archive", report.fault, "an archive that verifies")

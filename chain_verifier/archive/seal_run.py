@@ -1,4 +1,4 @@
-"""Holds batch after batch, with its rows, against the chain and its seals. Pure."""
+"""Checks batch after batch, with its rows, against the chain and its seals. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from orderchain.counted import counted
-from orderchain.page_image import page_image
-from orderchain.seal import next_seal
+from orderchain.seal import next_seal, page_image
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 _EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Batch(Struct, frozen=True, kw_only=True, gc=False):
+class SealedBatch(Struct, frozen=True, kw_only=True, gc=False):
     """A row of `chain_batch`."""
 
     first_id: int
@@ -34,15 +33,15 @@ ArchivedRow = tuple[int, int, str, int, bytes]
 
 
 class SealRun:
-    """Where a chain has come to: the last row, and the seal after it."""
+    """How far a chain was checked: the last row, and the seal after it."""
 
     def __init__(self, chain_id: int, at_id: int, seal: bytes) -> None:
         self.at_id = at_id
         self.seal = seal
         self._chain_id = chain_id
 
-    def fault(self, batch: Batch, rows: Sequence[ArchivedRow]) -> str | None:
-        """Go on to the end of `batch`; return what is wrong with it, None where nothing is."""
+    def fault(self, batch: SealedBatch, rows: Sequence[ArchivedRow]) -> str | None:
+        """Move to the end of `batch`; return what is wrong with it, None if nothing is."""
         name = f"the batch that ends at {batch.last_id}"
         if batch.prev_last_id != self.at_id:
             return f"{name} follows {batch.prev_last_id}, expected {self.at_id}"
@@ -60,7 +59,7 @@ class SealRun:
         self.at_id, self.seal = batch.last_id, batch.seal
         return None
 
-    def _seal_of(self, batch: Batch, rows: Sequence[ArchivedRow]) -> bytes:
+    def _seal_of(self, batch: SealedBatch, rows: Sequence[ArchivedRow]) -> bytes:
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
         columns[2] = list(map(str.encode, columns[2]))
         return next_seal(

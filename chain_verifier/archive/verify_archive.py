@@ -30,13 +30,13 @@ class ArchiveReport(Struct, frozen=True, kw_only=True):
     parts: int
     seal: str
     fault: str | None
-    """What is wrong first; None for a whole archive."""
+    """The first fault; None for a whole archive."""
     seals: dict[int, str | None]
-    """The seals that were asked for; None where no batch ends."""
+    """The requested seals; None where no batch ends."""
 
 
 def verify_archive(archive: Path, chain_id: int, *seals_at: int) -> ArchiveReport:
-    """Return what the archive holds, once every file, row, link and seal of it was checked.
+    """Check every file, row, link and seal of the archive, and return what it holds.
 
     Raises InputError when there is no archive of the chain.
     """

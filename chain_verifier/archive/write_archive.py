@@ -15,11 +15,11 @@ from chain_verifier.archive.manifest import (
     store_manifest,
 )
 from chain_verifier.archive.part_files import PartWriter, part_fault
-from chain_verifier.archive.place import SQL, Place, read_place
-from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
-from chain_verifier.marks import require_marks_hold
+from chain_verifier.archive.place import SQL, ChainExtent, read_place
+from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch, SealRun
+from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to
-from chain_verifier.truth import filled
+from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
-    from chain_verifier.archive.manifest import Manifest, Part
+    from chain_verifier.archive.manifest import ArchivePart, Manifest
     from orderchain.clients.database_config import DatabaseConfig
 
 _BATCHES_PAGE: Final = 1_000
-"""Rows of `chain_batch` a trip."""
+"""Rows of `chain_batch` per round trip."""
 
 _GROUP_ROWS: Final = 20_000
-"""Rows in memory, unless one batch holds more: at 1 kB a row 20 MB, and a row group of a file."""
+"""Rows in memory, unless one batch holds more: 20 MB at 1 kB per row, and a row group of a file."""
 
 
 class Archived(Struct, frozen=True, kw_only=True):
@@ -50,14 +50,13 @@ class Archived(Struct, frozen=True, kw_only=True):
 def write_archive(
     database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None = None
 ) -> Archived:
-    """Add the rows behind the archive's last one, up to the verified mark or `until_id`.
+    """Add the rows after the archive's last one, up to the verified mark or `until_id`.
 
-    Ends with a whole batch. Each part is written, read back and verified, and only then named in
-    the manifest; a run that breaks off leaves the archive as it was. Raises SettingError when
-    `until_id` lies above the verified mark or nothing was ever verified, InputError for an archive
-    of another database or one that does not fit and where a verified mark is contradicted,
-    SourceBroken when rows, links or seals of the
-    database are not as they should be.
+    The archive ends with a whole batch. Each part is written, read back and verified, and only then
+    named in the manifest; a part that breaks off leaves the archive as it was. Raises SettingError
+    when `until_id` is above the verified mark or nothing was ever verified, InputError for an
+    archive that is of another database or does not fit and for a contradicted verified mark,
+    SourceBroken when rows, links or seals of the database are not as they should be.
     """
     return asyncio.run(_write(database, archive, chain_id, until_id))
 
@@ -90,7 +89,7 @@ async def _write(
     )
 
 
-def _until(place: Place, until_id: int | None) -> int:
+def _until(place: ChainExtent, until_id: int | None) -> int:
     if place.verified_id is None:
         raise SettingError("verified mark", None, "one: chainctl verify --since-verified sets it")
     if until_id is not None and until_id > place.verified_id:
@@ -98,8 +97,8 @@ def _until(place: Place, until_id: int | None) -> int:
     return place.verified_id if until_id is None else until_id
 
 
-async def _end_of(connection: Any, manifest: Manifest, place: Place) -> SealRun:  # noqa: ANN401
-    """Return where the archive ends, once it is clear that the database goes on right there."""
+async def _end_of(connection: Any, manifest: Manifest, place: ChainExtent) -> SealRun:  # noqa: ANN401
+    """Return where the archive ends, after a check that the database continues right there."""
     if manifest.database_id != str(place.database_id):
         raise InputError("archive of database", manifest.database_id, str(place.database_id))
     if not manifest.parts:
@@ -119,14 +118,14 @@ async def _write_part(
     connection: Any,  # noqa: ANN401 - asyncpg's own
     archive: Path,
     manifest: Manifest,
-    place: Place,
+    place: ChainExtent,
     run: SealRun,
     until_id: int,
-) -> Part | None:
-    """Write the batches of the partition that comes next; None when there is none any more."""
+) -> ArchivePart | None:
+    """Write the batches of the next partition; return None when no partition is left."""
     folder = chain_folder(archive, manifest.chain_id)
     check = SealRun(manifest.chain_id, run.at_id, run.seal)
-    part: Part | None = None
+    part: ArchivePart | None = None
     groups = _groups(connection, manifest.chain_id, run.at_id, until_id, place.partition_ids)
     writer: PartWriter | None = None
     try:
@@ -147,7 +146,9 @@ async def _write_part(
     return part
 
 
-def _require_whole(run: SealRun, batches: Sequence[Batch], rows: Sequence[ArchivedRow]) -> None:
+def _require_whole(
+    run: SealRun, batches: Sequence[SealedBatch], rows: Sequence[ArchivedRow]
+) -> None:
     at = 0
     for batch in batches:
         behind = at
@@ -165,12 +166,12 @@ async def _groups(
     after_id: int,
     until_id: int,
     partition_ids: int,
-) -> AsyncGenerator[tuple[list[Batch], list[ArchivedRow]]]:
+) -> AsyncGenerator[tuple[list[SealedBatch], list[ArchivedRow]]]:
     """Yield neighbouring batches of one partition with their rows, to the end of the partition."""
     number: int | None = None
     while True:
         found = await connection.fetch(SQL["batches"], chain_id, after_id, until_id, _BATCHES_PAGE)
-        page = [Batch(**row) for row in found]
+        page = [SealedBatch(**row) for row in found]
         if not page:
             return
         number = page[0].last_id // partition_ids if number is None else number
@@ -193,14 +194,14 @@ def _rows_of(last_id: int, *columns: Any) -> list[ArchivedRow]:  # noqa: ANN401 
 
 
 def _is_nested(column: Sequence[Any]) -> bool:
-    """Whether an array has more dimensions than one; then each of its values is a list."""
+    """Whether an array has more than one dimension; then each of its values is a list."""
     return bool(column) and isinstance(column[0], list)
 
 
-def _first_group(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the first batches that have at most `_GROUP_ROWS` rows, at least one."""
+def _first_group(batches: Sequence[SealedBatch]) -> list[SealedBatch]:
+    """Return the first batches that together have at most `_GROUP_ROWS` rows; at least one."""
     rows = 0
-    group: list[Batch] = []
+    group: list[SealedBatch] = []
     for batch in batches:
         rows += batch.row_count
         if group and rows > _GROUP_ROWS:

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_verifier.findings import Finding, Findings, Kind, counted
+from chain_verifier.findings import Finding, Findings, Kind, collected
 from chain_verifier.local.scan import in_buckets
 from chain_verifier.local.spool import SQL, open_spool
 from chain_verifier.local.table import CONTENT
@@ -15,22 +15,21 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
 
-    from chain_verifier.bucket import Bucket
-    from chain_verifier.horizon import Horizon
-    from chain_verifier.local.table import Row, Table
-    from chain_verifier.local.topic import TopicTable
+    from chain_verifier.checks.bucket import Bucket, Horizon
+    from chain_verifier.local.table import LocalTable, Row
+    from chain_verifier.local.topic import LocalTopicTable
 
 _COMPARED: Final = CONTENT[2:]
 
 
 def compare(
-    table: Table,
-    base: Table,
+    table: LocalTable,
+    base: LocalTable,
     differing: Sequence[Bucket],
     horizon: Horizon,
     skips: Sequence[tuple[int, int]] = (),
 ) -> Findings:
-    """Return what `table` lacks, has too much, or holds otherwise in the buckets that differ."""
+    """Return what `table` lacks, has in surplus, or holds otherwise in the `differing` buckets."""
 
     def look() -> Iterator[Finding]:
         with open_spool("pairs", f"{table.name} against {base.name}") as spool:
@@ -40,13 +39,13 @@ def compare(
                 if found.kind is not Kind.LACKING or not _is_in(found.id or 0, skips):
                     yield found
 
-    return counted(look)
+    return collected(look)
 
 
-def strays(topic: TopicTable, base: Table) -> Findings:
+def strays(topic: LocalTopicTable, base: LocalTable) -> Findings:
     """Return the rows of forged frames that `base` does not hold, or holds with other content.
 
-    What is looked for goes to disk first, then `base` passes by once.
+    The rows to look for are written to disk first, then `base` is read once.
     """
     if not topic.has_forged:
         return Findings()
@@ -67,7 +66,7 @@ def strays(topic: TopicTable, base: Table) -> Findings:
                 if found.kind is not Kind.LACKING:
                     yield found
 
-    return counted(look)
+    return collected(look)
 
 
 def _is_in(row_id: int, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -76,7 +75,7 @@ def _is_in(row_id: int, ranges: Sequence[tuple[int, int]]) -> bool:
 
 def _keep(
     spool: sqlite3.Connection,
-    table: Table,
+    table: LocalTable,
     buckets: Sequence[Bucket],
     horizon: Horizon,
     *,
@@ -90,7 +89,7 @@ def _keep(
 
 def _kept(row: Row, *, is_base: bool) -> tuple[Any, ...]:
     _, row_id, pid, key, event_time_ns, payload = row
-    # As bytes: texts of SQLite end at a NUL for some of its functions, and sort as bytes anyway.
+    # As bytes: for some functions of SQLite, texts end at a NUL; and they sort as bytes anyway.
     return row_id, is_base, pid, None if key is None else key.encode(), event_time_ns, payload
 
 
@@ -115,7 +114,7 @@ def _differences(
 
 
 _Side = tuple[int, tuple[Any, ...], tuple[Any, ...]]
-"""How often a row stands on one side, its lowest and its highest content."""
+"""How often a row occurs on one side, its lowest and its highest content."""
 
 
 def _side(rows: Iterable[tuple[Any, ...]]) -> _Side:

@@ -7,46 +7,46 @@ from contextlib import contextmanager
 from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_verifier.bucket import Bucket, is_one_path, whole_path
-from chain_verifier.findings import Finding, Findings, Kind, counted
-from chain_verifier.frame_reading import FrameKeys
+from chain_verifier.checks.bucket import Bucket, is_one_path, whole_path
+from chain_verifier.checks.frame_reading import FrameKeys
+from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
+from chain_verifier.findings import Finding, Findings, Kind, collected
 from chain_verifier.server import session_config
-from chain_verifier.truth import SQL, DatabaseHead, Truth, filled, page_ranges
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
-from orderchain.reasons import reason_of
 from orderchain.roles import AUDITOR
-from orderchain.schema import require_version
+from orderchain.sql import require_version
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from chain_verifier.checks.bucket import Horizon
     from chain_verifier.config import DatabaseSource
-    from chain_verifier.horizon import Horizon
     from chain_verifier.local.table import Row
 
 _BYTES: Final = 4 * 2**20
 """Stored bytes of the pages, or batches, that are held at a time, unless a single one has more:
-some 40 MB as Python's objects."""
+about 40 MB as Python objects."""
 
 _PAGES: Final = 256
-"""Most pages a trip: the server looks at the size of each."""
+"""Maximum number of pages per round trip: the server looks at the size of each."""
 
 _BATCHES: Final = 1_000
-"""Batches whose sizes are asked for at once."""
+"""Batches whose sizes are read at once."""
 
 _COMPARED_ROWS: Final = 1_000_000
-"""Rows that the server compares in one statement: they take it a second."""
+"""Rows that the server compares in one statement: this takes one second."""
 
 _COLUMNS: Final = ("ids", "pids", "keys", "event_times_ns", "payloads")
 
 
-class DatabaseTable(Truth):
-    """The rows of one chain behind `start`, up to the last one there was when the head was read.
+class LocalDatabaseTable(Truth):
+    """The rows of one chain after `start`, up to the last one that existed when the head was read.
 
-    To open it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each look is a
-    statement of its own, so that no long snapshot slows the sequencer; pages below the head no
-    longer change. `close` ends the connection.
+    Opening it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each look is a
+    separate statement, so that no long snapshot slows the sequencer; pages below the head no longer
+    change. `close` ends the connection.
     """
 
     has_positions: Final = False
@@ -77,7 +77,7 @@ class DatabaseTable(Truth):
     def _fetch_range(
         self, name: str, ids: str, within: tuple[int, int], *values: bool
     ) -> list[Any]:
-        """Return what a statement of both modes finds where `ids` lie in a range (after, until]."""
+        """Return what a statement of both modes finds for `ids` in a range (after, until]."""
         after_id, until_id = within
         statement = filled(SQL[name], self._chain_id, *values)
         return self._ask(
@@ -106,7 +106,7 @@ class DatabaseTable(Truth):
             return [tuple(row) for row in self._fetch("skips")]
 
     def frame_keys(self) -> FrameKeys:
-        """Return the keys of all terms that there are by now. Raises SourceBroken."""
+        """Return the keys of all terms that exist by now. Raises SourceBroken."""
         with self._as_broken():
             return FrameKeys({row[0]: row[1] for row in self._fetch("terms")})
 
@@ -117,7 +117,7 @@ class DatabaseTable(Truth):
         return found[0]["seal"] if found else None
 
     def batches_at(self, ids: Sequence[int]) -> dict[int, Any]:
-        """Return, for each of `ids`, the batch that ends there or before and the one behind it.
+        """Return, for each of `ids`, the batch that ends there or before and the one after it.
 
         As of now: what is committed while a topic is read counts too. Raises SourceBroken.
         """
@@ -147,8 +147,8 @@ class DatabaseTable(Truth):
     def whole(self, horizon: Horizon) -> Bucket | None:
         """Return all rows as one bucket if they are one path from start to head, and nothing else.
 
-        The server compares the rows of a page with each other, and this one page with the next.
-        None means that it is not shown; without a row, too. Raises SourceBroken.
+        The server compares the rows of a page with each other; this method compares each page with
+        the next. None means that this is not proven, also without a row. Raises SourceBroken.
         """
         at_id, rows = horizon.start, 0
         first_id: int | None = None
@@ -163,9 +163,9 @@ class DatabaseTable(Truth):
         return bucket if is_one_path([bucket], horizon) else None
 
     def page_faults(self) -> Findings:
-        """Return what is wrong with pages as such; looked for once. Raises SourceBroken."""
+        """Return what is wrong with pages as such; searched for once. Raises SourceBroken."""
         if self._faults is None:
-            self._faults = counted(self._look_at_pages)
+            self._faults = collected(self._look_at_pages)
         return self._faults
 
     def _look_at_pages(self) -> Iterator[Finding]:
@@ -182,7 +182,7 @@ class DatabaseTable(Truth):
             )
 
     def _by_ranges(self, name: str) -> Iterator[Any]:
-        """Yield what a statement that compares the rows of pages says of them, in their order."""
+        """Yield the results of a statement that compares the rows of pages, in their order."""
         parts = self.head.rows_counted // _COMPARED_ROWS + 1
         with self._as_broken():
             ends = [part["until_id"] for part in self._fetch("parts", parts, self._start)]
@@ -194,9 +194,9 @@ class DatabaseTable(Truth):
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
     ) -> Iterator[Sequence[Row]]:
-        """Yield the rows of some pages at a time, up to the last one there was.
+        """Yield the rows of some pages at a time, up to the last one when the head was read.
 
-        Rows outside of `ids` come with their pages; all rows do where pages are not what they say.
+        Rows outside of `ids` come with their pages; all rows come if pages misstate their content.
         """
         after_id, until_id = page_ranges((), self._start, self.last_row_id)[0]
         if ids is not None and not self.page_faults().total:
@@ -212,7 +212,7 @@ class DatabaseTable(Truth):
             after_id = found[-1]["last_id"]
 
     def _rows(self, page: Any, columns: Sequence[str]) -> Iterator[Row]:  # noqa: ANN401 - a record
-        """Return the rows of a page; what a column has no value for is None, as in SQL."""
+        """Return the rows of a page; a value that a column lacks is None, as in SQL."""
         held = [_flat(page[name]) for name in columns]
         if len(held) < len(_COLUMNS):
             return zip(repeat(self._chain_id), *held, repeat(""), repeat(0), repeat(b""))
@@ -221,11 +221,11 @@ class DatabaseTable(Truth):
         return ((self._chain_id, *values) for values in zip_longest(*held))
 
     def notes(self) -> tuple[str, ...]:
-        """Return nothing: a table has no end that may be torn."""
+        """Return nothing: a table has no end that could be torn."""
         return ()
 
     def close(self) -> None:
-        """Close the connection; nothing is under way any more."""
+        """Close the connection; no statement runs any more."""
         self._runner.run(self._session.close())
         self._runner.close()
 
@@ -239,8 +239,8 @@ def _flat(column: list[Any] | None) -> list[Any]:
 
 
 def _ends(sizes: Sequence[Any]) -> Iterator[int]:
-    """Yield where to cut batches, given with the bytes of each and those before, into ranges of
-    about `_BYTES`, of one batch at least.
+    """Yield where to cut batches, given with the bytes up to and including each, into ranges of
+    about `_BYTES`, of at least one batch.
     """
     held = 0
     for batch, following in zip(sizes, [*sizes[1:], None], strict=True):

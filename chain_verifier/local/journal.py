@@ -41,7 +41,7 @@ class _Line(Struct, gc=False):
 _DECODER: Final = msgspec.json.Decoder(_Line)
 
 
-class JournalTable:
+class LocalJournalTable:
     """The rows of one journal, as it was when it was opened: what is appended later is left out."""
 
     has_positions: Final = True
@@ -91,7 +91,7 @@ class JournalTable:
             raise SourceBroken(self.name, str(error.strerror or error)) from error
 
     def _row(self, line: bytes, number: int) -> Row | None:
-        """Return the row on a line; None for what a crash left of the last one."""
+        """Return the row on a line; None for an incomplete last line that a crash left."""
         text = line.removesuffix(b"\n")
         try:
             if text.endswith(b"}"):  # no blanks, no carriage return: what a receiver writes
@@ -109,7 +109,7 @@ class JournalTable:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Tell of an incomplete last line, which a crash or a receiver at work may leave."""
+        """Report an incomplete last line, which a crash or a running receiver may leave."""
         return ("the last line is incomplete, and was left out",) if self._is_torn else ()
 
 

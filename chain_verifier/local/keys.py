@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chain_verifier.findings import Finding, Findings, Kind, counted
+from chain_verifier.findings import Finding, Findings, Kind, collected
 from chain_verifier.local.scan import is_placed, looked_at
 from chain_verifier.local.spool import SQL, open_spool
-from orderchain.client_key import split_client_key
+from orderchain.model import split_client_key
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
 
-    from chain_verifier.horizon import Horizon
-    from chain_verifier.local.table import Table
+    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.local.table import LocalTable
 
 
-def repeated_keys(table: Table, horizon: Horizon, window_rows: int) -> Findings:
+def repeated_keys(table: LocalTable, horizon: Horizon, window_rows: int) -> Findings:
     """Return the rows whose key an earlier row has, each with the nearest such row.
 
-    A free-form key may come again once `window_rows` rows lie between; a client's number never.
+    A free-form key may repeat once `window_rows` rows lie between; a client's number never.
     Raises SourceBroken.
     """
 
@@ -28,7 +28,7 @@ def repeated_keys(table: Table, horizon: Horizon, window_rows: int) -> Findings:
         with open_spool("keys", table.name) as spool:
             _keep(spool, table, horizon)
             spool.execute(SQL["repeats"])
-            # Ids skip numbers, so that few rows may lie between two that are far apart.
+            # Ids skip numbers, so few rows may lie between two ids that are far apart.
             (is_far,) = spool.execute(SQL["is_far"], (window_rows,)).fetchone()
             spool.execute(SQL["places"])
             if is_far:
@@ -45,13 +45,13 @@ def repeated_keys(table: Table, horizon: Horizon, window_rows: int) -> Findings:
                         key=text,
                     )
 
-    return counted(look)
+    return collected(look)
 
 
-def _keep(spool: sqlite3.Connection, table: Table, horizon: Horizon) -> None:
+def _keep(spool: sqlite3.Connection, table: LocalTable, horizon: Horizon) -> None:
     ids = (horizon.start + 1, 2**63) if horizon.start else None
     for page in table.pages(ids):
         rows = (row for row in looked_at(page, horizon) if is_placed(row, horizon))
-        # As bytes: a text of SQLite ends at a NUL for some of its functions.
+        # As bytes: for some functions of SQLite, a text ends at a NUL.
         values = ((row[1], None if row[3] is None else row[3].encode()) for row in rows)
         spool.executemany(SQL["keep_key"], values)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.local.table import CONTENT, PAGE_ROWS, Row
 from orderchain.errors import InputError, SourceBroken
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _KINDS: Final = {
     pa.binary(): "binary",
     pa.large_binary(): "binary",
 }
-"""The types that may stand here, under the names that both modes use in their messages."""
+"""The allowed types, under the names that both modes use in their messages."""
 
 _FITTING: Final = {
     "chain_id": ("int", "bigint", "smallint", "tinyint"),
@@ -37,11 +37,11 @@ _FITTING: Final = {
     "event_time_ns": ("bigint",),
     "payload": ("binary",),
 }
-"""Of each column the type, and then those that hold the same values."""
+"""For each column, the type, and then those that hold the same values."""
 
 
-class ParquetTable:
-    """The rows of one file or folder. An order of rows means nothing here: ids alone count."""
+class LocalParquetTable:
+    """The rows of one file or folder. The order of rows means nothing here: only ids count."""
 
     has_positions: Final = False
 
@@ -59,7 +59,7 @@ class ParquetTable:
         self.span = highest - lowest + 1 if len(known) == len(spans) else None
 
     def _look_at(self, path: Path) -> tuple[int, int] | None:
-        """Check the columns of a file; return its lowest and highest id, None if it tells none."""
+        """Check the columns of a file; return its lowest and highest id, None if it names none."""
         with pq.ParquetFile(path) as file:
             self._require_columns(file.schema_arrow)
             groups = [_ids_of(file, index) for index in range(file.num_row_groups)]
@@ -81,7 +81,7 @@ class ParquetTable:
         *,
         content: bool = True,
     ) -> Iterator[Sequence[Row]]:
-        """Yield the rows; row groups that tell that they lie outside of `ids` are not read."""
+        """Yield the rows; row groups whose statistics are outside of `ids` are not read."""
         try:
             for path in self._paths:
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -95,7 +95,7 @@ class ParquetTable:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a folder, but those that Spark leaves out too."""
+    """Return the files of a folder, except those that Spark leaves out too."""
     if path.is_file():
         return [path]
     found = [file for file in sorted(path.rglob("*")) if file.is_file() and _counts(file, path)]
@@ -111,7 +111,7 @@ def _counts(file: Path, folder: Path) -> bool:
 def _ids_of(file: Any, group: int) -> tuple[int, int] | None:  # noqa: ANN401 - pyarrow's own
     index = file.schema_arrow.get_field_index("id")
     statistics = file.metadata.row_group(group).column(index).statistics
-    # Rows without an id are wanted whatever the range: such a group tells no range.
+    # Rows without an id are needed for every range: such a group has no known range.
     if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
         return None
     return statistics.min, statistics.max

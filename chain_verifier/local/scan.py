@@ -1,7 +1,7 @@
-"""The one scan in plain Python: the same sums per bucket of ids as the other mode's.
+"""The one scan in plain Python: the same sums per bucket of ids as in the other mode.
 
-A row whose pid is the id of the row right before it adds the same hash on either side, and takes
-it off again; so only where the links break is anything hashed at all.
+For a row whose pid is the id of the row right before it, the same hash would be added on one side
+and subtracted on the other. So only nodes where the links break are hashed at all.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.bucket import Bucket
+from chain_verifier.checks.bucket import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from chain_verifier.horizon import Horizon
+    from chain_verifier.checks.bucket import Horizon
     from chain_verifier.local.table import Row
 
 _HASH_BYTES = 8
@@ -25,21 +25,21 @@ _LOW_HALF = 0xFFFF_FFFF
 _HALF_BITS = 32
 
 
-class Scan(Struct, frozen=True, kw_only=True):
+class LocalScan(Struct, frozen=True, kw_only=True):
     """What one scan found."""
 
     buckets: list[Bucket]
     """Sorted by id."""
     is_in_order: bool
-    """As they stand, the rows form one path from the start to the head."""
+    """In their given order, the rows form one path from the start to the head."""
     foreign: int
     """Rows of another chain."""
     unplaced: int
     """Rows without id, pid or chain."""
     beyond: int
-    """Rows behind the head."""
+    """Rows after the head."""
     beyond_id: int | None
-    """The highest id behind the head."""
+    """The highest id after the head."""
 
 
 class _Sums:
@@ -58,7 +58,7 @@ class _Sums:
 
 
 class Scanner:
-    """Takes rows, page by page, and gives the buckets at the end. Hashes nodes under `key`."""
+    """Takes rows, page by page, and returns the buckets at the end. Hashes nodes under `key`."""
 
     def __init__(self, horizon: Horizon, bits: int, key: int, *, fingerprints: bool) -> None:
         self._horizon = horizon
@@ -114,7 +114,7 @@ class Scanner:
         self._open = (sums, row_id)
 
     def _close(self) -> None:
-        """Add the node that the last row leads to, which the next row did not take off again."""
+        """Add the node that the last row leads to, which the next row did not subtract."""
         if self._open is not None:
             sums, node = self._open
             sums.balance += self._hash(node)
@@ -145,11 +145,11 @@ class Scanner:
         ).digest()
         return int.from_bytes(digest, "big")
 
-    def end(self) -> Scan:
+    def end(self) -> LocalScan:
         """Return what was found."""
         self._close()
         head = self._horizon.head
-        return Scan(
+        return LocalScan(
             buckets=[self._bucket(number) for number in sorted(self._sums)],
             is_in_order=self._is_in_order and (head is None or self._at_id == head),
             foreign=self._foreign,
@@ -175,14 +175,14 @@ class Scanner:
 
 
 def looked_at(rows: Iterable[Row], horizon: Horizon) -> Iterable[Row]:
-    """Return the rows behind the start; those without an id stay, to be found."""
+    """Return the rows after the start; those without an id stay, to be found."""
     if horizon.start == 0:
         return rows
     return [row for row in rows if row[1] is None or row[1] > horizon.start]
 
 
 def is_placed(row: Row, horizon: Horizon) -> bool:
-    """Say whether a row that is looked at falls into a bucket: of the chain, up to the head."""
+    """Return whether a row that is looked at falls into a bucket: of the chain, up to the head."""
     return (
         row[0] == horizon.chain_id
         and row[1] is not None
@@ -192,7 +192,7 @@ def is_placed(row: Row, horizon: Horizon) -> bool:
 
 
 def in_buckets(buckets: Sequence[Bucket]) -> tuple[tuple[int, int], _Membership]:
-    """Return the range over all of `buckets`, and what tells whether an id falls into one."""
+    """Return the range over all of `buckets`, and what shows whether an id falls into one."""
     lower_id = min(bucket.lower_id for bucket in buckets)
     upper_id = max(bucket.upper_id for bucket in buckets)
     return (lower_id, upper_id), _Membership(buckets)

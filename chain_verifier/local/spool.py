@@ -1,4 +1,4 @@
-"""A table on disk for what is sorted or compared, so that memory stays flat however much it is."""
+"""A table on disk for what is sorted or compared, so that memory stays constant for any amount."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import SourceBroken
-from orderchain.reasons import reason_of
 from orderchain.sql import load_sql
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +20,9 @@ SQL: Final = load_sql("chain_verifier.local", "spool.sql")
 
 @contextmanager
 def open_spool(table: str, reading: str) -> Iterator[sqlite3.Connection]:
-    """Give a table of `spool.sql` in a temporary folder, which is removed at the end.
+    """Open a table of `spool.sql` in a temporary folder, which is removed at the end.
 
-    `reading` names the source in the SourceBroken of a disk that is full.
+    `reading` names the source in the SourceBroken that a full disk raises.
     """
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         try:

@@ -1,19 +1,19 @@
 -- without_journal: nothing here outlives the process, so nothing is made safe against a crash
 PRAGMA journal_mode = OFF
 
--- without_sync: nor is anything waited for
+-- without_sync: and nothing waits for the disk
 PRAGMA synchronous = OFF
 
 -- one_transaction: measured: row by row it takes forty times as long
 BEGIN
 
--- firsts: of each id the first row, with the highest id before it
+-- firsts: for each id, the first row, with the highest id before it
 CREATE TABLE firsts (id INTEGER PRIMARY KEY, highest INTEGER NOT NULL)
 
--- first: a row; one that stands again says nothing new
+-- first: a row; a repeated one adds nothing new
 INSERT OR IGNORE INTO firsts VALUES (?, ?)
 
--- late: the rows that stand behind a higher id, gathered by that id
+-- late: the rows that come after a higher id, grouped by that id
 SELECT min(id), max(id), highest, count(*) FROM firsts WHERE id < highest
  GROUP BY highest ORDER BY min(id), highest
 
@@ -40,12 +40,12 @@ SELECT min(id), max(id) FROM wanted
 -- pair_if_wanted: a row of the other source, if it is looked for
 INSERT INTO pairs SELECT ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM wanted WHERE id = ?)
 
--- without_repeats: a forged row that stands several times counts once
+-- without_repeats: a forged row that occurs several times counts once
 DELETE FROM pairs WHERE is_base = 0 AND rowid NOT IN (
        SELECT min(rowid) FROM pairs WHERE is_base = 0
         GROUP BY id, pid, key, event_time_ns, payload)
 
--- changed: rows that stand again on a topic, but not as they stood before; numbered, to be paged
+-- changed: rows that are repeated on a topic with other content; numbered for paging
 CREATE TABLE changed AS
 SELECT id, pid, key, event_time_ns, payload FROM pairs WHERE is_base = 0
 EXCEPT
@@ -61,24 +61,24 @@ CREATE TABLE keys (id INTEGER NOT NULL, key BLOB)
 -- keep_key: a row
 INSERT INTO keys VALUES (?, ?)
 
--- repeats: the rows with a key that stands before, and the nearest row that has it; an id that
--- stands twice is a duplicate, and no second order
+-- repeats: the rows whose key an earlier row has, and the nearest such row; an id that occurs twice
+-- is a duplicate, not a second order
 CREATE TABLE repeats AS
 SELECT before_id, id, key
   FROM (SELECT id, key, lag(id) OVER (PARTITION BY key ORDER BY id) AS before_id FROM keys
          WHERE key IS NOT NULL)
  WHERE before_id <> id
 
--- is_far: whether any two of them lie further apart by their ids
+-- is_far: whether any two of them are further apart by their ids
 SELECT EXISTS (SELECT 1 FROM repeats WHERE id - before_id > ?)
 
 -- places: which row of the chain an id is
 CREATE TABLE places (id INTEGER PRIMARY KEY, place INTEGER NOT NULL)
 
--- fill_places: of all ids
+-- fill_places: the places of all ids
 INSERT INTO places SELECT id, row_number() OVER (ORDER BY id) FROM (SELECT DISTINCT id FROM keys)
 
--- repeated: the rows with a key that stands before, and how many rows further on, where it is known
+-- repeated: the rows whose key an earlier row has, and how many rows further on, if known
 SELECT r.before_id, r.id, r.key, l.place - e.place
   FROM repeats r LEFT JOIN places e ON e.id = r.before_id LEFT JOIN places l ON l.id = r.id
  ORDER BY r.id, r.before_id

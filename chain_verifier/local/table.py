@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Row = tuple[Any, ...]
-"""The values of `CONTENT`; a plain tuple, since millions of them pass."""
+"""The values of `CONTENT`; a plain tuple, since there are millions of them."""
 
 CONTENT: Final = ("chain_id", "id", "pid", "key", "event_time_ns", "payload")
-"""What two sources are compared by; the same as the other mode's."""
+"""The columns by which two sources are compared; the same as in the other mode."""
 
 PAGE_ROWS: Final = 10_000
 """Rows held at a time. A page of the largest usual rows (1 kB) is 10 MB."""
 
 
-class Table(Protocol):
+class LocalTable(Protocol):
     """One source, opened: its rows, read again at every use."""
 
     @property
@@ -27,7 +27,7 @@ class Table(Protocol):
 
     @property
     def has_positions(self) -> bool:
-        """Whether rows stand in an order of their own, which must be that of the chain."""
+        """Whether rows have an order of their own, which must be that of the chain."""
         ...
 
     @property
@@ -40,8 +40,8 @@ class Table(Protocol):
     ) -> Iterator[Sequence[Row]]:
         """Yield the rows. Raises SourceBroken when the source cannot be read to its end.
 
-        With `ids` (first, and first behind) rows outside may be left out. Without `content` the
-        last three values tell only whether they are NULL.
+        With `ids` (the first, and the first after the range), rows outside may be left out. Without
+        `content`, the last three values show only whether they are NULL.
         """
         ...
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_verifier.findings import Finding, Findings, Kind, gathered
-from chain_verifier.frame_reading import (
+from chain_verifier.checks.frame_reading import (
     FIRST,
     FORGED,
     LATE,
@@ -17,36 +17,161 @@ from chain_verifier.frame_reading import (
     header_of,
     standing_of,
 )
-from chain_verifier.local.kafka import TopicReader
+from chain_verifier.checks.published import Bounds, Published, place_of
+from chain_verifier.checks.topic_log import TopicLog, TopicRecord
+from chain_verifier.config import CONNECT_TIMEOUT_S
+from chain_verifier.findings import Finding, Findings, Kind, gathered
 from chain_verifier.local.spool import SQL, open_spool
 from chain_verifier.local.table import PAGE_ROWS, Row
-from chain_verifier.published import Published, place_of
-from chain_verifier.topic_log import TopicLog, TopicRecord
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    TopicPartition,
+    close_client,
+    connecting,
+    make_consumer,
+    start_client,
+)
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError, SourceBroken, TopicError
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Coroutine, Iterator, Sequence
 
+    from chain_verifier.checks.bucket import Horizon
+
+    Records = list[tuple[int, bytes | None]]
     from chain_verifier.config import TopicSource
-    from chain_verifier.horizon import Horizon
-    from chain_verifier.local.database import DatabaseTable
+    from chain_verifier.local.database import LocalDatabaseTable
     from orderchain.frame import FrameHeader
 
 
-class TopicTable(Published):
-    """The rows of a topic, each where it stands first; a row that stands again as it was is none.
+_PAGE_RECORDS: Final = 32
+"""Records held at a time: each may hold a frame of a thousand rows."""
 
-    To open it reads every record once, to learn which frames there are; the rows are decoded when
+_FETCH_BYTES: Final = 4 * 2**20
+"""Bytes that a broker sends at once; the same amount waits while a page is looked at."""
+
+_SILENCE_S: Final = 30.0
+"""How long nothing may arrive before the broker counts as gone: records up to the end exist."""
+
+_CLOSE_S: Final = 5.0
+
+
+class PublishedReader:
+    """One partition, read from its beginning as often as needed. `close` ends the connection.
+
+    Raises ConnectError or RetryError if no broker answers as it should, TopicError if the partition
+    does not exist.
+    """
+
+    def __init__(self, name: str, kafka: KafkaConfig, topic: str, partition: int) -> None:
+        self._name = name
+        self._kafka = kafka
+        self._at = TopicPartition(topic, partition)
+        self._consumer: AIOKafkaConsumer | None = None
+        self._runner = asyncio.Runner()
+        try:
+            self.bounds: Bounds = self._runner.run(self._open())
+        except BaseException:
+            self.close()
+            raise
+
+    async def _open(self) -> Bounds:
+        try:
+            async with connecting(
+                self._kafka, CONNECT_TIMEOUT_S, doing=f"read topic {self._at.topic}"
+            ):
+                self._consumer = consumer = make_consumer(
+                    self._kafka,
+                    "verifier",
+                    # What retention removes during the read must not look like never published.
+                    auto_offset_reset="none",
+                    # The checksum that counts is in the frame.
+                    check_crcs=False,
+                    fetch_max_bytes=_FETCH_BYTES,
+                    max_partition_fetch_bytes=_FETCH_BYTES,
+                    request_timeout_ms=CONNECT_TIMEOUT_S * 1000,
+                )
+                await start_client(consumer)
+                # All topics: a request for a missing one could create it.
+                if self._at.topic not in await consumer.topics():
+                    raise self._missing()
+                consumer.assign([self._at])
+                first = await consumer.beginning_offsets([self._at])
+                end = await consumer.end_offsets([self._at])
+        except TopicError:
+            raise
+        except OrderchainError as error:
+            if self._is_known_to_lack_partition():
+                raise self._missing() from error
+            raise
+        return Bounds(first=first[self._at], end=end[self._at])
+
+    def _is_known_to_lack_partition(self) -> bool:
+        """Whether the partition is known not to exist: aiokafka would request it forever."""
+        consumer = self._consumer
+        known = None if consumer is None else consumer.partitions_for_topic(self._at.topic)
+        return known is not None and self._at.partition not in known
+
+    def _missing(self) -> TopicError:
+        found = f"{self._at.topic}, partition {self._at.partition}"
+        return TopicError("topic", found, "a topic that exists")
+
+    def pages(self) -> Iterator[Records]:
+        """Yield offsets and values from the beginning. Raises SourceBroken."""
+        if self._consumer is None or self.bounds.first >= self.bounds.end:
+            return
+        self._consumer.seek(self._at, self.bounds.first)
+        position = self.bounds.first
+        while position < self.bounds.end:
+            page, position = self._run(self._next(self._consumer, position))
+            yield [record for record in page if record[0] < self.bounds.end]
+
+    async def _next(self, consumer: AIOKafkaConsumer, position: int) -> tuple[Records, int]:
+        """Return the next records, and the position after them."""
+        async with asyncio.timeout(_SILENCE_S):
+            while True:
+                found = await consumer.getmany(
+                    self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS
+                )
+                at = await consumer.position(self._at)
+                records = [(record.offset, record.value) for record in found.get(self._at, ())]
+                # Offsets without a record (marks of a transaction) move the position too.
+                if records or at > position:
+                    return records, at
+
+    def _run(self, work: Coroutine[object, object, tuple[Records, int]]) -> tuple[Records, int]:
+        try:
+            return self._runner.run(work)
+        except DRIVER_ERRORS as error:
+            is_silent = isinstance(error, TimeoutError)
+            reason = f"no record came for {_SILENCE_S:.0f} s" if is_silent else reason_of(error)
+            raise SourceBroken(self._name, reason) from error
+
+    def close(self) -> None:
+        """Close the connection; never raises, and waits for at most 5 s."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            self._runner.run(close_client(consumer, _CLOSE_S))
+        self._runner.close()
+
+
+class LocalTopicTable(Published):
+    """The rows of a topic, each at its first occurrence; an identical repeat is no further row.
+
+    Opening it reads every record once, to learn which frames there are; the rows are decoded when
     they are looked at. With a `database`, frames that are not signed by one of its leaders, or
-    whose seals are not those of its batches, are told apart. Raises ConnectError, TopicError or
+    whose seals are not those of its batches, are kept apart. Raises ConnectError, TopicError or
     SourceBroken. `close` ends the connection.
     """
 
     has_positions: Final = False
 
     def __init__(
-        self, source: TopicSource, chain_id: int, database: DatabaseTable | None = None
+        self, source: TopicSource, chain_id: int, database: LocalDatabaseTable | None = None
     ) -> None:
         self.name = source.name
         self.chain_id = chain_id
@@ -57,11 +182,13 @@ class TopicTable(Published):
         self._keys: FrameKeys | None = None
         self._changed: sqlite3.Connection | None = None
         with ExitStack() as opened:
-            self._reader = TopicReader(self.name, KafkaConfig.of(source.kafka), topic, partition)
+            self._reader = PublishedReader(
+                self.name, KafkaConfig.of(source.kafka), topic, partition
+            )
             opened.callback(self._reader.close)
             self._bounds = self._reader.bounds
             if database is not None:
-                # Behind the end that is looked at: no frame before it is of a later term.
+                # Read after the end was fixed: no frame before this end is of a later term.
                 self._keys = database.frame_keys()
             for page in self._reader.pages():
                 for record in self._judged(page):
@@ -85,12 +212,12 @@ class TopicTable(Published):
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
     ) -> Iterator[Sequence[Row]]:
-        """Yield the rows where they stand first, then those that stand again otherwise."""
+        """Yield the first occurrence of each row, then the repeats with other content."""
         yield from self._standing({FIRST, LATE})
         yield from self._changed_pages()
 
     def notes(self) -> tuple[str, ...]:
-        """Return nothing: what a topic has to say, it says as a topic."""
+        """Return nothing: `notes_on` returns the notes of a topic."""
         return ()
 
     def disorder(self, horizon: Horizon) -> Findings:
@@ -120,7 +247,7 @@ class TopicTable(Published):
         return gathered([*epochs, *late_findings])
 
     def _judged(self, page: Sequence[tuple[int, bytes | None]]) -> Iterator[TopicRecord]:
-        """Say of each record whether it is a frame, and whether it stands in the database so."""
+        """Yield for each record whether it is a frame, and whether it matches the database."""
         headers = [
             (offset, header_of(value, self.chain_id), value or b"") for offset, value in page
         ]
@@ -157,7 +284,7 @@ class TopicTable(Published):
             yield rows
 
     def _frames(self, standings: Collection[int]) -> Iterator[tuple[int, list[Row]]]:
-        """Yield of each frame its offset, and its rows that stand so."""
+        """Yield for each frame its offset, and its rows that have one of `standings`."""
         for page in self._reader.pages():
             for offset, value in page:
                 mark = self._log.walk.marks.get(offset)
@@ -171,9 +298,9 @@ class TopicTable(Published):
                     yield offset, rows
 
     def _keep_changed_repeats(self, opened: ExitStack) -> None:
-        """Put the rows that stand again, but not as they stood before, on disk.
+        """Store the rows that are repeated with other content on disk.
 
-        Only the ids that stand twice are looked at.
+        Only the ids that occur twice are looked at.
         """
         seen = list(self._log.seen_again())
         if not seen:
@@ -209,7 +336,7 @@ class TopicTable(Published):
 
 
 def _is_genuine(header: FrameHeader, batch: Any) -> bool:  # noqa: ANN401 - a row of asyncpg
-    """Say whether a frame is (a slice of) the batch behind the seal that it names."""
+    """Return whether a frame is (a slice of) the batch after the seal that it names."""
     if header.seal_before != batch["anchor"]:
         return False
     if header.is_heartbeat:

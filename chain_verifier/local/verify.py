@@ -5,41 +5,66 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from chain_verifier.chains_report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, TopicSource
-from chain_verifier.findings import Findings
+from chain_verifier.findings import Finding, Findings, Kind, collected
 from chain_verifier.local.compare import compare, strays
-from chain_verifier.local.database import DatabaseTable
-from chain_verifier.local.examine import examine, rows_beyond
-from chain_verifier.local.journal import JournalTable
+from chain_verifier.local.database import LocalDatabaseTable
+from chain_verifier.local.journal import LocalJournalTable
 from chain_verifier.local.keys import repeated_keys
-from chain_verifier.local.seals import check_seals
-from chain_verifier.places import local_folder
-from chain_verifier.request_check import require_sound
+from chain_verifier.local.source_check import examine, rows_beyond
+from chain_verifier.report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.request_check import local_folder, require_sound
 from chain_verifier.verification import Verification, silent
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from chain_verifier.bucket import Bucket
+    from chain_verifier.checks.bucket import Bucket, Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
-    from chain_verifier.examined import Examined
-    from chain_verifier.horizon import Horizon
-    from chain_verifier.how import How
-    from chain_verifier.local.table import Table
+    from chain_verifier.local.table import LocalTable
     from chain_verifier.report import Report
+    from chain_verifier.scan_plan import Examined, How
     from chain_verifier.verification import Progress, Ranges
+
+
+def check_seals(table: LocalDatabaseTable, chain_id: int, kept: KeptSeal | None) -> Findings:
+    """Return every batch whose rows do not give its seal, its count, its range or its epoch.
+
+    Reads every column of every page once, in the order of ids. `kept` is a seal that was exported.
+    Raises SourceBroken.
+    """
+
+    def look() -> Iterator[Finding]:
+        checked = BatchCheck(genesis_of(table, chain_id))
+        ends = {table.head.last_id, kept.id if kept else None}
+        computed: dict[int, list[bytes]] = {}
+        for batch in table.sealed():
+            for misfit in checked.misfits(batch):
+                seals = misfit.pop("computed", [])
+                if seals and batch["id"] in ends:
+                    computed[batch["id"]] = seals
+                yield _finding(table.name, misfit)
+        yield from seal_ends(table, chain_id, kept, lambda last_id: computed.get(last_id, ()))
+
+    return collected(look)
+
+
+def _finding(source: str, misfit: dict[str, Any]) -> Finding:
+    fields: dict[str, Any] = misfit | {"kind": Kind(misfit["kind"])}
+    fields["ids"] = tuple(misfit.get("ids", ()))
+    return Finding(source=source, **fields)
 
 
 def verify_locally(request: VerifyRequest, progress: Progress = silent) -> Report:
     """Verify the sources of `request`, each alone and then against each other, without Spark.
 
-    Memory stays flat however long the chain: rows pass by in pages. Raises RefusedError (a source
-    cannot be used, nothing was found out) or SourceBroken (it broke off: nothing is known of the
-    whole). A report means that all was read.
+    Memory stays constant for a chain of any length: rows are read in pages. Raises RefusedError (a
+    source cannot be used, nothing was found out) or SourceBroken (it broke off: nothing is known of
+    the whole). A report means that everything was read.
     """
     _require_local([request])
     return _verified(request, progress)
@@ -50,8 +75,9 @@ def verify_chains_locally(
 ) -> ChainsReport:
     """Verify several chains, one after the other.
 
-    Raises RefusedError for what shows before anything is read. Later a chain that cannot be
-    verified keeps no other from it: its outcome tells why, as of one that is `Unverified` already.
+    Raises RefusedError for what shows before anything is read. Later, a chain that cannot be
+    verified does not stop the others: its outcome gives the reason, as for one that is `Unverified`
+    already.
     """
     _require_local([one for one in chains if not isinstance(one, Unverified)])
     began = time.monotonic()
@@ -86,40 +112,40 @@ class LocalMode:
         self._chain_id = request.chain_id
         self._start = request.start
         self._opened = opened
-        self._database: DatabaseTable | None = None
+        self._database: LocalDatabaseTable | None = None
 
-    def open(self, source: Source) -> Table:
+    def open(self, source: Source) -> LocalTable:
         """Open a source, the database first; it is closed with the stack."""
         if isinstance(source, DatabaseSource):
-            self._database = DatabaseTable(source, self._chain_id, self._start)
+            self._database = LocalDatabaseTable(source, self._chain_id, self._start)
             self._opened.callback(self._database.close)
             return self._database
         if isinstance(source, TopicSource):
             return self._topic(source)
         if isinstance(source, JournalSource):
-            return JournalTable(source)
+            return LocalJournalTable(source)
         return _parquet_table(source)
 
-    def _topic(self, source: TopicSource) -> Table:
-        """Open a topic; only this asks for aiokafka."""
-        from chain_verifier.local.topic import TopicTable
+    def _topic(self, source: TopicSource) -> LocalTable:
+        """Open a topic; only this imports aiokafka."""
+        from chain_verifier.local.topic import LocalTopicTable
 
-        table = TopicTable(source, self._chain_id, self._database)
+        table = LocalTopicTable(source, self._chain_id, self._database)
         self._opened.callback(table.close)
         return table
 
-    def examine(self, table: Table, horizon: Horizon, how: How) -> Examined:
+    def examine(self, table: LocalTable, horizon: Horizon, how: How) -> Examined:
         """Scan a source, and name its faults."""
         return examine(table, horizon, how)
 
-    def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
-        """Return the rows behind `head`."""
+    def rows_beyond(self, table: LocalTable, horizon: Horizon, head: int) -> Findings:
+        """Return the rows after `head`."""
         return rows_beyond(table, horizon, head)
 
     def compare(
         self,
-        table: Table,
-        base: Table,
+        table: LocalTable,
+        base: LocalTable,
         differing: Sequence[Bucket],
         horizon: Horizon,
         skips: Ranges,
@@ -127,31 +153,33 @@ class LocalMode:
         """Compare two sources row by row, in the buckets that differ."""
         return compare(table, base, differing, horizon, skips)
 
-    def strays(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
-        """Return the rows of forged frames that `base` does not hold so."""
-        from chain_verifier.local.topic import TopicTable
+    def strays(self, topic: LocalTable, base: LocalTable, horizon: Horizon) -> Findings:
+        """Return the rows of forged frames that `base` does not hold with the same content."""
+        from chain_verifier.local.topic import LocalTopicTable
 
-        return strays(topic, base) if isinstance(topic, TopicTable) else Findings()
+        return strays(topic, base) if isinstance(topic, LocalTopicTable) else Findings()
 
-    def check_seals(self, table: Table, kept: KeptSeal | None) -> Findings:
+    def check_seals(self, table: LocalTable, kept: KeptSeal | None) -> Findings:
         """Recompute the seals of the database."""
-        if not isinstance(table, DatabaseTable):
+        if not isinstance(table, LocalDatabaseTable):
             return Findings()
         return check_seals(table, self._chain_id, kept)
 
-    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+    def repeated_keys(
+        self, table: LocalTable, horizon: Horizon, window_rows: int, how: How
+    ) -> Findings:
         """Return the rows whose key an earlier row has."""
         return repeated_keys(table, horizon, window_rows)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
-        """Add all `findings` to the files in `folder`; only this and Parquet ask for pyarrow."""
+        """Add all `findings` to the files in `folder`; only this and Parquet import pyarrow."""
         from chain_verifier.local.written_findings import write_findings
 
         write_findings(self._chain_id, findings, folder)
 
 
-def _parquet_table(source: ParquetSource) -> Table:
-    """Open Parquet; only this asks for pyarrow, which is no small installation."""
-    from chain_verifier.local.parquet import ParquetTable
+def _parquet_table(source: ParquetSource) -> LocalTable:
+    """Open Parquet; pyarrow, a large installation, is imported only if needed."""
+    from chain_verifier.local.parquet import LocalParquetTable
 
-    return ParquetTable(source)
+    return LocalParquetTable(source)

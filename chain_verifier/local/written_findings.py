@@ -1,4 +1,4 @@
-"""All findings as files: Parquet and JSON, a folder each, as the other mode leaves them."""
+"""All findings as files: Parquet and JSON, one folder each, as the other mode writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.findings import Finding
 from orderchain.errors import RetryError
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,17 +44,17 @@ _SCHEMA: Final = pa.schema(
         ("chain", pa.int32()),
     ]
 )
-"""The fields of a finding, and the chain that was verified; the same as the other mode's."""
+"""The fields of a finding, and the chain that was verified; the same as in the other mode."""
 
 _PAGE: Final = 10_000
 """Findings held at a time."""
 
 
 def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
-    """Add all `findings` of a chain to `folder`; what a look found is looked for once more.
+    """Add all `findings` of a chain to `folder`; what a search found is searched for once more.
 
-    What was written is read back and counted. Raises RetryError when it cannot be done or not all
-    are there, SourceBroken when a source breaks off.
+    What was written is read back and counted. Raises RetryError when the files cannot be written or
+    not all findings are there, SourceBroken when a source breaks off.
     """
     parquet, json = Path(folder) / "findings.parquet", Path(folder) / "findings.json"
     name = f"part-chain-{chain_id}"
@@ -92,12 +92,12 @@ def _every(findings: Findings) -> Iterator[Finding]:
 
 
 def _row(finding: Finding, chain_id: int) -> dict[str, Any]:
-    """Return the columns of a finding; what says nothing is None."""
+    """Return the columns of a finding; an empty field is None."""
     fields = {name: getattr(finding, name) for name in Finding.__struct_fields__}
     told = {name: None if value in ((), "") else value for name, value in fields.items()}
     return told | {"kind": finding.kind.value, "chain": chain_id}
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what there is to say: Spark's JSON leaves NULLs out too."""
+    """Return the fields that are not None: Spark's JSON leaves NULLs out too."""
     return {name: value for name, value in row.items() if value is not None}

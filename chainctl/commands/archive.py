@@ -9,7 +9,7 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
-from orderchain.counted import counted
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def command(
     Goes on behind the last archived row, up to the verified mark, in whole batches. Every part is
     read back and verified by its rows, links and seals before the manifest names it.
     """
-    from chain_verifier.places import local_folder
+    from chain_verifier.request_check import local_folder
 
     archive = local_folder("--archive", folder)
     if check:

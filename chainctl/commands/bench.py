@@ -1,4 +1,4 @@
-"""`chainctl bench`: how fast the engine is on this machine, and beside what one might take instead.
+"""`chainctl bench`: measures the engine on this machine, beside the alternatives.
 
 The benchmarks are part of the checkout, not of the installed package.
 """
@@ -35,7 +35,7 @@ class _Minutes(click.FloatRange):
     def convert(
         self, value: float, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return `value` as a number; NaN lies within no bounds, but is not outside of them."""
+        """Return `value` as a number; refuse NaN, which no check of the bounds finds."""
         minutes = float(super().convert(value, param, ctx))
         if math.isnan(minutes):
             self.fail("NaN is no time span", param, ctx)
@@ -119,7 +119,7 @@ def command(
 
 
 def _require_checkout() -> None:
-    """Raise UsageError where only the installed package is."""
+    """Raise UsageError where only the package is installed, without the checkout."""
     try:
         import benchmarks  # noqa: F401 - whether it is there
     except ModuleNotFoundError:

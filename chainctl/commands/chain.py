@@ -9,8 +9,7 @@ import click
 from msgspec import Struct
 
 from chainctl.database import SQL, connected, database_id
-from chainctl.groups import SuggestingGroup
-from chainctl.options import CHAIN_ID, Integer, json_option, uses_settings
+from chainctl.options import CHAIN_ID, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
 from chainctl.topics import Topics, check_topic_name, connected_topics
@@ -28,8 +27,8 @@ PARTITION_IDS: Final = 10_000_000
 and vacuumed in one go, large enough that a chain has tens of them and not thousands."""
 
 PARTITION_IDS_MAX: Final = 2**52
-"""Fifty days of time-based ids, 2^20 of them a millisecond; a day is 86,400,000 * 2^20. Far below
-2^63 divided by the few partitions that are made ahead."""
+"""Fifty days of time-based ids, 2^20 of them per millisecond; a day is 86,400,000 * 2^20. Far
+below 2^63 divided by the few partitions that are made ahead."""
 
 _PARTITION: Final = 0
 """A topic of a chain has one partition, so there is only this one."""
@@ -39,7 +38,7 @@ _LISTED: Final = ["chain", "epoch", "head_persisted", "head_published", "topic",
 
 
 class ChainPlan(Struct, frozen=True, kw_only=True):
-    """What a chain is to be created as."""
+    """The parameters of the chain to create."""
 
     chain_id: int
     topic: str | None
@@ -104,9 +103,9 @@ def list_(settings: Settings, with_rows: bool, as_json: bool) -> None:
 async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
     """Make the chain's row first, then its topic.
 
-    The row settles whose the topic is, so two creations at once cannot end with one topic for two
-    chains. A crash between the two leaves a chain without a topic, which the next call makes; the
-    sequencer refuses to start meanwhile.
+    The row decides which chain owns the topic, so two concurrent creations cannot end with one
+    topic for two chains. A crash between the two steps leaves a chain without a topic. The next
+    call makes it; until then, the sequencer refuses to start.
     """
     dsn, kafka = settings.database_dsn(), settings.kafka_config()
     async with AsyncExitStack() as stack:
@@ -116,9 +115,9 @@ async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
         database = await database_id(connection)
         topic, partition_ids = await _settled(connection, plan)
         await _check_free(connection, plan.chain_id, topic)
-        # The brokers last: a database that will not do is told without them.
+        # The brokers last: an unsuitable database is reported without them.
         topics = await stack.enter_async_context(connected_topics(kafka, settings.connect_seconds))
-        # Before anything is done: a topic that cannot be used leaves no chain behind.
+        # Before anything is done: a topic that cannot be used leaves no chain.
         topic_is_there = await _is_usable(topics, topic)
         seal = genesis_seal(database, plan.chain_id)
         chain_created = await connection.fetchval(
@@ -158,7 +157,7 @@ async def _check_free(connection: Connection, chain_id: int, topic: str) -> None
 
 
 async def _is_usable(topics: Topics, topic: str) -> bool:
-    """Say whether the topic is there. Raises TopicError when it is, but cannot carry a chain."""
+    """Return whether the topic is there. Raises TopicError when it is, but cannot carry a chain."""
     if not await topics.is_there(topic):
         return False
     await topics.check(topic)

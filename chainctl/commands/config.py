@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chainctl.groups import SuggestingGroup
-from chainctl.options import json_option, uses_sourced_settings
+from chainctl.options import SuggestingGroup, json_option, uses_sourced_settings
 from chainctl.output import data_json, table, talk
 from chainctl.settings import SETTING_NAMES, shown, unknown_variables
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chainctl.demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 from chainctl.exits import ExitCode
 from chainctl.options import json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
+from demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 
 if TYPE_CHECKING:
-    from chainctl.demo.summary import Summary
     from chainctl.settings import Settings
+    from demo.summary import Summary
 
 
 def _share(_: click.Context, __: click.Parameter, value: float) -> float:
-    """Return a share of the frames. NaN is none: it compares with nothing."""
+    """Return a share of the frames. NaN is refused: it compares with nothing."""
     if not 0 <= value <= 1:
         raise click.BadParameter(f"{value} is not a share from 0 to 1.")
     return value
@@ -94,7 +94,7 @@ def command(
     if input_ is not None and orders is not None:
         raise click.UsageError("--orders is for generated orders, --input brings its own.")
     from chainctl.commands.stack import stack_of
-    from chainctl.demo.run import run_demo
+    from demo.run import run_demo
 
     options = DemoOptions(
         input=input_,
@@ -115,7 +115,7 @@ def command(
 
 
 def _show(summary: Summary) -> None:
-    from chainctl.demo.summary import summary_rows
+    from demo.summary import summary_rows
 
     table(("what", "result"), summary_rows(summary))
     data("")

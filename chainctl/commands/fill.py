@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chainctl.journal import PayloadForm
     from chainctl.settings import Settings
     from gapfill import PreferredSources
-    from orderchain.mark import Mark
+    from orderchain.model import Mark
 
 
 @click.command()
@@ -55,7 +55,7 @@ def command(
 
 
 async def _fill(source: PreferredSources, after_id: int, until_id: int, form: PayloadForm) -> int:
-    """Write the rows to stdout, and return how many they were."""
+    """Write the rows to stdout, and return their number."""
     from chainctl.journal import encode_rows
 
     rows = 0
@@ -69,7 +69,7 @@ async def _fill(source: PreferredSources, after_id: int, until_id: int, form: Pa
 
 
 async def _start(source: PreferredSources, after_id: int, until_id: int) -> Mark:
-    """Return the place behind the row `after_id`. Raises SettingError where one of them is none."""
+    """Return the place after the row `after_id`. Raises SettingError where an id is of no row."""
     standing = await source.standing(after_id)
     head_id = standing.head.last_id
     if until_id > head_id:
@@ -81,7 +81,7 @@ async def _start(source: PreferredSources, after_id: int, until_id: int) -> Mark
     if 0 < until_id < head_id:
         end = await source.standing(until_id)
         if end.is_primary and end.mark is None:
-            # Ids skip: it would look like a row that is missing. The head is one for sure.
+            # Ids skip: a skipped id would look like a missing row. The head is surely a row.
             last_id = await source.row_at_or_before(until_id)
             expected = f"the id of a row of the chain (the last one before it is {last_id})"
             raise SettingError("--until", until_id, expected)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from chainctl.commands.schema import part_option
-from chainctl.groups import SuggestingGroup
+from chainctl.options import SuggestingGroup
 from chainctl.output import data_text
-from chainctl.schema_parts import PARTS
-from chainctl.schema_sections import grants_sql
+from chainctl.schema_parts import PARTS, grants_sql
 
 
 @click.group(cls=SuggestingGroup)

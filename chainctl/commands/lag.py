@@ -28,11 +28,10 @@ class LagLine(Struct, frozen=True, kw_only=True):
 
     receiver: str
     head_delivered: int
-    """Its checkpoint, stored or reported: what it has handed on since is not in it."""
+    """Its checkpoint, stored or reported: it does not include what was handed on since."""
     behind_ids: int
     behind_rows: int
-    """Rows of the batches behind its checkpoint; those of a batch that it is in the middle of
-    count whole."""
+    """Rows of the batches after its checkpoint; a batch that it has begun counts whole."""
     behind_seconds: float
     """Age of the first batch that its checkpoint does not cover, by the database's clock; 0 when
     all are covered."""

@@ -10,8 +10,7 @@ import click
 from msgspec import Struct
 
 from chainctl.exits import under_way
-from chainctl.groups import SuggestingGroup
-from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
@@ -133,9 +132,9 @@ async def _serve(
 
 def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     """Return the settings of the service. Raises SettingError."""
-    from outbox.check_back import CheckRules
-    from outbox.checking import CheckingConfig
-    from outbox.relay_config import RelayConfig
+    from outbox.sender.check_back import CheckRules
+    from outbox.sender.check_loop import CheckingConfig
+    from outbox.sender.relay_config import RelayConfig
     from outbox.service.config import ServiceConfig
 
     relay = _chosen(given, name="name", sweep_seconds="sweep_seconds")

@@ -1,4 +1,4 @@
-"""`chainctl outbox`: runs a relay; shows and mends messages that need no strict order."""
+"""`chainctl outbox`: runs a relay; shows and fixes messages that need no strict order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chainctl.commands.outbox_deliveries import failed, list_, show, status
 from chainctl.commands.outbox_destination import group as destination
 from chainctl.commands.outbox_keep import keep
 from chainctl.commands.outbox_relay import relay
-from chainctl.groups import SuggestingGroup
+from chainctl.options import SuggestingGroup
 
 
 @click.group(cls=SuggestingGroup)

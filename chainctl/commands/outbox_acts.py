@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chainctl.marking import who
-from chainctl.outbox_options import acting, chosen_filter
-from chainctl.outbox_tables import cell, outbox_of
+from chainctl.outbox_options import acting, cell, chosen_filter, outbox_of
 from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
-from orderchain.counted import counted
+from chainctl.verified_mark import who
 from orderchain.errors import SettingError
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.database import connected
-from chainctl.groups import SuggestingGroup
-from chainctl.marking import who
-from chainctl.options import Integer, Seconds, json_option, uses_settings
+from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
-from orderchain.counted import counted
+from chainctl.verified_mark import who
 from orderchain.errors import SettingError
 from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from uuid import UUID
 
     from chainctl.settings import Settings
-    from outbox.dead_letter import Content, DeadLetter, DeadLetterFilter, DeadLetters
+    from outbox.consumer.dead_letter import Content, DeadLetter, DeadLetterFilter, DeadLetters
 
 REASONS: Final = ("tries used up", "refused by the handler", "older than the inbox")
 LIMIT: Final = 1_000
 LIMIT_MAX: Final = 100_000
 PAYLOAD_SHOWN: Final = 500
-"""Of a payload that is text; the whole of it comes with --json."""
+"""Characters shown of a payload that is text; --json shows all of it."""
 
 
 @click.group("dead", cls=SuggestingGroup)
@@ -58,7 +57,7 @@ def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what an act needs."""
+    """Give a command the options of an act."""
     for option in (
         uses_settings("database", "connect_seconds"),
         json_option,
@@ -172,7 +171,7 @@ def _filter(
     older_than: float | None,
     limit: int,
 ) -> DeadLetterFilter:
-    from outbox.dead_letter import DeadLetterFilter
+    from outbox.consumer.dead_letter import DeadLetterFilter
 
     before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
     return DeadLetterFilter(
@@ -183,7 +182,7 @@ def _filter(
 
 @asynccontextmanager
 async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
-    from outbox.dead_letter import DeadLetters
+    from outbox.consumer.dead_letter import DeadLetters
 
     async with connected(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR

@@ -1,4 +1,4 @@
-"""`chainctl outbox status`, `list` and `show`: where messages and their deliveries stand."""
+"""`chainctl outbox status`, `list` and `show`: the state of messages and their deliveries."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import msgspec
 
 from chainctl.exits import ExitCode
 from chainctl.options import Integer, json_option, uses_settings
-from chainctl.outbox_options import chosen_filter, filtered, status_option
-from chainctl.outbox_tables import cell, outbox_of
+from chainctl.outbox_options import cell, chosen_filter, filtered, outbox_of, status_option
 from chainctl.output import data, data_json, table
 from chainctl.running import run_async
-from orderchain.counted import counted
 from orderchain.errors import SettingError
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from chainctl.settings import Settings
-    from outbox.acts import Delivery
+    from outbox.acts import ListedDelivery
 
 _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
 
@@ -91,7 +90,7 @@ def list_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN
     table(_COLUMNS, [[cell(getattr(row, column)) for column in _COLUMNS] for row in found])
 
 
-async def _find(settings: Settings, given: dict[str, Any]) -> list[Delivery]:
+async def _find(settings: Settings, given: dict[str, Any]) -> list[ListedDelivery]:
     from outbox import acts
 
     async with outbox_of(settings) as connection:
@@ -126,7 +125,7 @@ async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
 
     async with outbox_of(settings) as connection:
         message, done = await acts.look(connection, message_id)
-        deliveries = await acts.find(connection, acts.Filter(message_ids=(message_id,)))
+        deliveries = await acts.find(connection, acts.DeliveryFilter(message_ids=(message_id,)))
     if message is None:
         raise SettingError("message_id", str(message_id), "a message that is stored")
     return {

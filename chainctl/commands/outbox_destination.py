@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from chainctl.groups import SuggestingGroup
-from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.outbox_tables import cell, outbox_of
+from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings
+from chainctl.outbox_options import cell, outbox_of
 from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
 from orderchain.errors import SettingError
@@ -142,7 +141,7 @@ def _tell(row: dict[str, Any], as_json: bool) -> None:
 
 
 async def _destinations(settings: Settings) -> list[dict[str, Any]]:
-    from outbox.store import SQL as OUTBOX_SQL
+    from outbox.sender.store import SQL as OUTBOX_SQL
 
     async with outbox_of(settings) as connection:
         rows = [dict(row) for row in await connection.fetch(OUTBOX_SQL["destinations"])]

@@ -15,7 +15,7 @@ from chainctl.running import run_async
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
-    from outbox.retention import Kept
+    from outbox.sender.retention import Kept
 
 
 @click.command()

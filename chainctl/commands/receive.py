@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from matcher_receiver import Receiver, ReceiverConfig, ReceiverStats
-    from orderchain.mark import Mark
+    from orderchain.model import Mark, Run
     from orderchain.ports import GapSource, HeadReports
-    from orderchain.run import Run
 
 KafkaAtStart = Literal["required", "optional"]
 
@@ -32,7 +31,7 @@ NAME_CHARACTERS_MAX: Final = 200
 
 
 class Until(Struct, frozen=True, kw_only=True):
-    """When to end. Without anything: at the head that the database had at the start."""
+    """When to end. Without any option: at the head that the database had at the start."""
 
     id: int | None = None
     idle_seconds: float | None = None
@@ -40,17 +39,17 @@ class Until(Struct, frozen=True, kw_only=True):
 
     @property
     def is_head_at_start(self) -> bool:
-        """Whether nothing was said."""
+        """Whether no option was given."""
         return self.id is None and self.idle_seconds is None and not self.follow
 
 
 class _Task(NamedTuple):
-    """What is to be received."""
+    """What to receive."""
 
     chain_id: int
     name: str
     is_named: bool
-    """Whether somebody gave it the name: then it is meant to last."""
+    """Whether the caller gave the name: then the receiver is meant to last."""
     until: Until
     kafka_at_start: KafkaAtStart
     archive: Path | None
@@ -82,7 +81,7 @@ class Count:
         self.stopwatch = Stopwatch()
 
     def start(self, after_id: int) -> None:
-        """Begin behind the row `after_id`."""
+        """Begin after the row `after_id`."""
         self.last_id = after_id
         self.stopwatch = Stopwatch()
 
@@ -255,7 +254,7 @@ async def _receiver(
     source: GapSource,
     reports: HeadReports | None,
 ) -> Receiver:
-    """Return the receiver that goes on behind the journal; what it is given is closed with it."""
+    """Return the receiver that continues after the journal; it closes what it is given."""
     from matcher_receiver import ChainFrames, Receiver
 
     try:
@@ -271,13 +270,13 @@ async def _receiver(
 
 
 async def _place(source: GapSource, journal: Journal, reports: HeadReports | None) -> Mark | None:
-    """Return the place behind the journal's last row; None for a new journal.
+    """Return the place after the journal's last row; None for a new journal.
 
     The row is compared with the database's, so that the journal of another database of the same
     chain is not continued. Raises InputError when it is another row, PrimaryBehind when the
-    database has not come as far: a halt, which is stored.
+    database is behind the journal: a halt, which is stored.
     """
-    from matcher_receiver.halting import store_halt
+    from matcher_receiver.halt_record import store_halt
 
     last = journal.last_row
     if last is None:

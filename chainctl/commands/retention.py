@@ -1,4 +1,4 @@
-"""`chainctl retention`: detaches old partitions: verified, archived, and wanted by nobody."""
+"""`chainctl retention`: detaches old partitions: verified, archived, and no longer needed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chainctl.marking import who
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
+from chainctl.verified_mark import who
 from chainctl.verifying import usual_key_window
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(
     that were detached stay until somebody drops them. Needs the owner's rights.
     """
     from chain_verifier.archive.retention import RetentionRequest, retain
-    from chain_verifier.places import local_folder
+    from chain_verifier.request_check import local_folder
 
     archive = local_folder("--archive", folder)
     request = RetentionRequest(

@@ -8,19 +8,17 @@ import click
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
-from chainctl.groups import SuggestingGroup
-from chainctl.options import json_option, uses_settings
+from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.output import data_json, data_text, table, talk
 from chainctl.running import run_async
-from chainctl.schema_parts import PARTS
-from chainctl.schema_sections import DATABASE_SECTION, expected_objects, sections
+from chainctl.schema_parts import DATABASE_SECTION, PARTS, expected_objects, sections
 from orderchain.errors import SchemaError
 from orderchain.roles import OWNER
-from orderchain.schema import require_version
+from orderchain.sql import require_version
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
-    from chainctl.schema_parts import Part
+    from chainctl.schema_parts import SchemaPart
     from chainctl.settings import Settings
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
@@ -100,13 +98,13 @@ def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
     return ExitCode.CLEAN
 
 
-async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
-    """Apply the schema; False when it is already there."""
+async def apply_schema(settings: Settings, part: SchemaPart = PARTS["chain"]) -> bool:
+    """Apply the schema; return False when it is already there."""
     async with (
         connected(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection,
         connection.transaction(),
     ):
-        # Before the lock, which not everybody may take: nothing to do needs no right.
+        # Before the lock, which not everybody may take: a schema that is there needs no right.
         if await _is_there(connection, part):
             return False
         await connection.execute(SQL["lock_schema"])
@@ -116,8 +114,8 @@ async def apply_schema(settings: Settings, part: Part = PARTS["chain"]) -> bool:
         return True
 
 
-async def _is_there(connection: Connection, part: Part) -> bool:
-    """Whether the part is there. Raises SchemaError where it is of another version."""
+async def _is_there(connection: Connection, part: SchemaPart) -> bool:
+    """Return whether the part is there. Raises SchemaError where it is of another version."""
     version = await _version(connection, part)
     if version is None:
         return False
@@ -125,15 +123,15 @@ async def _is_there(connection: Connection, part: Part) -> bool:
     return True
 
 
-async def _version(connection: Connection, part: Part) -> int | None:
+async def _version(connection: Connection, part: SchemaPart) -> int | None:
     """Return the version of the part that the database has; None where it has none."""
     if not await connection.fetchval(SQL["has_table"], part.version_table):
         return None
-    # 0 for a table without its row: of no version that we know.
+    # 0 for a table without its row: no version that we know.
     return await connection.fetchval(SQL[part.version_table]) or 0
 
 
-async def _execute_schema(connection: Connection, part: Part) -> None:
+async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
     from orderchain.clients.postgres import sqlstate_of
 
     try:
@@ -145,7 +143,7 @@ async def _execute_schema(connection: Connection, part: Part) -> None:
         raise
 
 
-async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
+async def _check(settings: Settings, part: SchemaPart) -> list[tuple[str, str, bool]]:
     """Return kind and name of every object that should be there, and whether it is."""
     async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         version = await _version(connection, part)
@@ -163,20 +161,20 @@ async def _check(settings: Settings, part: Part) -> list[tuple[str, str, bool]]:
     return found + [("step", step, is_done) for step, is_done in steps]
 
 
-async def _left_steps(settings: Settings, part: Part) -> list[str]:
+async def _left_steps(settings: Settings, part: SchemaPart) -> list[str]:
     """Return the statements that the part needs, and that only a DBA may run."""
     async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         return [step for step, is_done in await _steps(connection, part) if not is_done]
 
 
-async def _steps(connection: Connection, part: Part) -> list[tuple[str, bool]]:
+async def _steps(connection: Connection, part: SchemaPart) -> list[tuple[str, bool]]:
     """Return what the database section of the part closes to everybody, and whether it is done."""
     if DATABASE_SECTION not in sections(part.text()):
         return []
     return [tuple(row) for row in await connection.fetch(SQL["steps"])]
 
 
-def _told(part: Part) -> str:
+def _told(part: SchemaPart) -> str:
     """Return what to call the part's schema."""
     named = "schema" if part.name == "chain" else f"schema of {part.name},"
     return f"{named} version {part.version}"

@@ -8,8 +8,7 @@ import click
 from msgspec import Struct
 
 from chainctl.database import SQL, connected, database_id
-from chainctl.groups import SuggestingGroup
-from chainctl.options import chain_option, json_option, uses_settings
+from chainctl.options import SuggestingGroup, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing

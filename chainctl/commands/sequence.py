@@ -12,24 +12,24 @@ from chainctl.exits import under_way
 from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from chainctl.taking import Taking, topic_config
+from chainctl.topic_intake import Taking, topic_config
 from chainctl.topics import check_topic_name
 from chainctl.wiring import sequencer_config
-from orderchain.counted import counted
 from orderchain.errors import RetryError
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chainctl.feeding import Fed, Remainder
-    from chainctl.intake.file import FileFormat, FileIntake, FileOptions
+    from chainctl.file_intake import Fed, Remainder
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from orderchain.batch import IntakeMark
     from sequencer import Sequencer, SequencerConfig
+    from sequencer.intake.file import FileFormat, FileIntake, FileOptions
 
 
-class Sequenced(Struct, frozen=True, kw_only=True):
+class SequenceResult(Struct, frozen=True, kw_only=True):
     """What `sequence` did."""
 
     chain: int
@@ -135,21 +135,21 @@ def command(
         taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
         _take_topic(taking, intake_topic, as_json=as_json)
     elif path is not None:
-        from chainctl.intake.file import FileOptions
+        from sequencer.intake.file import FileOptions
 
         options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
         _add_file(settings, config, path, options, as_json=as_json)
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
-    """Raise UsageError where one of `others` was given: it would mean nothing."""
+    """Raise UsageError where one of `others` was given: it would have no effect."""
     for other, value in others.items():
         if value is not None:
             raise click.UsageError(f"{other} cannot be given with {option}")
 
 
 def _take_topic(taking: Taking, topic: str, *, as_json: bool) -> None:
-    """Run until interrupted or replaced, and tell what was done however it ends."""
+    """Run until interrupted or replaced, and report what was done, however it ends."""
     try:
         with progress(topic, None) as bar:
             run_async(taking.run(bar))
@@ -167,7 +167,7 @@ def _take_topic(taking: Taking, topic: str, *, as_json: bool) -> None:
 def _add_file(
     settings: Settings, config: SequencerConfig, path: Path, options: FileOptions, *, as_json: bool
 ) -> None:
-    from chainctl.intake.file import FileIntake
+    from sequencer.intake.file import FileIntake
 
     with (
         FileIntake(path, options) as intake,
@@ -181,9 +181,9 @@ def _add_file(
 
 async def _sequence(
     settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
-) -> Sequenced:
-    """Add what is new in the file, and tell how many orders an error left behind it."""
-    from chainctl.feeding import Fed
+) -> SequenceResult:
+    """Add what is new in the file; an error gets a note of the orders added before it."""
+    from chainctl.file_intake import Fed
 
     fed = Fed()
     try:
@@ -195,7 +195,7 @@ async def _sequence(
         if fed.orders:
             error.add_note(f"orders added before that: {fed.orders}")
         raise
-    return Sequenced(
+    return SequenceResult(
         chain=config.chain_id,
         source=intake.source,
         orders=fed.orders,
@@ -214,7 +214,7 @@ async def _add(
 
     Returns how far the file was taken before, and the seconds from the first order to the last ack.
     """
-    from chainctl.feeding import taken_before
+    from chainctl.file_intake import taken_before
     from sequencer import open_sequencer
 
     taken = await taken_before(settings, config.chain_id, intake.source)
@@ -244,8 +244,8 @@ async def _add_as_standby(
 async def _remainder(
     config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
 ) -> Remainder | None:
-    """Return what is left of the file behind `taken`; None where nothing is."""
-    from chainctl.feeding import Remainder, pass_over
+    """Return what is left of the file after `taken`; None where nothing is left."""
+    from chainctl.file_intake import Remainder, pass_over
 
     if taken is not None:
         await pass_over(intake, taken, bar)
@@ -255,7 +255,7 @@ async def _remainder(
 
 async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
     """Add the rest of the file; returns the seconds that it took."""
-    from chainctl.feeding import feed
+    from chainctl.file_intake import feed
 
     fed.start(sequencer.stats().head_persisted)
     stopwatch = Stopwatch()
@@ -263,7 +263,7 @@ async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: Progr
     return stopwatch.seconds
 
 
-def _tell(done: Sequenced) -> None:
+def _tell(done: SequenceResult) -> None:
     if done.rows_before:
         talk(f"chainctl: {counted(done.rows_before, 'row')} of {done.source} taken before")
     if done.repeats:

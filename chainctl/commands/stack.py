@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.groups import SuggestingGroup
-from chainctl.options import json_option, uses_settings
+from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.output import data_json, data_text, table, talk
 
 if TYPE_CHECKING:

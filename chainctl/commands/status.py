@@ -1,4 +1,4 @@
-"""`chainctl status`: where a chain stands."""
+"""`chainctl status`: the state of a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chainctl unhalt`: lets a receiver start again that the primary had contradicted."""
+"""`chainctl unhalt`: lifts the halt of a receiver that the primary had contradicted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
 
 TEXT_CHARACTERS_MAX: Final = 1_000
-"""Of a reason or an actor: a sentence for whoever reads it later, not a document."""
+"""Bound of a reason or an actor: a sentence for a later reader, not a document."""
 
 
 class Lifted(Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Lifted(Struct, frozen=True, kw_only=True):
     chain: int
     receiver: str
     act_id: int
-    """The row of chain_act that tells of it."""
+    """The row of chain_act that records it."""
     was: str
     """Why the receiver had halted, and where."""
 
@@ -61,7 +61,7 @@ async def _unhalt(settings: Settings, chain_id: int, name: str, reason: str, act
         await database_id(connection)
         if await connection.fetchrow(SQL["chain"], chain_id) is None:
             raise ChainMissing(chain_id)
-        # One statement: the halt is gone exactly when the act is told.
+        # One statement: the halt is gone exactly when the act is stored.
         row = await connection.fetchrow(SQL["unhalt"], chain_id, name, actor, reason)
     if row is None:
         raise SettingError("--name", name, f"a halted receiver of chain {chain_id}")
@@ -69,7 +69,7 @@ async def _unhalt(settings: Settings, chain_id: int, name: str, reason: str, act
 
 
 def _text(flag: str, text: str) -> str:
-    """Return `text` without its outer blanks. Raises SettingError where it says nothing."""
+    """Return `text` without its outer blanks. Raises SettingError unless it is a short text."""
     stripped = text.strip()
     if not 0 < len(stripped) <= TEXT_CHARACTERS_MAX or not stripped.isprintable():
         expected = f"1 to {TEXT_CHARACTERS_MAX} printable characters"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chainctl.options import CHAIN_ID, ROW_ID, json_option, uses_settings
-from chainctl.verifying import Asked, run_verification
+from chainctl.verifying import VerifyOptions, run_verification
 
 if TYPE_CHECKING:
     from chainctl.exits import ExitCode
@@ -88,4 +88,4 @@ def command(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - c
     to the head, without a gap, fork, orphan or duplicate, and that all hold the same rows. Where
     no head is known, the verdict says so. Of several chains the worst exit code counts.
     """
-    return run_verification(settings, Asked(**options))
+    return run_verification(settings, VerifyOptions(**options))

@@ -1,7 +1,7 @@
-"""The only room that opens a connection to PostgreSQL or Kafka, or imports a driver.
+"""The only package that opens a connection to PostgreSQL or Kafka, or imports a driver.
 
 The configs (`kafka_config`, `database_config`) and the options for other drivers (`kafka_options`,
-`jdbc`) are pure and import no driver, so that reading settings costs no import of one. `kafka`,
+`jdbc`) are pure and import no driver, so that reading settings does not import one. `kafka`,
 `postgres` and `session` open connections.
 """
 
@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 
 def abort(transport: asyncio.BaseTransport) -> None:
     """End a connection at once, whatever is still to be sent. Repeats do no harm."""
-    # Of a TLS connection that has ended already, Python 3.11.2 has forgotten the protocol.
+    # For a TLS connection that has ended already, Python 3.11.2 has forgotten the protocol.
     with suppress(AttributeError):
         transport.abort()  # type: ignore[attr-defined]

@@ -1,12 +1,13 @@
 """How to reach a PostgreSQL: one value for asyncpg and for Spark's JDBC. Imports no driver.
 
 Texts are those of libpq: a URL (`postgresql://user@host:5432/orders?sslmode=verify-full`) or
-keywords (`host=db1,db2 dbname=orders`), with what they leave out taken from a service file, from
-the environment (PGSSLMODE and the like) and from `~/.postgresql`, in this order.
+keywords (`host=db1,db2 dbname=orders`). What they leave out is taken from a service file, from the
+environment (PGSSLMODE and the like) and from `~/.postgresql`, in this order.
 """
 
 from __future__ import annotations
 
+import configparser
 import getpass
 import ipaddress
 import logging
@@ -17,16 +18,152 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from orderchain.clients.conninfo import completed, parse
 from orderchain.clients.pem import load_authorities, load_own_certificate, read_file
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+_HIDDEN: Final = "***"
+_EXPECTED: Final = "a URL like postgresql://user@host:5432/database, or keywords like host=... "
+_ENCODED: Final = f"{_EXPECTED}(in a URL, encode / ? # @ : % of a password as %2F and the like)"
+
+_URL: Final = re.compile(
+    r"postgres(?:ql)?://(?:(?P<login>[^@/?#]*)@)?(?P<hosts>[^@/?#]*)"
+    r"(?:/(?P<dbname>[^@?#]*))?(?:\?(?P<options>[^@#]*))?"
+)
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:]*)(?::([0-9]*))?")
+_KEYWORD: Final = re.compile(
+    r"\s*(?P<name>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'|(?P<plain>(?:[^\s'\\]|\\.)*))(?:\s+|$)",
+    re.DOTALL,
+)
+
+_ENVIRONMENT: Final = {
+    "PGHOST": "host",
+    "PGPORT": "port",
+    "PGDATABASE": "dbname",
+    "PGUSER": "user",
+    "PGPASSWORD": "password",
+    "PGPASSFILE": "passfile",
+    "PGSSLMODE": "sslmode",
+    "PGSSLROOTCERT": "sslrootcert",
+    "PGSSLCRL": "sslcrl",
+    "PGSSLCERT": "sslcert",
+    "PGSSLKEY": "sslkey",
+    "PGSSLNEGOTIATION": "sslnegotiation",
+    "PGSSLMINPROTOCOLVERSION": "ssl_min_protocol_version",
+    "PGTARGETSESSIONATTRS": "target_session_attrs",
+    "PGCONNECT_TIMEOUT": "connect_timeout",
+    "PGOPTIONS": "options",
+    "PGCHANNELBINDING": "channel_binding",
+    "PGREQUIREAUTH": "require_auth",
+    "PGGSSENCMODE": "gssencmode",
+}
+
+_WITHOUT_EFFECT: Final = {
+    "channel_binding": ("disable", "prefer"),
+    "gssencmode": ("disable", "prefer"),
+    "sslsni": ("1",),
+    "client_encoding": ("auto", "utf8", "UTF8", "utf-8", "UTF-8"),
+}
+"""Options that the drivers lack, with the values that require nothing of them."""
+
+_ALIASES: Final = {"database": "dbname", "username": "user"}
+
+
+def parse(text: str) -> dict[str, str]:
+    """Return the options of a text by libpq's names; empty ones are left out.
+
+    Raises SettingError, which shows nothing of the text: it is not known where a password ends.
+    """
+    if text.startswith(("postgresql://", "postgres://")):
+        found = _parse_url(text)
+    elif "=" in text and "://" not in text:
+        found = _parse_keywords(text)
+    else:
+        raise SettingError("database", _HIDDEN if text else "", _EXPECTED.rstrip())
+    return {_ALIASES.get(name, name): value for name, value in found.items() if value}
+
+
+def completed(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Add what `given` leaves out from its service, then from the environment.
+
+    Raises SettingError for a service that does not exist, and for an option that requires what the
+    drivers cannot do.
+    """
+    whole = dict(given)
+    named = {
+        name: environ[variable] for variable, name in _ENVIRONMENT.items() if variable in environ
+    }
+    service = whole.pop("service", "") or environ.get("PGSERVICE", "")
+    file = whole.pop("servicefile", "") or environ.get("PGSERVICEFILE", "")
+    if service:
+        home = Path(environ.get("HOME") or Path.home())
+        whole = _service(service, Path(file) if file else home / ".pg_service.conf") | whole
+    whole = {name: value for name, value in named.items() if value} | whole
+    for name, harmless in _WITHOUT_EFFECT.items():
+        value = whole.pop(name, "")
+        if value and value not in harmless:
+            raise SettingError(name, value, f"{' or '.join(harmless)}: the drivers know no other")
+    if whole.pop("require_auth", ""):
+        raise SettingError("require_auth", "given", "none: the drivers do not know it")
+    return whole
+
+
+def _parse_url(text: str) -> dict[str, str]:
+    match = _URL.fullmatch(text)
+    if match is None:
+        raise SettingError("database", _HIDDEN, _ENCODED)
+    user, _, password = (match["login"] or "").partition(":")
+    hosts, ports = _parse_hosts(match["hosts"])
+    found = {"user": user, "password": password, "host": hosts, "port": ports}
+    found["dbname"] = match["dbname"] or ""
+    for option in (match["options"] or "").split("&"):
+        name, equals, value = option.partition("=")
+        if option and not equals:
+            raise SettingError("database", _HIDDEN, _ENCODED)
+        found |= {unquote(name): value} if value else {}
+    return {name: unquote(value) for name, value in found.items() if value}
+
+
+def _parse_hosts(text: str) -> tuple[str, str]:
+    """Return hosts and ports of a URL, each with commas between; no ports where none is given."""
+    matches = [_HOST.fullmatch(each) for each in text.split(",")]
+    if not all(matches):
+        raise SettingError("database", _HIDDEN, _ENCODED)
+    hosts = ",".join(match[1] for match in matches if match)
+    ports = [match[2] or "" for match in matches if match]
+    return hosts, ",".join(ports) if any(ports) else ""
+
+
+def _parse_keywords(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    at = 0
+    text = text.strip()
+    while at < len(text):
+        match = _KEYWORD.match(text, at)
+        if match is None:
+            raise SettingError("database", _HIDDEN, f"{_EXPECTED}(values with spaces in '...')")
+        value = match["plain"] if match["quoted"] is None else match["quoted"]
+        found[match["name"]] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
+        at = match.end()
+    return found
+
+
+def _service(name: str, path: Path) -> dict[str, str]:
+    """Return the options of a service. Raises SettingError."""
+    services = configparser.ConfigParser(interpolation=None)
+    try:
+        services.read_string(path.read_text())
+        return {_ALIASES.get(key, key): value for key, value in services[name].items() if value}
+    except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
+        raise SettingError("service", name, f"a service in {path}") from None
+
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +173,7 @@ SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verif
 TARGETS: Final = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 
 SYSTEM_AUTHORITIES: Final = "system"
-"""The value of `sslrootcert` that stands for the authorities that the system believes."""
+"""The value of `sslrootcert` that stands for the authorities that the system trusts."""
 
 _TLS_VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CHOICES: Final = {
@@ -47,29 +184,28 @@ _CHOICES: Final = {
 }
 _DEFAULT_PORT: Final = 5432
 _DEFAULT_HOSTS: Final = ("/run/postgresql", "/var/run/postgresql", "/tmp", "localhost")  # noqa: S108
-"""Where libpq's builds look for the socket of a server without being told, then loopback."""
+"""Where builds of libpq look for a server's socket by default, then loopback."""
 _CONNECT_SECONDS_MAX: Final = 3600
 
 _SECRETS: Final = frozenset({"password", "sslpassword"})
-_HIDDEN: Final = "***"
 _PASSFILE_LINE: Final = re.compile(r"((?:[^:\\]|\\.)*):" * 4 + "(.*)")
 _ALPN: Final = ["postgresql"]
-"""What a server that is spoken to in TLS from the first byte asks for."""
+"""What a server requires when TLS starts with the first byte."""
 
 
 class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a database is, as whom to log in, and what the server has to prove.
 
     The fields have libpq's names and meanings, and empty ones are left out. It checks itself when
-    it is constructed and when it is decoded, and raises SettingError, which names the field.
-    Constructed, it is what it says; only `of` reads the environment. No text shows a secret.
+    it is constructed and when it is decoded, and raises SettingError, which names the field. A
+    constructed config is used as it is; only `of` reads the environment. No text shows a secret.
 
     **TLS.** `prefer`, the default of libpq and asyncpg, sends the password in the clear to a server
-    that refuses TLS and asks for it so, and to a machine that poses as such a server. Here `prefer`
-    is the default for this machine alone. For hosts elsewhere it is `require`: nothing is sent in
-    the clear, but a machine with any certificate may still pose as the server. Only `verify-full`
-    keeps it out, and `exposure` says so of every other mode. As in libpq, `require` with
-    `sslrootcert` is `verify-ca`.
+    that refuses TLS and requests it in the clear, and to a machine that poses as such a server.
+    Here `prefer` is the default only for this machine. For other hosts it is `require`: nothing is
+    sent in the clear, but a machine with any certificate may still pose as the server. Only
+    `verify-full` prevents that, and `exposure` warns about every other mode. As in libpq, `require`
+    with `sslrootcert` is `verify-ca`.
     """
 
     host: str = ""
@@ -82,8 +218,8 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Default: the user of the process."""
     password: str = ""
     passfile: str = ""
-    """A file of lines `host:port:database:user:password`, with `*` for any, that its owner alone
-    can read. It is read for each connection."""
+    """A file of lines `host:port:database:user:password`, with `*` for any, that only its owner can
+    read. It is read for each connection."""
     sslmode: str = ""
     """disable, allow, prefer, require, verify-ca or verify-full; default as above."""
     sslrootcert: str = ""
@@ -99,12 +235,12 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ssl_min_protocol_version: str = ""
     """TLSv1.2, which is the default, or TLSv1.3."""
     target_session_attrs: str = ""
-    """Which of several servers will do: any, primary, standby, prefer-standby, read-write,
+    """Which of several servers is accepted: any, primary, standby, prefer-standby, read-write,
     read-only."""
     connect_timeout: int | str = ""
     """Seconds for each host, where the engine's own deadline is longer."""
     application_name: str = ""
-    """Instead of the name that the engine gives each of its connections."""
+    """Replaces the name that the engine gives each of its connections."""
     options: str = ""
     """Settings of the sessions, as `-c name=value`."""
 
@@ -112,8 +248,8 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def of(cls, database: DatabaseConfig | str, environ: Mapping[str, str] | None = None) -> Self:
         """Return a config: `database` itself, or that of a text, completed as libpq does.
 
-        `environ`: instead of that of the process. Raises SettingError, without a piece of the text
-        where that might hold a password.
+        `environ` replaces that of the process. Raises SettingError, which shows no piece of the
+        text that might hold a password.
         """
         if isinstance(database, cls):
             return database
@@ -168,7 +304,7 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def tls_mode(self) -> str:
-        """What is asked of the server's TLS, one of `SSL_MODES`; plays no part with sockets."""
+        """The TLS mode that the server must satisfy, one of `SSL_MODES`; not used with sockets."""
         mode = self.sslmode
         if not mode:
             mode = "prefer" if all(is_local(host) for host, _ in self.addresses) else "require"
@@ -192,7 +328,7 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"postgresql://{user}{secret}@{hosts}/{database}{mode}"
 
     def exposure(self) -> str | None:
-        """Return a warning where another one may pose as the server; None where none can."""
+        """Return a warning where another machine may pose as the server, else None."""
         exposed = [server_name(host, port) for host, port in self.addresses if not is_local(host)]
         if not exposed or self.tls_mode == "verify-full":
             return None
@@ -222,7 +358,7 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return ""
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return what TLS connections are made with, by `tls_mode`. Raises SettingError."""
+        """Return the context of TLS connections, by `tls_mode`. Raises SettingError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.tls_mode == "verify-full"
         if not self.tls_mode.startswith("verify"):
@@ -246,7 +382,7 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"DatabaseConfig({', '.join(shown)})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object, object]]:  # type: ignore[override]
-        """Yield field, masked value and default for `rich`, which would show secrets else."""
+        """Yield field, masked value and default for `rich`, which would otherwise show secrets."""
         for field in self.__struct_fields__:
             if (value := getattr(self, field)) != "":
                 yield field, _shown(field, value), ""
@@ -256,7 +392,7 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check_numbers(self) -> None:
         hosts, ports = self.host.split(","), str(self.port).split(",")
         for port in ports:
-            # What stands where a port should be may be a piece of a password.
+            # A text in the place of a port may be a piece of a password.
             if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
                 raise SettingError(
                     "port", _HIDDEN, "a number from 1 to 65535, or one for each host"
@@ -312,7 +448,7 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def warn_of_exposure(config: DatabaseConfig) -> None:
-    """Log a warning where another one may pose as the server: once a process for the same hosts."""
+    """Log a warning where another machine may pose as the server: once per process and hosts."""
     if warning := config.exposure():
         _warn_once(warning)
 
@@ -323,7 +459,7 @@ def _warn_once(warning: str) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Say whether `host` is this machine by its own name: a socket's folder, or loopback."""
+    """Return whether `host` names this machine itself: a socket's folder, or loopback."""
     if host.startswith("/") or host in ("localhost", "ip6-localhost"):
         return True
     try:
@@ -340,7 +476,7 @@ def server_name(host: str, port: int) -> str:
 
 
 def _with_home_files(given: dict[str, str], home: Path) -> dict[str, str]:
-    """Add the files of `~/.postgresql`, and `~/.pgpass`, where they are there and not named."""
+    """Add the files of `~/.postgresql`, and `~/.pgpass`, where they exist and are not named."""
     folder, mode = home / ".postgresql", given.get("sslmode", "require")
     added: dict[str, Path] = {}
     certificate, key = folder / "postgresql.crt", folder / "postgresql.key"
@@ -351,7 +487,7 @@ def _with_home_files(given: dict[str, str], home: Path) -> dict[str, str]:
         authorities = {"sslrootcert": folder / "root.crt", "sslcrl": folder / "root.crl"}
         added |= {name: path for name, path in authorities.items() if path.is_file()}
     passfile = home / ".pgpass"
-    # One that others can read is passed over, as by libpq. One that was named is refused.
+    # A file that others can read is ignored, as by libpq. One that was named is refused.
     if "password" not in given and passfile.is_file() and _is_private(passfile):
         added["passfile"] = passfile
     return {name: str(path) for name, path in added.items()} | given

@@ -1,7 +1,7 @@
-"""What a commit is worth: settings that are safe, and waits for a standby that were given up.
+"""How durable a commit is: settings that are safe, and waits for a standby that were given up.
 
 A server without `fsync`, `full_page_writes` or `synchronous_commit` may lose what it has committed.
-One that waits for a standby may be told to wait no more, and then answers with success.
+A server that waits for a standby may be ordered to stop waiting, and then answers with success.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SAFE: Final = {
 }
 
 _SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
-"""Where the server says, by a mere warning (01000) in a language of its own, that it gave up a wait
-for a synchronous standby. Other warnings, as one of a trigger, or that the database must be
-vacuumed, say nothing of a commit."""
+"""Where the server reports, only by a warning (01000) in its own language, that it gave up a wait
+for a synchronous standby. Other warnings, such as one of a trigger, or that the database must be
+vacuumed, mean nothing for a commit."""
 
 
 class SyncWaitCancelled(ConnectionError):
     """The server gave up the wait for a synchronous standby, and answered with success.
 
-    What was committed stands in this server alone, and may be lost with it. To be handled as an
-    answer that was lost.
+    What was committed is on this server only, and may be lost with it. Handle it like an answer
+    that was lost.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,14 @@ class SyncWaitCancelled(ConnectionError):
 
 
 def is_durable(synchronous_commit: str) -> bool:
-    """Say whether a commit under this setting is on disk when it returns."""
+    """Return whether a commit under this setting is on disk when it returns."""
     return synchronous_commit in _SAFE["synchronous_commit"]
 
 
 def check_durability(settings: Mapping[str, str]) -> None:
     """Raise DurabilityError where a crash of the server may lose what was acknowledged.
 
-    Looks at those settings of a server that it knows and finds.
+    It checks those settings of a server that it knows and finds.
     """
     for setting, safe in _SAFE.items():
         found = settings.get(setting)
@@ -56,25 +56,25 @@ def check_durability(settings: Mapping[str, str]) -> None:
 
 
 def is_sync_wait_cancelled(routine: str | None) -> bool:
-    """Say whether a warning with this `routine` (field R) is of a wait that was given up."""
+    """Return whether a warning with this `routine` (field R) reports a wait that was given up."""
     return routine == _SYNC_WAIT_ROUTINE
 
 
 def listen_for_cancelled_waits(
     connection: Connection, on_cancelled: Callable[[Connection], None]
 ) -> None:
-    """Call `on_cancelled` at each wait of this connection for a standby that was given up.
+    """Call `on_cancelled` for each wait of this connection for a standby that was given up.
 
-    It is called before the driver hands over the result that comes after the warning.
+    It is called before the driver returns the result that comes after the warning.
     """
     connection.add_log_listener(_listener(on_cancelled))
 
 
 @contextmanager
 def watch_for_cancelled_waits(connection: Connection) -> Iterator[Callable[[], bool]]:
-    """Listen for the time of the block; say whether a wait for a standby was given up in it.
+    """Listen during the block; the yielded function returns whether a standby wait was given up.
 
-    For a connection of the caller's.
+    For a connection of the caller.
     """
     found: list[Connection] = []
     listener = _listener(found.append)

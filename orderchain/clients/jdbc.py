@@ -1,7 +1,7 @@
-"""A DatabaseConfig in the words of PostgreSQL's JDBC driver, as Spark hands them on.
+"""A DatabaseConfig as options of PostgreSQL's JDBC driver, as Spark passes them on.
 
 The driver knows nothing of libpq's environment. It gets what the config says instead, so that both
-drivers ask the same of a server. Imports no driver.
+drivers require the same of a server. Imports no driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SERVER_TYPES: Final = {
     "prefer-standby": "preferSecondary",
 }
 _KEY_SUFFIXES: Final = (".key", ".pem")
-"""Of files that the driver reads as PEM; all others it takes for binary ones."""
+"""Suffixes of files that the driver reads as PEM; it treats all others as binary."""
 _CONVERT: Final = "(openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW.key)"
 _JAVA_AUTHORITIES: Final = "org.postgresql.ssl.DefaultJavaSSLFactory"
 
@@ -94,7 +94,7 @@ def _tls(config: DatabaseConfig) -> dict[str, str]:
 
 
 def _key_algorithm(config: DatabaseConfig) -> str:
-    """Return the algorithm of the client's key, once it is sure that the driver can read it."""
+    """Return the algorithm of the client's key, after checking that the driver can read it."""
     key = read_key("sslkey", config.sslkey)
     if key.is_encrypted or not key.is_as_stored:
         expected = f"for JDBC a key in PKCS#8 without a password {_CONVERT}"

@@ -1,15 +1,24 @@
-"""Clients of Kafka: how they are made, begun and ended, and what they ask of topics.
+"""Clients of Kafka: how they are made, started and closed, why one does not connect, and topics.
 
-Nothing else constructs a client of aiokafka or imports it. However a client ends, it leaves no
-connection open: aiokafka closes its connections as the last step of a `stop`, and one that is cut
-off by a deadline, a cancellation or an error never comes so far, nor does a `start` that is cut
-off while it asks its first question. A process that goes on then keeps sockets, and a place in its
-group.
+aiokafka logs the cause of a failed start and raises an error without it, and it treats a broker
+that hangs up as one that may be back. So after a failure we connect to each broker once more, with
+the same settings and aiokafka's own connection, whose errors are complete.
+
+No other module constructs a client of aiokafka or imports it. However a client ends, it leaves no
+connection open. aiokafka closes its connections as the last step of a `stop`. A `stop` that a
+deadline, a cancellation or an error cuts off never gets that far, and neither does a `start` that
+is cut off during its first request. A process that goes on would then keep sockets, and a place in
+its group.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
+import ssl
 from collections.abc import Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka import (
@@ -19,8 +28,11 @@ from aiokafka import (
     ConsumerRecord,
     TopicPartition,
 )
+from aiokafka import errors as kafka
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.conn import create_conn
 from aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
@@ -34,30 +46,450 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import Struct
 
-from orderchain.clients.kafka_client import (
-    close_client,
-    end_client,
-    leave_client,
-    start_client,
-    started,
-)
-from orderchain.clients.kafka_connection import (
-    DRIVER_ERRORS,
-    acl_refusal,
-    connect_refusal,
-    connecting,
-    connection_options,
-    is_broker_there,
-    not_allowed,
-)
-from orderchain.errors import OrderchainError, RetryError
+from orderchain.clients import abort
+from orderchain.errors import ConnectError, OrderchainError, RetryError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     from orderchain.clients.kafka_config import KafkaConfig
+
+
+_log = logging.getLogger(__name__)
+
+_GRACE_SECONDS: Final = 2.0
+"""How long an operation that was cut off may take to end by itself."""
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Ends that go on by themselves: a task without a reference may vanish. Few run at once."""
+
+
+async def start_client(client: Any) -> None:  # noqa: ANN401 - aiokafka has no types
+    """Start a consumer, a producer or an admin client; raises what its `start` raises.
+
+    After a cancellation (a deadline is one) the start first gets up to 2 s to end by itself:
+    `close_client` can close only what the client knows about.
+    """
+    starting = asyncio.ensure_future(client.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting], timeout=_GRACE_SECONDS)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+
+
+async def close_client(client: Any, within_seconds: float) -> None:  # noqa: ANN401 - as above
+    """Stop a client, started or not, and never raise for what its `stop` raises.
+
+    When `within_seconds` are over, or at a cancellation, its connections are closed at once. What
+    it waited for then fails, so that it ends by itself; it gets 2 s more for that.
+    """
+    ending = asyncio.ensure_future(end_client(client))
+    try:
+        await asyncio.wait([ending], timeout=within_seconds)
+    finally:
+        if not ending.done():
+            _cut(client)
+            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+            ending.cancel()
+            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+
+
+@asynccontextmanager
+async def started(client: Any, close_seconds: float = 2.0) -> AsyncIterator[Any]:  # noqa: ANN401
+    """Start a client for the block, and close it however the block or the start ends.
+
+    Raises what its `start` raises. `close_seconds`: as `within_seconds` of `close_client`.
+    """
+    try:
+        await start_client(client)
+        yield client
+    finally:
+        await close_client(client, close_seconds)
+
+
+async def leave_client(client: Any, within_seconds: float) -> None:  # noqa: ANN401 - as above
+    """Stop a producer; a stop that takes longer than `within_seconds` goes on by itself.
+
+    While the broker is away, a stop waits until the records have expired. A producer that is cut
+    off would keep its sender and its records forever.
+    """
+    ending = asyncio.create_task(end_client(client), name="orderchain client end")
+    _leaving.add(ending)
+    ending.add_done_callback(_leaving.discard)
+    await asyncio.wait([ending], timeout=within_seconds)
+
+
+async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
+    """Stop a client however long it takes; never raise for what its `stop` raises.
+
+    When cancelled, it closes the connections and raises CancelledError.
+    """
+    stop = client.stop if hasattr(client, "stop") else client.close
+    stopping = asyncio.ensure_future(stop())
+    try:
+        # Not awaited itself: a stop may raise a CancelledError that nobody asked for.
+        await asyncio.wait([stopping])
+    finally:
+        stopping.cancel()
+        _cut(client)
+    if not stopping.cancelled() and (error := stopping.exception()) is not None:
+        _log.debug("a client of Kafka did not stop in order: %r", error)
+
+
+def _cut(client: Any) -> None:  # noqa: ANN401 - as above
+    """Close every connection, and end the task that would open others. Repeats do no harm."""
+    # A producer has a public name for it, consumers and admin clients do not.
+    connections = client.client if hasattr(client, "client") else client._client
+    if connections._sync_task is not None:
+        connections._sync_task.cancel()
+    for connection in list(connections._conns.values()):
+        cut_connection(connection)
+
+
+def cut_connection(connection: Any) -> None:  # noqa: ANN401 - as above
+    """Close one connection of aiokafka at once. Repeats do no harm.
+
+    With TLS, its own `close` announces the end, and waits half a minute for an answer, which a
+    frozen broker never gives.
+    """
+    connection.close()
+    transport = getattr(connection._protocol, "_transport", None)  # None once it is closed
+    if transport is not None:
+        abort(transport)
+
+
+DRIVER_ERRORS: Final = (kafka.KafkaError, OSError)
+"""All errors that a client of Kafka raises because of brokers and networks. A TimeoutError is an
+OSError."""
+
+PROBE_SECONDS: Final = 3.0
+"""The longest look for a cause: a few round trips, and a login."""
+
+_PROBE_MS: Final = int(PROBE_SECONDS * 1_000)
+
+_PROBE_SHARE: Final = 0.25
+"""The share of a deadline that is kept for the look, if nothing else answers."""
+
+_HUNG_UP: Final = "does it ask for TLS or a login?"
+
+_CERTIFICATE_TIMES: Final = frozenset({9, 10})
+"""OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
+_CERTIFICATE_NAMES: Final = frozenset({62, 64})
+"""The same for a host's name, and for its address, that the certificate does not have."""
+
+_CERTIFICATE_ALERTS: Final = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "ACCESS_DENIED")
+"""Words of OpenSSL's names for the alerts by which a server refuses a client's certificate."""
+
+_NOT_ALLOWED: Final = {
+    kafka.TopicAuthorizationFailedError: "topic",
+    kafka.GroupAuthorizationFailedError: "group",
+    kafka.ClusterAuthorizationFailedError: "cluster",
+    kafka.TransactionalIdAuthorizationFailed: "transactional id",
+}
+
+
+class Diagnosis(Exception):
+    """What a look at one broker has found. Not raised to callers: they get a ConnectError."""
+
+    def __init__(self, server: str, expected: str) -> None:
+        super().__init__(f"{server}: {expected}")
+        self.server = server
+        self.expected = expected
+
+
+def connection_options(config: KafkaConfig, role: str) -> dict[str, Any]:
+    """Return `config` as options of aiokafka. Secret. Raises SettingError if a file is gone."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": config.bootstrap_servers,
+        "client_id": config.client_id_of(role),
+        "security_protocol": config.security_protocol,
+        "ssl_context": config.tls_context(),
+    }
+    if config.is_sasl:
+        options["sasl_mechanism"] = config.sasl_mechanism
+        if config.sasl_token is None:
+            options["sasl_plain_username"] = config.sasl_username
+            options["sasl_plain_password"] = config.read_password()
+        else:
+            options["sasl_oauth_token_provider"] = _Tokens(config.sasl_token)
+    return options
+
+
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
+    """Gives aiokafka a token for each new connection."""
+
+    def __init__(self, draw: Callable[[], Awaitable[str]]) -> None:
+        self._draw = draw
+
+    async def token(self) -> str:
+        """Return a token."""
+        return await self._draw()
+
+
+@asynccontextmanager
+async def connecting(
+    config: KafkaConfig, seconds: float, *, doing: str = ""
+) -> AsyncIterator[None]:
+    """Run a block that connects, starts and sends the first requests, within `seconds` in all.
+
+    An error of a client in it becomes a ConnectError of one line, which names the cause, or
+    RetryError, as `connect_refusal` decides. The block gets at least three quarters of the time.
+    `doing`: as there.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    kept = min(PROBE_SECONDS, seconds * _PROBE_SHARE)
+    try:
+        async with asyncio.timeout_at(end - kept):
+            if config.sasl_token is not None:
+                await _check_token(config)
+            yield
+    except DRIVER_ERRORS as error:
+        cause = await find_cause(config, error, min(PROBE_SECONDS, end - loop.time()))
+        raise connect_refusal(cause, config, doing=doing) from error
+
+
+def connect_refusal(error: Exception, config: KafkaConfig, *, doing: str = "") -> OrderchainError:
+    """Return what to raise when a client raised `error`, or `find_cause` found it.
+
+    `doing` names the act, if a login may not do it, such as "write to topic orders". RetryError
+    where the same may succeed later without a change: the broker answers, but not this time; else
+    ConnectError.
+    """
+    servers = config.bootstrap_servers
+    if isinstance(error, Diagnosis):
+        where = "" if error.server == servers else f"{error.server}: "
+        return ConnectError("kafka", servers, where + error.expected)
+    if allowed := not_allowed(error, config, doing):
+        return allowed
+    # Where a broker did not answer the look either, that is a Diagnosis.
+    if isinstance(error, (TimeoutError, kafka.KafkaError)):
+        return RetryError(f"kafka: {servers}: {_words(error)}")
+    return ConnectError("kafka", servers, _expected(error, config))
+
+
+def not_allowed(error: Exception, config: KafkaConfig, doing: str = "") -> ConnectError | None:
+    """Return a ConnectError when the broker's access control refused `error`'s act, else None."""
+    kind = next((word for type_, word in _NOT_ALLOWED.items() if isinstance(error, type_)), None)
+    if kind is None:
+        return None
+    named = ", ".join(map(str, error.args))
+    return acl_refusal(config, doing or f"use {kind} {named}".rstrip())
+
+
+def acl_refusal(config: KafkaConfig, act: str) -> ConnectError:
+    """Return a ConnectError for an act, such as "write to topic orders", that was refused."""
+    expected = f"{login_of(config)} that may {act} (ACL)"
+    return ConnectError("kafka", config.bootstrap_servers, expected)
+
+
+def login_of(config: KafkaConfig) -> str:
+    """Return, in words, which login brokers see for these clients."""
+    if config.sasl_username:
+        return f"a user {config.sasl_username!r}"
+    return "a client certificate" if config.ssl_certfile else "a login"
+
+
+async def find_cause(config: KafkaConfig, error: Exception, within_seconds: float) -> Exception:
+    """Return why connecting failed with `error`: a Diagnosis, or `error` where none was found.
+
+    It connects to each bootstrap server in turn, then to the brokers that they name. Never raises.
+    """
+    if isinstance(error, tuple(_NOT_ALLOWED)):
+        return error
+    silent = Diagnosis(config.bootstrap_servers, "a broker that answers in time (it is silent)")
+    if within_seconds <= 0:  # what was cut off took all of the time to end
+        return silent if isinstance(error, TimeoutError) else error
+    found: list[Diagnosis] = []
+    try:
+        async with asyncio.timeout(within_seconds):
+            for host, port in config.servers:
+                diagnosis = await _look(config, host, port)
+                if diagnosis is None:
+                    return error
+                found.append(diagnosis)
+    except TimeoutError:
+        return found[0] if found else silent
+    return found[0] if found else error
+
+
+async def is_broker_there(config: KafkaConfig, seconds: float) -> bool:
+    """Return whether a bootstrap server answers, within `seconds` each, and accepts our login.
+
+    A broker that starts accepts connections before it is usable: then it names no broker.
+    """
+    for host, port in config.servers:
+        with suppress(*DRIVER_ERRORS):
+            async with asyncio.timeout(seconds):
+                if await _brokers(config, host, port):
+                    return True
+    return False
+
+
+async def _look(config: KafkaConfig, host: str, port: int) -> Diagnosis | None:
+    """Connect to a bootstrap server, and to the brokers that it names; None: all of them answer."""
+    try:
+        brokers = await _brokers(config, host, port)
+        for broker_host, broker_port in brokers - {(host, port)}:
+            host, port = broker_host, broker_port  # an error names it from here on
+            await _brokers(config, host, port)
+    except _HungUpAfterHello:
+        login = (
+            f"a client with a login ({_HUNG_UP} security_protocol is {config.security_protocol})"
+        )
+        return Diagnosis(_server(host, port), login)
+    except DRIVER_ERRORS as error:
+        return Diagnosis(_server(host, port), await _explained(config, host, port, error))
+    return None
+
+
+async def _check_token(config: KafkaConfig) -> None:
+    """Raise SaslAuthenticationFailed where the token is refused: aiokafka treats that as a login.
+
+    Its clients would start, and wait for brokers forever.
+    """
+    for host, port in config.servers:
+        with suppress(OSError, kafka.KafkaConnectionError):
+            await _brokers(config, host, port)
+            return
+
+
+class _HungUpAfterHello(kafka.KafkaConnectionError):  # type: ignore[misc]
+    """The broker listed the requests that it knows, and hung up at the next one."""
+
+
+async def _brokers(config: KafkaConfig, host: str, port: int) -> set[tuple[str, int]]:
+    """Return the addresses of all brokers, as one reports them. Raises what the connection does."""
+    options = connection_options(config, "probe") | {"request_timeout_ms": _PROBE_MS}
+    del options["bootstrap_servers"]
+    connection = await create_conn(host, port, **options)
+    try:
+        metadata = await connection.send(MetadataRequest([]))
+    except kafka.KafkaConnectionError as error:
+        # Not with TLS: there a client certificate is refused only after the handshake.
+        if isinstance(error.__cause__, ssl.SSLError):
+            raise
+        raise _HungUpAfterHello from error
+    finally:
+        cut_connection(connection)
+    if config.sasl_token is not None and not metadata.brokers:
+        # The answer to a refused token ends only its login; this is what a broker sends next.
+        raise kafka.SaslAuthenticationFailed("it was refused")
+    return {(broker[1], broker[2]) for broker in metadata.brokers}
+
+
+async def _explained(config: KafkaConfig, host: str, port: int, error: Exception) -> str:
+    """Return what was expected of a broker that raised `error`; looks once more for hang-ups."""
+    if not _is_hang_up(error):
+        return _expected(error, config)
+    protocol = config.security_protocol
+    if not config.is_tls:
+        if await _speaks_tls(host, port):
+            return f"a client with TLS ({_HUNG_UP} security_protocol is {protocol})"
+        return f"a broker that speaks {protocol}: it hung up ({_HUNG_UP})"
+    if await _speaks_plaintext(host, port):
+        return f"TLS: this port speaks plaintext (security_protocol is {protocol})"
+    return _refused_certificate(config, "it hung up")
+
+
+def _is_hang_up(error: Exception) -> bool:
+    """Return whether the other side closed the connection without a readable message."""
+    cause = error.__cause__ if isinstance(error, kafka.KafkaConnectionError) else error
+    if isinstance(cause, (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
+        return True
+    return cause is None or (isinstance(cause, ssl.SSLError) and "EOF" in (cause.reason or ""))
+
+
+def _expected(error: Exception, config: KafkaConfig) -> str:
+    """Return what was expected where `error` occurred instead."""
+    cause = error.__cause__ if isinstance(error, kafka.KafkaConnectionError) else error
+    if isinstance(cause, ssl.SSLError):
+        return _expected_of_tls(cause, config)
+    if isinstance(cause, kafka.KafkaError):
+        return _expected_of_login(cause, config)
+    if isinstance(cause, socket.gaierror):
+        return f"a host name that can be resolved ({cause.strerror})"
+    if isinstance(cause, TimeoutError):
+        return "a broker that answers in time (it is silent)"
+    if isinstance(cause, ConnectionRefusedError):
+        return "a broker that listens there (the port is closed)"
+    return f"a broker that can be reached ({_words(cause or error)})"
+
+
+def _expected_of_tls(error: ssl.SSLError, config: KafkaConfig) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        alert = error.reason or _words(error)
+        if any(word in alert for word in _CERTIFICATE_ALERTS):
+            return _refused_certificate(config, alert)
+        return f"TLS that both sides speak ({alert})"
+    reason = error.verify_message.rstrip(".")
+    if error.verify_code in _CERTIFICATE_TIMES:
+        return f"a broker's certificate that is valid today ({reason})"
+    if error.verify_code in _CERTIFICATE_NAMES:
+        return f"a broker's certificate for the host that was asked for ({reason})"
+    by = f"ssl_cafile {config.ssl_cafile}" if config.ssl_cafile else "a CA of the system"
+    return f"a broker's certificate signed by {by} ({reason})"
+
+
+def _refused_certificate(config: KafkaConfig, reason: str) -> str:
+    """Return the text for a broker that ends TLS: nearly always for the client's certificate."""
+    if config.ssl_certfile:
+        return f"a client certificate that the broker accepts, not {config.ssl_certfile} ({reason})"
+    return f"a client certificate: none was given (ssl_certfile; {reason})"
+
+
+def _expected_of_login(error: kafka.KafkaError, config: KafkaConfig) -> str:
+    if isinstance(error, kafka.SaslAuthenticationFailed):
+        if config.sasl_token is not None:
+            return f"a token that the broker accepts ({_words(error)})"
+        return f"a login that the broker accepts (wrong user or password: {login_of(config)})"
+    if isinstance(error, kafka.UnsupportedSaslMechanismError):
+        return f"a sasl_mechanism that the broker offers, not {config.sasl_mechanism}"
+    if isinstance(error, kafka.IllegalSaslStateError):
+        return f"no login: this port takes none (security_protocol is {config.security_protocol})"
+    return f"a login that the broker accepts ({_words(error)})"
+
+
+async def _speaks_tls(host: str, port: int) -> bool:
+    """Return whether a port answers a TLS handshake, with any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
+    writer.close()  # first: after an abort alone, a writer of TLS still seems open to itself
+    abort(writer.transport)
+    return True
+
+
+async def _speaks_plaintext(host: str, port: int) -> bool:
+    try:
+        connection = await create_conn(
+            host, port, request_timeout_ms=_PROBE_MS, client_id="orderchain-probe"
+        )
+    except DRIVER_ERRORS:
+        return False
+    cut_connection(connection)
+    return True
+
+
+def _server(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
 
 __all__ = [
     "DRIVER_ERRORS",
@@ -96,7 +528,7 @@ __all__ = [
 ]
 
 _UNAUTHORISED: Final = 29
-"""Kafka's code for a topic that this login may not ask about, whether or not it is there."""
+"""Kafka's code for a topic that this login may not ask about, whether or not it exists."""
 
 _UNKNOWN_TOPIC: Final = 3
 _TOPIC_EXISTS: Final = 36
@@ -112,8 +544,8 @@ def make_consumer(
 ) -> AIOKafkaConsumer:
     """Return a consumer, not started. `role` names it to brokers; `options` are those of aiokafka.
 
-    Two of its own defaults lose records in silence, and are others here: no offset is committed
-    unasked, and an offset that is no longer in the log raises ("latest" skips what there is).
+    Two of its own defaults lose records silently, and are others here: no offset is committed
+    automatically, and an offset that is no longer in the log raises ("latest" skips what there is).
     """
     safe = {"enable_auto_commit": False, "auto_offset_reset": "none"}
     return AIOKafkaConsumer(*topics, **connection_options(config, role), **{**safe, **options})
@@ -124,7 +556,7 @@ def make_producer(
     role: str,
     **options: Any,  # noqa: ANN401 - those of aiokafka
 ) -> AIOKafkaProducer:
-    """Return a producer, not started, that waits for all replicas; else as `make_consumer`."""
+    """Return a producer, not started, that waits for all replicas; otherwise as `make_consumer`."""
     return AIOKafkaProducer(**connection_options(config, role), **{"acks": "all", **options})
 
 
@@ -147,9 +579,9 @@ class TopicDescription(Struct, frozen=True, kw_only=True):
     partitions: int = 0
     """How many it has; 0: there is no such topic."""
     replicas: int = 0
-    """Of the partition that has the fewest."""
+    """Replicas of the partition that has the fewest."""
     settings: Mapping[str, str] = {}
-    """All of them by name, those of the broker's defaults too."""
+    """All settings by name, including the broker's defaults."""
 
     @property
     def is_there(self) -> bool:
@@ -169,10 +601,10 @@ async def describe_topics(
 ) -> dict[str, TopicDescription]:
     """Describe topics by name, with a started client; one that does not exist has no partition.
 
-    Takes two questions, however many topics there are. Raises ConnectError where access control
-    keeps a topic or its settings from this login, RetryError, and DRIVER_ERRORS.
+    It takes two requests, whatever the number of topics. Raises ConnectError where access control
+    hides a topic or its settings from this login, RetryError, and DRIVER_ERRORS.
     """
-    # All topics are asked for: a broker may create one that is asked for by its name. Those that
+    # All topics are requested: a broker may create one that is requested by its name. Those that
     # this login may not see are missing in the answer, as are those that do not exist.
     seen = {topic["topic"]: topic for topic in await admin.describe_topics()}
     settings = await _settings(admin, config, names, seen)
@@ -196,14 +628,14 @@ async def create_topic(
     partitions: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> bool:
-    """Create a topic, with a started client; False where it is there already, whatever it is like.
+    """Create a topic, with a started client; False where it exists already, with any settings.
 
     It gets as many replicas as the brokers give to topics by default. Raises ConnectError where
     this login may not, OrderchainError where the brokers refuse, and DRIVER_ERRORS.
     """
     new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
-    # -1 asks for the brokers' default, which is for who runs them to say. The constructor refuses
-    # the number; the protocol has it since Kafka 2.4.
+    # -1 requests the brokers' default, which their operator chooses. The constructor refuses the
+    # number; the protocol has it since Kafka 2.4.
     new.replication_factor = -1
     response = await admin.create_topics([new])
     code, message = (*response.topic_errors[0][1:3], "")[:2]
@@ -228,7 +660,7 @@ async def _settings(
     """Return the settings of those topics that exist."""
     if not names:
         return {}
-    # Those that were not seen, too: the answer tells a missing topic from one that is hidden.
+    # Also those that were not seen: the answer distinguishes a missing topic from a hidden one.
     wanted = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
     settings = {}
     for response in await admin.describe_configs(wanted):

@@ -20,7 +20,7 @@ MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 _TOKEN_MECHANISM: Final = "OAUTHBEARER"  # noqa: S105 - a name
 _SERVER: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:,/@]+):([0-9]{1,5})")
 _CLIENT_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
-"""Kafka makes names of metrics of it; other characters would be quoted there, or refused."""
+"""Kafka makes names of metrics from it; other characters would be quoted there, or refused."""
 
 _TEXTS: Final = (
     "bootstrap_servers", "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password",
@@ -57,7 +57,7 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sasl_token: Any = None
     """With OAUTHBEARER: an async function without arguments that returns a token as text. It is
     called for each new connection. A token that brokers refuse is seen at the start of a client;
-    later aiokafka takes it for accepted, and waits. So never return one that has expired."""
+    later aiokafka treats it as accepted, and waits. So never return one that has expired."""
     ssl_cafile: str = ""
     """A PEM file of the authorities whose certificates brokers may show; else the system's."""
     ssl_certfile: str = ""
@@ -66,7 +66,7 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A PEM file with the key of that certificate."""
     ssl_key_password: str = ""
     ssl_check_hostname: bool = True
-    """Whether a broker's certificate has to name the host that was asked for. Without this anybody
+    """Whether a broker's certificate has to name the host that was requested. Without this, anybody
     with a certificate of the same authority may pose as the broker."""
     client_id: str = "orderchain"
     """What brokers call these clients; each role adds its name, as in `orderchain-relay`."""
@@ -136,9 +136,9 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return password
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return what TLS connections are made with; None without TLS.
+        """Return the context of TLS connections; None without TLS.
 
-        Brokers always have to show a certificate of a known authority. Raises SettingError where
+        Brokers must always show a certificate of a known authority. Raises SettingError where
         a file cannot be used any more, or a key does not fit its certificate or its password.
         """
         if not self.is_tls:
@@ -159,7 +159,7 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return f"KafkaConfig({', '.join(shown)})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object, object]]:  # type: ignore[override]
-        """Yield field, masked value and default for `rich`, which would show secrets else."""
+        """Yield field, masked value and default for `rich`, which would otherwise show secrets."""
         defaults = dict(zip(self.__struct_fields__[1:], self.__struct_defaults__, strict=True))
         for field in self.__struct_fields__:
             value, default = getattr(self, field), defaults.get(field)

@@ -1,4 +1,4 @@
-"""A KafkaConfig in the words of other clients: Java's, as Spark hands them on, and librdkafka's.
+"""A KafkaConfig as options of other clients: Java's, as Spark passes them on, and librdkafka's.
 
 Imports no driver, and reads the files of the config when it is called.
 """
@@ -18,7 +18,7 @@ SPARK_SECRET_OPTIONS: Final = (
     "kafka.ssl.keystore.key",
     "kafka.ssl.key.password",
 )
-"""Those of `spark_kafka_options` whose values are secret."""
+"""The options of `spark_kafka_options` whose values are secret."""
 
 SPARK_REDACTION_REGEX: Final = (
     "(?i)secret|password|token|access[.]?key|sasl[.]jaas[.]config|ssl[.]keystore[.]key"
@@ -38,7 +38,7 @@ def java_kafka_options(config: KafkaConfig) -> dict[str, str]:
 
     Certificates and keys are in the properties themselves, in PEM, so that machines which have
     none of our files can connect. Raises SettingError for a token function, which Java cannot call,
-    for files gone since, and for a key in an old encrypted form.
+    for files that are gone, and for a key in an old encrypted form.
     """
     options = {
         "bootstrap.servers": config.bootstrap_servers,
@@ -56,8 +56,8 @@ def java_kafka_options(config: KafkaConfig) -> dict[str, str]:
 def spark_kafka_options(config: KafkaConfig) -> dict[str, str]:
     """Return the options of Spark's Kafka source for `config`; as `java_kafka_options`.
 
-    Keep `SPARK_SECRET_OPTIONS` out of plans and logs by `SPARK_REDACTION_REGEX`. The client id is
-    left to Spark, which makes one for each of its consumers.
+    Keep `SPARK_SECRET_OPTIONS` out of plans and logs with `SPARK_REDACTION_REGEX`. Spark makes the
+    client id, one for each of its consumers.
     """
     options = java_kafka_options(config)
     del options["client.id"]
@@ -67,7 +67,7 @@ def spark_kafka_options(config: KafkaConfig) -> dict[str, str]:
 def librdkafka_options(config: KafkaConfig) -> dict[str, str]:
     """Return the options of confluent-kafka for `config`. Partly secret.
 
-    Raises SettingError for a token function, which is asynchronous here and not there.
+    Raises SettingError for a token function, which is asynchronous here and not in librdkafka.
     """
     options = {
         "bootstrap.servers": config.bootstrap_servers,
@@ -92,7 +92,7 @@ def librdkafka_options(config: KafkaConfig) -> dict[str, str]:
 
 
 def _jaas(config: KafkaConfig) -> str:
-    """Return the line by which Java logs in."""
+    """Return the line with which Java logs in."""
     _refuse_token(config, "Java")
     user, password = _quoted(config.sasl_username), _quoted(config.read_password())
     module = _LOGIN_MODULES[config.sasl_mechanism]

@@ -44,7 +44,7 @@ class PrivateKey(NamedTuple):
     algorithm: str
     """RSA, EC or Ed25519; empty where the key is encrypted, or of another kind."""
     is_as_stored: bool
-    """Whether it is in this form in its file, too."""
+    """Whether its file holds it in this form, too."""
 
 
 def read_file(field: str, path: str) -> str:
@@ -78,7 +78,7 @@ Given = tuple[str, str]
 
 
 def load_authorities(context: ssl.SSLContext, authorities: Given) -> None:
-    """Let `context` believe the certificates of a PEM file. Raises SettingError."""
+    """Make `context` trust the certificates of a PEM file. Raises SettingError."""
     read_certificates(*authorities)
     try:
         context.load_verify_locations(authorities[1])
@@ -90,7 +90,7 @@ def load_authorities(context: ssl.SSLContext, authorities: Given) -> None:
 def load_own_certificate(
     context: ssl.SSLContext, certificate: Given, key: Given, password: Given
 ) -> None:
-    """Load a client's certificate and its key, the password being empty where it has none.
+    """Load a client's certificate and its key; the password is empty where the key has none.
 
     Raises SettingError, which names the setting that does not fit, and never shows the password.
     """
@@ -102,7 +102,7 @@ def load_own_certificate(
         # Without a function OpenSSL would ask for a password at the terminal.
         context.load_cert_chain(certificate[1], key[1], password=lambda: password[1])
     except (ssl.SSLError, OSError) as error:
-        # It tells a key of another certificate by several reasons, and all else by none.
+        # It gives one of several reasons for a key of another certificate, and none for all else.
         if getattr(error, "reason", None) is not None:
             raise SettingError(*key, f"the key of {certificate[0]}") from None
         if is_encrypted:
@@ -111,7 +111,7 @@ def load_own_certificate(
 
 
 def _is_encrypted(key: Given) -> bool:
-    """Say whether a PEM file holds an encrypted key. Raises SettingError where it has none."""
+    """Return whether a PEM file holds an encrypted key. Raises SettingError where it has none."""
     for match in _BLOCK.finditer(read_file(*key)):
         if match[1].endswith(_KEY):
             return match[1] == _ENCRYPTED_KEY or "ENCRYPTED" in match[2]
@@ -119,10 +119,10 @@ def _is_encrypted(key: Given) -> bool:
 
 
 def read_key(field: str, path: str) -> PrivateKey:
-    """Return the private key of a PEM file in PKCS#8, which Java insists on.
+    """Return the private key of a PEM file in PKCS#8, which Java requires.
 
     The older forms of OpenSSL for RSA and EC are wrapped. Raises SettingError where the file holds
-    none, or an old form that is encrypted.
+    no key, or an encrypted one in an old form.
     """
     for match in _BLOCK.finditer(read_file(field, path)):
         label, body = match[1], match[2]
@@ -134,13 +134,13 @@ def read_key(field: str, path: str) -> PrivateKey:
             der = base64.b64decode("".join(body.split()), validate=True)
             return _unencrypted(label, der)
         except (binascii.Error, IndexError, ValueError):
-            # An old form that is encrypted has headers before its body.
+            # An encrypted key in an old form has headers before its body.
             raise SettingError(field, path, _CONVERT) from None
     raise SettingError(field, path, "a PEM file with a private key")
 
 
 def _unencrypted(label: str, der: bytes) -> PrivateKey:
-    """Return the key as PKCS#8 (RFC 5208). Raises IndexError, ValueError for what is no key."""
+    """Return the key as PKCS#8 (RFC 5208). Raises IndexError, ValueError if it is no key."""
     if label == _KEY:
         info = der
     elif label == f"RSA {_KEY}":

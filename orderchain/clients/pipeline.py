@@ -1,8 +1,8 @@
-"""Transactions sent one behind the other over the driver's connection, none waiting for an answer.
+"""Transactions sent one after the other over the driver's connection, none waiting for an answer.
 
-Between two commits the server has nothing to do until the answer to the first is read, looked at,
-and the second is sent. A second transaction that already stands in the connection begins when the
-first has ended: the server takes messages one after the other, and answers in their order.
+Between two commits the server is idle until the answer to the first is read and checked, and the
+second is sent. A second transaction that is already in the connection begins when the first has
+ended: the server takes messages one after the other, and answers in their order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NOTICE: Final = b"N"
 class Pipeline(asyncio.Protocol):
     """The other end of a connection while transactions are under way, in the driver's place.
 
-    Each is one message of the simple-query protocol, which is a transaction of its own, and a COPY
-    as its last statement; one that fails leaves the server ready for the next. The driver has the
-    connection back as soon as every answer has come: it must not be used before `idle` says so.
-    The driver, asyncpg 0.32, has no public call for any of this; contract tests hold it to it.
+    Each one is one message of the simple-query protocol, which is a transaction of its own, with a
+    COPY as its last statement; one that fails leaves the server ready for the next. The driver gets
+    the connection back as soon as every answer has come: do not use it before `idle` returns. The
+    driver, asyncpg 0.32, has no public call for any of this; contract tests check that it works.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -82,7 +82,7 @@ class Pipeline(asyncio.Protocol):
             await asyncio.wait(list(self._answers))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the server says: errors, the ends of transactions, and one kind of warning."""
+        """Take what the server sends: errors, the ends of transactions, and one kind of warning."""
         received = self._received
         received += data
         start = 0
@@ -103,7 +103,7 @@ class Pipeline(asyncio.Protocol):
         del received[:start]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everyone who waits, and the driver."""
+        """Notify all who wait, and the driver."""
         error = self._error or exc or ConnectionResetError("the server closed the connection")
         while self._answers:
             answer = self._answers.popleft()
@@ -122,7 +122,7 @@ class Pipeline(asyncio.Protocol):
 
 
 def _fail(answer: asyncio.Future[None], error: Exception) -> None:
-    """End `answer` with `error`, unless its asker has gone; nobody need ever ask."""
+    """End `answer` with `error`, unless its caller is gone; nobody has to read the error."""
     if not answer.done():
         answer.set_exception(error)
         answer.exception()

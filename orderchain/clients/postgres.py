@@ -1,6 +1,6 @@
 """Connections to PostgreSQL: how one is opened, and in one line why none is.
 
-Nothing else opens a connection of asyncpg or imports it.
+No other module opens a connection of asyncpg or imports it.
 """
 
 from __future__ import annotations
@@ -29,33 +29,39 @@ if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[Record]
     LogMessage: TypeAlias = asyncpg.PostgresLogMessage
 
+# What the driver raises, so that a double of the database can raise it, too.
+ConnectionDoesNotExistError = asyncpg.ConnectionDoesNotExistError
+InFailedSQLTransactionError = asyncpg.InFailedSQLTransactionError
+InterfaceError = asyncpg.InterfaceError
+UniqueViolationError = asyncpg.UniqueViolationError
+
 DriverUUID: Final = pgproto.UUID
-"""The driver's own UUID, which costs a tenth of the standard library's, and is one."""
+"""The driver's own UUID, a subclass of the standard library's at a tenth of its cost."""
 
 DRIVER_ERRORS: Final = (
-    OSError,  # TimeoutError, ssl.SSLError and all of the network's are such
+    OSError,  # includes TimeoutError, ssl.SSLError and all errors of the network
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     # What the driver raises when the server ended the session between two of our statements.
     asyncpg.InternalClientError,
 )
-"""All that a connection raises for what servers and networks do."""
+"""All errors that a connection raises because of servers and networks."""
 
 SERVER_ERRORS: Final = (TimeoutError, ConnectionError, *DRIVER_ERRORS[1:])
-"""The same where files are worked on beside it, whose errors are of the operating system, too."""
+"""The same for code that also works with files, whose errors are OSErrors, too."""
 
 CLOSE_SECONDS: Final = 1.0
-"""A connection that does not close by then is dropped: the server cleans up behind it."""
+"""A connection that does not close by then is dropped: the server cleans up after it."""
 
 TOO_MANY_CONNECTIONS: Final = "53300"
 UNIQUE_VIOLATION: Final = "23505"
 
 _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
-"""Of SQLSTATEs: connection, rollback, resources (disk full), object in use, intervention, system
-error. The statement itself is guilty of none of them, so the same one may succeed later."""
+"""Classes of SQLSTATE: connection, rollback, resources (disk full), object in use, intervention,
+system error. The statement itself causes none of them, so the same one may succeed later."""
 
 _SCHEMA_MISSING: Final = frozenset({"42P01", "3F000", "42883", "42703"})
-"""Of a table, a schema, a function, a column."""
+"""For a table, a schema, a function, a column."""
 
 _NOT_ALLOWED: Final = "42501"
 _READ_ONLY: Final = "25006"
@@ -72,7 +78,7 @@ _HANG_UPS: Final = (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoe
 _ALERT_SECONDS: Final = 3.0
 """The longest look for the reason of a hang-up: two round trips."""
 _TLS_REQUEST: Final = struct.pack("!ii", 8, 80_877_103)
-"""What asks a server of PostgreSQL for TLS; it answers with one letter."""
+"""The message that requests TLS from a PostgreSQL server; it answers with one letter."""
 
 _CERTIFICATE_TIMES: Final = frozenset({9, 10})
 """OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
@@ -81,14 +87,14 @@ _CERTIFICATE_NAMES: Final = frozenset({62, 64})
 
 
 class PoolerFound(ConnectError):
-    """A pooler stands between, and each transaction may be served by another session."""
+    """A pooler is in between, and another session may serve each transaction."""
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
     """A connection whose commit fails where the server has rolled back instead.
 
-    That is what the server does with a transaction that an error has broken, and asyncpg passes
-    over the word in which it says so. The block of the transaction may have hidden that error.
+    The server does that with a transaction that an error has broken, and asyncpg ignores the word
+    that reports it. The block of the transaction may have hidden that error.
     """
 
     async def execute(
@@ -104,7 +110,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyp
 
 
 def rolled_back() -> asyncpg.PostgresError:
-    """Return what a commit raises that the server has answered with a rollback."""
+    """Return the error of a commit that the server has answered with a rollback."""
     return asyncpg.InFailedSQLTransactionError(
         "a statement has failed and its error was hidden: the transaction is rolled back"
     )
@@ -120,16 +126,16 @@ async def connect(
     is_direct: bool = False,
     is_pooled: bool = False,
 ) -> Connection:
-    """Return a new connection to the first server that will do, of those that `config` names.
+    """Return a new connection to the first acceptable server of those that `config` names.
 
-    Each of them gets its share of `within_seconds`, so that one that is silent does not keep us
-    from the next. `settings` are those of the session; what `config` says of them counts more.
+    Each of them gets its share of `within_seconds`, so that an unresponsive one does not keep us
+    from the next. `settings` are those of the session; those of `config` take precedence.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
-    refuses a pooler; `is_pooled` makes no prepared statements, which one would mix up.
+    refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
     The first connection to a host where another machine may pose as the server logs a warning.
-    Raises ConnectError, which says in one line what each server lacks; RetryError where that may
-    pass: it starts, stops or is full, or none has the role that is wanted now; PoolerFound;
-    SettingError for files gone since.
+    Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
+    pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound;
+    SettingError for files that are gone.
     """
     warn_of_exposure(config)
     options = _options(config, application_name, settings or {})
@@ -138,7 +144,7 @@ async def connect(
         options["statement_cache_size"] = 0
     loop = asyncio.get_running_loop()
     end = loop.time() + within_seconds
-    # A standby is preferred: only when none will do does any server.
+    # prefer-standby: any server is accepted only when no standby is.
     targets = _targets(config)
     attempts = [(target, at) for target in targets for at in config.addresses]
     refusals: list[tuple[OrderchainError, Exception]] = []
@@ -163,12 +169,12 @@ async def connect(
 
 
 def is_too_many_connections(error: BaseException) -> bool:
-    """Say whether the server, or the role, has no connection left: `error`, or what it is from."""
+    """Return whether `error`, or its cause, says that server or role have no connection left."""
     return TOO_MANY_CONNECTIONS in (sqlstate_of(error), sqlstate_of(error.__cause__ or error))
 
 
 async def close_connection(connection: Connection, within_seconds: float = CLOSE_SECONDS) -> None:
-    """Close `connection` in good time, or drop it; never raises for what the server does."""
+    """Close `connection` within the time, or drop it; never raises for what the server does."""
     with suppress(*DRIVER_ERRORS):
         await connection.close(timeout=within_seconds)
 
@@ -177,12 +183,12 @@ async def close_connection(connection: Connection, within_seconds: float = CLOSE
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """Return the code that PostgreSQL gave with `error`; empty when it did not come from there."""
+    """Return the code that PostgreSQL gave with `error`; empty when `error` is not from there."""
     return str(getattr(error, "sqlstate", "") or "")
 
 
 def schema_refusal(error: BaseException) -> SchemaError | None:
-    """Return a SchemaError when `error` says that our tables are not there, else None."""
+    """Return a SchemaError when `error` means that our tables do not exist, else None."""
     if sqlstate_of(error) in _SCHEMA_MISSING:
         expected = f"the tables that `chainctl schema apply` makes ({_words(error)})"
         return SchemaError("schema", "none, or of another version", expected)
@@ -210,10 +216,10 @@ def statement_refusal(
 ) -> Exception:
     """Return what to raise when `what`, on an open connection, raised `error`.
 
-    `role` is the one whose members may do it. SchemaError where our tables are not there,
+    `role` is the one whose members may do it. SchemaError where our tables do not exist,
     ConnectError where the login may not do this, RetryError where the connection broke, the
     deadline passed or the same statement may succeed later, on another server too; OrderchainError
-    where it never will; `error` itself where it is none of the database's.
+    where it never will; `error` itself where it is not an error of the database.
     """
     if not isinstance(error, DRIVER_ERRORS):
         return error
@@ -230,9 +236,9 @@ def statement_refusal(
 
 
 def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:
-    """Return a ConnectError when a standby or a read-only session was to write, else None.
+    """Return a ConnectError when a standby or a read-only session was asked to write, else None.
 
-    For those who write once and end. Services retry: another server may be about to take over.
+    For callers that write once and end. Services retry: another server may be about to take over.
     """
     if sqlstate_of(error) != _READ_ONLY:
         return None
@@ -250,7 +256,7 @@ def _pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
 
 
 def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
-    """Return the words for what was expected where `error` came up."""
+    """Return the text for what was expected where `error` occurred."""
     state = sqlstate_of(error)
     if state == _WRONG_PASSWORD:
         return "a login that the server accepts (wrong user or password)"
@@ -291,20 +297,20 @@ def _expected_of_tls(error: ssl.SSLError, config: DatabaseConfig) -> str:
 
 
 def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
-    """Return the words for a server that ends TLS: nearly always over the client's certificate."""
+    """Return the text for a server that ends TLS: nearly always for the client's certificate."""
     if config.sslcert:
         return f"a client certificate that the server accepts, not {config.sslcert} ({reason})"
     return f"a client certificate, or other TLS: none was given (sslcert; {reason})"
 
 
 def _may_another_do(error: Exception) -> bool:
-    """Say whether the next server is asked: not where this one has refused whom we are."""
+    """Return whether the next server is tried: not where this one has refused our login."""
     state = sqlstate_of(error)
     return state != _PROTOCOL_VIOLATION and state[:2] in {"", *_PASSING_CLASSES}
 
 
 def _of_all(refusals: list[OrderchainError], config: DatabaseConfig) -> OrderchainError:
-    """Return one refusal for all servers: a lasting one only where each of them has a cause."""
+    """Return one refusal for all servers: a lasting one only where each of them is lasting."""
     if len(refusals) == 1:
         return refusals[0]
     texts = list(dict.fromkeys(_reason_of(refusal) for refusal in refusals))
@@ -323,12 +329,12 @@ def _reason_of(refusal: OrderchainError) -> str:
 async def _connect_one(
     config: DatabaseConfig, options: Mapping[str, Any], host: str, port: int, target: str
 ) -> Connection:
-    """Connect to one server. Whatever asyncpg would take from the environment is given."""
+    """Connect to one server. All that asyncpg would take from the environment is passed."""
     password = config.read_password(host, port)
     return await asyncpg.connect(
         host=host,
         port=port,
-        password=lambda: password,  # as text, an empty one would be looked for elsewhere
+        password=lambda: password,  # an empty text would make asyncpg look elsewhere
         target_session_attrs=target,
         timeout=None,
         connection_class=_Connection,
@@ -337,10 +343,10 @@ async def _connect_one(
 
 
 async def _require_direct(connection: Connection, config: DatabaseConfig) -> None:
-    """Raise PoolerFound, and give the connection up, where another process serves it than said so.
+    """Raise PoolerFound, and end the connection, where its backend is not the announced one.
 
-    A pooler gives its clients numbers of its own. Asked without a prepared statement, which it
-    would mix up with those of others, and so without a value beside it.
+    A pooler gives its clients backend numbers of its own. The query uses no prepared statement,
+    which a pooler would mix up with those of others, and so the value is in its text.
     """
     question = f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid():d}"
     try:
@@ -360,9 +366,9 @@ def _seconds(config: DatabaseConfig, share: float) -> float:
 
 
 async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError | None:
-    """Return the alert with which a server ends TLS, as over a client's certificate; else None.
+    """Return the alert with which a server ends TLS, such as for a client's certificate, else None.
 
-    It comes when the client takes the connection for open already, and asyncpg loses it.
+    It arrives when the client already treats the connection as open, and asyncpg loses it.
     """
     if host.startswith("/") or config.sslnegotiation == "direct":
         return None
@@ -375,7 +381,7 @@ async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError |
                     await writer.start_tls(config.tls_context(), server_hostname=host)
                     await reader.read(1)  # the server waits, too, unless it ends the connection
             finally:
-                writer.close()  # first: an abort alone leaves a writer of TLS open to itself
+                writer.close()  # first: after an abort alone, a writer of TLS still seems open
                 abort(writer.transport)
     except ssl.SSLError as error:
         return error
@@ -391,7 +397,7 @@ def _options(
     return {
         "user": config.login,
         "database": config.database,
-        # By name where a session may go on without TLS: with a context asyncpg insists on it.
+        # A mode where a session may go on without TLS: with a context asyncpg requires TLS.
         "ssl": config.tls_context() if config.is_tls_certain else config.tls_mode,
         "dsn": _own_certificate(config),
         "direct_tls": config.sslnegotiation == "direct",
@@ -404,7 +410,7 @@ def _options(
 
 
 def _own_certificate(config: DatabaseConfig) -> str | None:
-    """Return the only way in which asyncpg takes a client's certificate without a context."""
+    """Return the only form in which asyncpg accepts a client's certificate without a context."""
     if config.is_tls_certain or not config.sslcert:
         return None
     fields = ("sslcert", "sslkey", "sslpassword")

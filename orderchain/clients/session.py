@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _BUSY_PAUSE_SECONDS: Final = (0.1, 0.5)
-"""Between two tries for one of the server's few connections: long enough not to storm it."""
+"""Pauses between two tries for one of the server's few connections: long enough not to flood it."""
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True):
@@ -46,17 +46,17 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     """Settings of each session, such as `{"jit": "off"}`."""
     pooler: Literal["ignored", "refused", "read through"] = "ignored"
-    """What becomes of a pooler, which may serve each transaction by another session, without the
-    settings and the prepared statements of this one. `fetch` can read through it: each statement in
-    a transaction that begins with the settings, which takes two trips more."""
+    """What happens with a pooler, which may serve each transaction by another session, without the
+    settings and the prepared statements of this one. `fetch` can read through it: each statement
+    runs in a transaction that begins with the settings, which takes two more round trips."""
     watches_standby: bool = False
-    """Whether a commit fails, by SyncWaitCancelled or what it leads to, where the server has given
-    up its wait for a synchronous standby."""
+    """Whether a commit fails, with SyncWaitCancelled or what it leads to, where the server has
+    given up its wait for a synchronous standby."""
     connect_seconds: float = 10.0
     statement_seconds: float = 10.0
-    """Deadline of one statement; of a transaction as a whole, or a block of work."""
+    """Deadline of one statement, of a transaction as a whole, or of a block of work."""
     call_seconds: float | None = None
-    """Deadline of the same with the connection that it may need. None: the sum of the parts."""
+    """Deadline of the same, including a connect that it may need. None: the sum of the parts."""
     close_seconds: float = CLOSE_SECONDS
     linger_seconds: float | None = None
     """How long after its last statement the connection is kept. None: until `close`."""
@@ -68,14 +68,14 @@ class Session:
     """One connection, used by one caller at a time, in the order of their calls.
 
     It is opened at the first statement and after one that failed: what a cancelled or failed
-    statement leaves on the wire is not worth knowing. Where a session lingers it is let go of by
-    itself, too. `close` ends it; used after that, it opens again.
+    statement leaves on the wire is not worth knowing. A session that lingers also closes it by
+    itself. `close` ends it; a later use opens it again.
 
-    Every method raises what `statement_refusal` says, RetryError where it is not known whether the
-    statement was done, and what `connect` raises. `prepare` runs on each new connection, for what
-    has to be checked or listened to; what it raises is treated like a statement's error.
-    `refusal` is asked before `statement_refusal`, and returns None for what it does not know.
-    `random`: for simulations.
+    Every method raises what `statement_refusal` returns, RetryError where it is not known whether
+    the statement was executed, and what `connect` raises. `prepare` runs on each new connection,
+    for checks and listeners; what it raises is treated like a statement's error. `refusal` is
+    called before `statement_refusal`, and returns None for what it does not know. `random`: for
+    simulations.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class Session:
         self._busy = Backoff(*_BUSY_PAUSE_SECONDS, random=random)
         self._turn = asyncio.Lock()
         self._connection: Connection | None = None
-        self._was_cancelled = False  # whether a wait of the connection for a standby was
+        self._was_cancelled = False  # whether a wait for a standby was, on this connection
         self._release: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        # Found at a connect, and kept: an address does not change what it leads to.
+        # Detected at a connect, and kept: an address does not change what it leads to.
         self._is_pooled = False
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one statement, which is committed when this returns."""
         async with self._held() as connection:
             if self._is_pooled:
-                # Only within a transaction does a pooler leave a client at one server.
+                # A pooler keeps a client at one server only within a transaction.
                 await connection.execute(_begin_reading(self._config.settings))
             rows: list[Any] = await connection.fetch(statement, *values)
             if self._is_pooled:
@@ -116,7 +116,7 @@ class Session:
             return int(status.rpartition(" ")[2])
 
     async def run(self, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
-        """Return what `work` does on the connection."""
+        """Return what `work` returns for the connection."""
         async with self._held() as connection:
             return await work(connection)
 
@@ -124,7 +124,7 @@ class Session:
     async def transaction(self) -> AsyncIterator[Connection]:
         """Hold the connection in a transaction that commits at the end of the block.
 
-        Whatever the block raises ends the connection, and with it the transaction.
+        Any error in the block ends the connection, and with it the transaction.
         """
         async with self._held() as connection:
             transaction = connection.transaction()
@@ -200,7 +200,7 @@ class Session:
     def _on_cancelled_wait(self, _: Connection) -> None:
         self._was_cancelled = True
 
-    # -- letting go ----------------------------------------------------------------------------
+    # -- releasing -----------------------------------------------------------------------------
 
     def _keep(self) -> None:
         if self._release is not None:
@@ -227,11 +227,11 @@ class Session:
 
 @asynccontextmanager
 async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
-    """Hold one connection for what is done once, each statement with its deadline.
+    """Hold one connection for work that is done once, each statement with its deadline.
 
-    Raises what `connect` does and, for what the server says in the block, as `statement_refusal`;
-    ConnectError where it is not to be written to. What else goes wrong in the block is raised as it
-    is.
+    Raises what `connect` raises. For an error of the server in the block it raises ConnectError
+    where the server may not be written to, else what `statement_refusal` returns. Other errors of
+    the block are raised as they are.
     """
     connection = await open_connection(config, statement_seconds=config.statement_seconds)
     try:
@@ -241,14 +241,14 @@ async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
         barred = read_only_refusal(error, database, role)
         raise barred or statement_refusal(error, database, role) from error
     finally:
-        # Nothing is under way any more; a server that is gone must not keep us.
+        # Nothing is under way any more; a server that is gone must not delay us.
         connection.terminate()
 
 
 async def open_connection(
     config: SessionConfig, *, is_pooled: bool = False, statement_seconds: float | None = None
 ) -> Connection:
-    """Return a new connection, for a session of another kind. Raises what `connect` does."""
+    """Return a new connection, for a session of another kind. Raises what `connect` raises."""
     return await connect(
         config.database,
         application_name=config.application_name,
@@ -261,17 +261,17 @@ async def open_connection(
 
 
 def _begin_reading(settings: Mapping[str, str]) -> str:
-    """Return what begins a transaction with settings of its own; they are ours, not a caller's."""
+    """Return what begins a transaction with its own settings; they are ours, not a caller's."""
     pinned = (f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
     return "; ".join(("BEGIN READ ONLY", *pinned))
 
 
 class Connections:
-    """Connections that are taken by many at once, each for one message or batch.
+    """Connections for many callers at once, each for one message or batch.
 
-    Those that are given back are used again; broken ones are thrown away. Not asyncpg's own pool:
+    Those that are given back are reused; broken ones are dropped. This is not asyncpg's own pool:
     that one resets a connection at each return, which is a round trip per message. There is no
-    bound here: who takes them is bounded.
+    bound here: the callers are bounded.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Connections:
         """Those whose last wait for a synchronous standby was given up."""
 
     async def take(self) -> Connection:
-        """Return a connection. Raises what `connect` and `prepare` do."""
+        """Return a connection. Raises what `connect` and `prepare` raise."""
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed():
@@ -306,7 +306,7 @@ class Connections:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection for the next one. What still has a transaction open is ended."""
+        """Keep a connection for the next caller. One with an open transaction is ended."""
         is_over = connection.is_closed() or connection in self._cancelled
         if is_over or connection.is_in_transaction():
             self.drop(connection)
@@ -329,7 +329,7 @@ class Connections:
         """Hold a connection in a transaction that commits at the end of the block.
 
         Its beginning and its end have the deadline of a statement; the block has deadlines of its
-        own. What the driver raises is raised as it is: whom it concerns depends on the block.
+        own. Errors of the driver are raised as they are: what they mean depends on the block.
         """
         connection = await self.take()
         seconds = self._config.statement_seconds

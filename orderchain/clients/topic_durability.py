@@ -1,8 +1,8 @@
-"""What an acknowledgement of the brokers is worth: on how many of them a record is, at least.
+"""How durable an acknowledgement of the brokers is: on how many of them a record is, at least.
 
-With `acks=all`, which every producer of ours asks for, a leader acknowledges once all replicas that
-are in sync have the record, and refuses where those are fewer than `min.insync.replicas`. A replica
-is in sync or not from one moment to the next, so only the latter is certain.
+With `acks=all`, which all our producers request, a leader acknowledges once all replicas that are
+in sync have the record, and refuses where those are fewer than `min.insync.replicas`. A replica may
+become in sync or out of sync at any moment, so only the latter is certain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -36,24 +36,24 @@ LOOK_SECONDS: Final = 10.0
 """Deadline of one look. The work does not wait for it, and a broker that is away is asked later."""
 
 AGAIN_SECONDS: Final = 60.0
-"""Between two looks at topics that could not be looked at: made later, or the broker was away."""
+"""The pause between two looks at topics that were not seen: made later, or the broker was away."""
 
 _CLOSE_SECONDS: Final = 2.0
 
 _TOPICS_SHOWN: Final = 5
-"""Of those that a warning names: the rest is counted."""
+"""How many topics a warning names; the rest is counted."""
 
 
 def certain_copies(topic: TopicDescription) -> int:
-    """Return how many brokers hold an acknowledged record for certain; 0: none is acknowledged."""
+    """Return how many brokers certainly hold an acknowledged record; 0: none is acknowledged."""
     minimum = int(topic.settings.get(_MINIMUM) or 1)
     return minimum if minimum <= topic.replicas else 0
 
 
 def durability_warning(topics: Iterable[TopicDescription], loss: str) -> str | None:
-    """Return one line that names the topics whose records one lost disk can take; None without one.
+    """Return one line with the topics whose records one lost disk can take; None if there are none.
 
-    `loss` says what becomes of such a record.
+    `loss` says what happens to such a record.
     """
     single = [topic for topic in topics if topic.is_there and certain_copies(topic) < 2]
     if not single:
@@ -72,7 +72,7 @@ def durability_warning(topics: Iterable[TopicDescription], loss: str) -> str | N
 class TopicDurability:
     """Looks once at each topic that a process writes to, and logs a warning where it must.
 
-    It never raises, and never stands in the way: the brokers may be away, or may not allow it.
+    It never raises, and never blocks the work: the brokers may be away, or may not allow it.
     """
 
     def __init__(self, kafka: KafkaConfig | str, role: str, loss: str) -> None:
@@ -86,9 +86,10 @@ class TopicDurability:
     async def keep_looking(
         self, topics: Callable[[], Collection[str]], changed: asyncio.Event | None = None
     ) -> None:
-        """Look at all that `topics` returns, again and again; never returns.
+        """Look at all topics that `topics` returns, repeatedly; never returns.
 
-        When all were looked at, the next look is a minute later, or when `changed` is set.
+        When all were looked at, the next look is when `changed` is set. Otherwise, or without
+        `changed`, it is a minute later.
         """
         while True:
             if changed is not None:
@@ -99,7 +100,7 @@ class TopicDurability:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def look(self, topics: Collection[str]) -> bool:
-        """Look at those that were not yet; return whether all have been looked at by now."""
+        """Look at those not yet looked at; return whether all have been looked at by now."""
         wanted = sorted(set(topics) - self._looked_at)
         if not wanted:
             return True

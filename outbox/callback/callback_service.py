@@ -1,4 +1,4 @@
-"""The callback service: keeps confirms, asks senders for what was not confirmed, tells the rest."""
+"""The callback service: keeps confirms, reports them to senders, and asks for what is missing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from uuid import UUID, uuid4
 
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
-from orderchain.printable import printable
-from orderchain.reasons import reason_of
-from outbox.callback.asking import Reply, after_ask
+from orderchain.text import printable, reason_of
 from outbox.callback.check_record import DUE_NS_MAX, decode_checks
-from outbox.callback.store import CONFIRMED, WAITING, Asked, CallbackStore
+from outbox.callback.resend_schedule import Reply, after_ask
+from outbox.callback.store import CONFIRMED, WAITING, AskedDelivery, CallbackStore
 from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.errors import LASTING, BadRecord
 from outbox.message import smallest_id
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from orderchain.clock import Clock
     from outbox.callback.config import CallbackConfig
-    from outbox.callback.store import Taken
+    from outbox.callback.store import ClaimedDelivery
 
 _log = logging.getLogger(__name__)
 
@@ -37,20 +36,21 @@ _KEEP_SECONDS = 60.0
 
 
 class SenderCalls(Protocol):
-    """How senders are called. Both raise RetryError or RefusedError where there was no answer."""
+    """How senders are called. Both raise RetryError or RefusedError if there was no answer."""
 
     async def resend(
         self, sender: str, consumer: str, message_ids: Sequence[UUID]
     ) -> Mapping[UUID, Reply]:
-        """Ask to send messages again. Those that are left out were not answered."""
+        """Ask to resend messages. Those that are left out were not answered."""
         ...
 
     async def confirmed(
         self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
     ) -> Collection[UUID]:
-        """Tell that a consumer has applied messages, with its proof of each.
+        """Report that a consumer has applied messages, with its proof of each.
 
-        Returns once the sender has stored it; those whose proofs are wrong, of which it has not.
+        Returns once the sender has stored it. Returns those whose proofs are wrong, which are not
+        stored.
         """
         ...
 
@@ -63,15 +63,15 @@ class CallbackStats:
     """Messages that senders have asked to check."""
     confirms: int = 0
     asked: int = 0
-    """Deliveries that senders were asked about."""
+    """Deliveries about which senders were asked."""
     unanswered: int = 0
-    """Of those: without an answer."""
+    """Those of them without an answer."""
     returned: int = 0
     """Confirms that were returned."""
     forged: int = 0
     """Confirms that their senders did not believe."""
     returns: int = 0
-    """Calls that it took."""
+    """Calls that these returns took."""
     bad_records: Counter[str] = field(default_factory=Counter)
     """Records that were dropped, by reason."""
 
@@ -97,9 +97,9 @@ class CallbackService:
         await self._store.check()
 
     async def run(self) -> None:
-        """Ask and tell for ever; an error of the database's is told, and waited out.
+        """Ask and report forever; a database error is logged, and waited out.
 
-        Raises DurabilityError where the database was set to lose what it has committed.
+        Raises DurabilityError if the database was set to lose what it has committed.
         """
         kept_ns = self._clock.monotonic_ns()
         while True:
@@ -125,7 +125,7 @@ class CallbackService:
     # ---------------------------------------------------------------------------------- records
 
     async def take_checks(self, value: bytes | None) -> None:
-        """Keep what one check record says; a bad one is counted. Raises RetryError."""
+        """Store what one check record says; a bad one is counted. Raises RetryError."""
         try:
             record = decode_checks(value)
         except BadRecord as error:
@@ -139,7 +139,7 @@ class CallbackService:
         self._counters.checks += len(ids)
 
     async def take_confirms(self, value: bytes | None) -> None:
-        """Keep what one confirm record says; a bad one is counted. Raises RetryError."""
+        """Store what one confirm record says; a bad one is counted. Raises RetryError."""
         try:
             record = decode_confirms(value)
         except BadRecord as error:
@@ -163,9 +163,9 @@ class CallbackService:
         self._counters.confirms += len(applied)
 
     async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
-        """Keep until when (unix ns) partitions of confirm topics were taken in.
+        """Store until when (unix ns) partitions of confirm topics were taken in.
 
-        -1: a partition that is only known to be there. Raises RetryError.
+        -1: a partition that is only known to exist. Raises RetryError.
         """
         await self._store.read_until({place: _at(ns) for place, ns in places.items()})
 
@@ -189,7 +189,7 @@ class CallbackService:
         return len(taken)
 
     async def return_once(self) -> int:
-        """Tell senders of confirms; return how many. Raises RetryError."""
+        """Report confirms to senders; return how many. Raises RetryError."""
         now, token = self._now(), uuid4()
         taken = await self._store.claim(
             CONFIRMED, now, token, self._until(now), self._config.return_rows_max
@@ -204,12 +204,12 @@ class CallbackService:
         return len(taken)
 
     async def trim(self) -> None:
-        """Forget what was ended long ago. Raises RetryError."""
+        """Forget what has ended long ago. Raises RetryError."""
         before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
         await self._store.trim(smallest_id(before))
 
     async def _ask(
-        self, sender: str, consumer: str, rows: Sequence[Taken]
+        self, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]
     ) -> tuple[Mapping[UUID, Reply], str | None]:
         try:
             async with asyncio.timeout(self._config.call_seconds):
@@ -220,7 +220,9 @@ class CallbackService:
             _log.warning("callback: %s was asked in vain: %s", printable(sender), told)
             return {}, told
 
-    async def _return(self, token: UUID, sender: str, consumer: str, rows: Sequence[Taken]) -> None:
+    async def _return(
+        self, token: UUID, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]
+    ) -> None:
         self._counters.returns += 1
         try:
             async with asyncio.timeout(self._config.call_seconds):
@@ -244,13 +246,15 @@ class CallbackService:
             await self._store.returned(token, returned)
             self._counters.returned += len(returned)
 
-    def _outcome(self, row: Taken, reply: Reply | None, told: str | None, now: datetime) -> Asked:
+    def _outcome(
+        self, row: ClaimedDelivery, reply: Reply | None, told: str | None, now: datetime
+    ) -> AskedDelivery:
         if reply is None:
             self._counters.unanswered += 1
             told = told or "left out of the answer"
         outcome = after_ask(self._config.rules, row.ask_count, reply)
         due_at = now + timedelta(seconds=outcome.again_seconds)
-        return Asked(
+        return AskedDelivery(
             row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, told
         )
 
@@ -259,7 +263,7 @@ class CallbackService:
         _log.warning("callback: a record was dropped: %s", reason_of(error))
 
     def _until(self, now: datetime) -> datetime:
-        """When a claim ends by itself, since whoever made it must be dead."""
+        """When a claim ends by itself, since the process that made it must be dead."""
         return now + timedelta(seconds=self._config.call_seconds * 3)
 
     def _return_at(self) -> datetime:
@@ -274,8 +278,8 @@ def _at(unix_ns: int) -> datetime:
     return _EPOCH + timedelta(microseconds=unix_ns // 1_000)
 
 
-def _by_sender(taken: Sequence[Taken]) -> dict[tuple[str, str], list[Taken]]:
-    groups: dict[tuple[str, str], list[Taken]] = {}
+def _by_sender(taken: Sequence[ClaimedDelivery]) -> dict[tuple[str, str], list[ClaimedDelivery]]:
+    groups: dict[tuple[str, str], list[ClaimedDelivery]] = {}
     for row in taken:
         groups.setdefault((row.sender, row.consumer), []).append(row)
     return groups

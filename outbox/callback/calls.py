@@ -5,10 +5,10 @@
     POST .../confirmed  {"consumer": ..., "message_ids": [...], "proofs": [...]}
                         answered by {"consumed": n, "repeated": n, "unknown": n, "refused": [...]}
 
-The proofs are those of the consumer's confirms (`outbox.proof`), in hexadecimal digits, one for
-each message. Any 2xx answer to `confirmed` says that the sender has stored all but the messages
-that it names as refused, whose proofs were wrong. What `resend` leaves out is asked
-about again.
+The proofs are those of the consumer's confirms (`outbox.confirm_record`), hexadecimal, one per
+message. Any 2xx answer to `confirmed` says that the sender has stored all messages but those that
+it names as refused, whose proofs were wrong. Messages that the answer to `resend` leaves out are
+asked about again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import RetryError, SettingError
-from orderchain.reasons import reason_of
-from outbox.callback.asking import Reply
+from orderchain.text import reason_of
+from outbox.callback.resend_schedule import Reply
+from outbox.confirm_record import PROOF_BYTES
 from outbox.http_call import call_json
 from outbox.limits import CONFIRMS_MAX, NAME_CHARS_MAX
-from outbox.proof import PROOF_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ _Proof = Annotated[str, Meta(pattern=f"^([0-9a-f]{{{2 * PROOF_BYTES}}})?$")]
 
 
 class CalledMessages(Struct, forbid_unknown_fields=True):
-    """What a sender is asked or told about."""
+    """The messages of one call to a sender."""
 
     consumer: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     message_ids: Annotated[list[UUID], Meta(min_length=1, max_length=CONFIRMS_MAX)]
@@ -60,12 +60,12 @@ class Addressee(Protocol):
 
     @property
     def callback_url(self) -> str:
-        """The URL that `/resend` and `/confirmed` are put behind; empty: it has none."""
+        """The URL that `/resend` and `/confirmed` are appended to; empty: it has none."""
         ...
 
     @property
     def call_token(self) -> str:
-        """What we show to it."""
+        """The token that we show to it."""
         ...
 
 

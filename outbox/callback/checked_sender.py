@@ -1,9 +1,10 @@
-"""The sender's side of mode 5: stores once, sends two records, and writes once more at the end.
+"""The sender's side of mode 5: stores once, sends two records, and writes again at the end.
 
-The message is written when it is stored, and when its confirm comes back. That the broker has it is
-not written: the callback service would ask for what was lost. What a crash loses between the commit
-and the send was never on the broker, and nobody was asked to check it: that is the weak spot.
-A relay beside it, whose sweep finds what is overdue in the table, covers it.
+The message is written when it is stored, and when its confirm comes back. The broker's
+acknowledgement is not written: the callback service would ask for what was lost. A message that a
+crash loses between the commit and the send was never on the broker, and nobody was asked to check
+it: that is the weak spot. A relay alongside, whose sweep finds what is overdue in the table, covers
+it.
 """
 
 from __future__ import annotations
@@ -19,24 +20,22 @@ from orderchain.clock import SystemClock
 from orderchain.errors import RetryError
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
-from outbox.business import BusinessTransaction, watched_transaction
-from outbox.callback.asking import Reply
 from outbox.callback.check_record import CHECKS_MAX, encode_checks
-from outbox.confirm_record import APPLIED
+from outbox.callback.resend_schedule import Reply
+from outbox.confirm_record import APPLIED, is_proven
 from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import PartEnded
 from outbox.message import Message, draw_message_ids, smallest_id
-from outbox.message_sender import MessageSender, Sent, is_broken
 from outbox.parts import Parts, endless, uninterrupted
-from outbox.proof import is_proven
-from outbox.relay_stats import RelayStats
-from outbox.resend import CLAIMS_MAX
-from outbox.sending import Parcel, Sending, Tally
+from outbox.sender.business import BusinessTransaction, watched_transaction
+from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
+from outbox.sender.resend import CLAIMS_MAX
+from outbox.sender.sending import Parcel, Sending, Tally
+from outbox.sender.stats import RelayStats
+from outbox.sender.store import SQL as STORE_SQL
+from outbox.sender.store import Abnormal, Applied, RelayStore, messages_of
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
-from outbox.store import SQL as STORE_SQL
-from outbox.store import Abnormal, Applied, RelayStore, messages_of
-from outbox.topics import TopicTrouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection, Record
     from orderchain.clock import Clock
     from outbox.callback.config import CheckedConfig
-    from outbox.relay_config import RelayConfig
+    from outbox.sender.relay_config import RelayConfig
 
 SQL: Final = load_sql("outbox.callback", "sender.sql")
 
@@ -60,11 +59,11 @@ class CheckedStats:
     sent: int = 0
     """Messages that the broker has acknowledged."""
     resent: int = 0
-    """Of those: since the callback service asked."""
+    """Those of them that were resent because the callback service asked."""
     dropped: int = 0
     """Messages that were not sent from here: they could not wait in memory, their commit may not
-    last, or their send failed though the broker was there. Left to the callback service, where it
-    was asked to check them, and to the sweep, if there is one."""
+    last, or their send failed though the broker was there. They are left to the callback service,
+    if it was asked to check them, and to the sweep, if there is one."""
     consumed: int = 0
     repeated: int = 0
     unknown: int = 0
@@ -90,7 +89,7 @@ class CheckedSender:
         self._checks = Destination(name=_CHECKS, topic=checked.check_topic, confirm="none")
         self._oldest = smallest_id(0)
         self._tally = Tally("left to the callback service and the sweep")
-        # What this process holds nobody else sends for now, so it waits for broker and topic.
+        # Nobody else sends for now what this process holds, so it waits for broker and topic.
         self._sending = Sending(
             self._sender,
             self._tally,
@@ -144,7 +143,7 @@ class CheckedSender:
         await self._parts.wait()
 
     async def stop(self) -> None:
-        """Send what waits, within `stop_seconds`; also when cancelled. Never raises else."""
+        """Send what waits, within `stop_seconds`; also when cancelled. Otherwise never raises."""
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
@@ -175,8 +174,8 @@ class CheckedSender:
     async def transaction(self, connection: Connection) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
-        A send error never comes back here. Where it is not certain that the commit will last
-        nothing is sent, as in `Relay.transaction`; then only a sweep finds what was stored.
+        A send error is never raised here. If it is not certain that the commit will last, nothing
+        is sent, as in `Relay.transaction`; then only a sweep finds what was stored.
 
         Raises PartEnded when a part has ended; SettingError inside of a transaction.
         """
@@ -196,7 +195,7 @@ class CheckedSender:
             self._woken.set()
 
     async def settle(self) -> None:
-        """Return once all that was handed over is sent. Raises PartEnded."""
+        """Return once everything handed over is sent. Raises PartEnded."""
         await self._parts.during(self._finished)
 
     # ------------------------------------------------------------ what the callback service calls
@@ -225,10 +224,10 @@ class CheckedSender:
         return key is not None and is_proven(key, message_id.bytes, consumer, APPLIED, 0, proof)
 
     async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
-        """Send again what is unconfirmed and may be; say what became of each.
+        """Resend what is unconfirmed and may be resent; return what became of each.
 
-        A message is left out where the broker did not take it: that was no try, and it is asked
-        about again. Raises RetryError.
+        A message is left out if the broker did not take it: that was no try, and it is asked about
+        again. Raises RetryError.
         """
         ids, token = sorted(set(message_ids)), uuid4()
         rows = await self._session.fetch(SQL["give_up"], ids, consumer, _GIVEN_UP, CLAIMS_MAX)
@@ -245,7 +244,7 @@ class CheckedSender:
         return replies
 
     async def _send_again(self, consumer: str, claimed: set[UUID], token: UUID) -> set[UUID]:
-        """Send what was claimed; return what the broker has taken. What can't be sent leaves it."""
+        """Send what was claimed; return what the broker took. The rest is released or given up."""
         if not claimed:
             return set()
         ids = sorted(claimed)
@@ -286,7 +285,7 @@ class CheckedSender:
         return all(message.destination in self._sending.destinations for message in messages)
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
-        """Send the checks first: a check without its message is mended, the reverse is not."""
+        """Send the checks first: a check without its message is fixed, the reverse is not."""
         checks = self._checks_of(messages, destination)
         for sent in await self._sender.send(checks, {_CHECKS: self._checks}, self._oldest):
             if (error := sent.error) is not None:

@@ -9,7 +9,7 @@ from msgspec import Meta
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from outbox.callback.asking import AskRules
+from outbox.callback.resend_schedule import AskRules
 from outbox.destination import Name, Topic
 from outbox.limits import CONFIRMS_MAX
 
@@ -17,7 +17,7 @@ _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
 class CallbackConfig(Config, frozen=True, kw_only=True):
-    """What a callback service must know. Several may share the store."""
+    """The settings of a callback service. Several may share the store."""
 
     database: str | DatabaseConfig
     """The callback service's own store, for the role `outbox_callback`: a DatabaseConfig, or a text
@@ -34,7 +34,7 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     return_seconds: Annotated[float, Meta(ge=0, le=3600)] = 1.0
     """How long a confirm may wait to be returned with others: fewer, larger batches."""
     round_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
-    """How often what is due is looked for."""
+    """How often the service looks for what is due."""
     ask_rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     """Deliveries of one question."""
     return_rows_max: Annotated[int, Meta(ge=1, le=CONFIRMS_MAX)] = 5_000
@@ -44,7 +44,7 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     late_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
     """How long after its retry fell due a parked message may stay unconfirmed."""
     retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
-    """How long what is ended is remembered. A repeat of a check record is known that long."""
+    """How long what has ended is remembered. A repeat of a check record is recognized that long."""
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`."""
@@ -58,11 +58,11 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
 
 
 class CheckedConfig(Config, frozen=True, kw_only=True):
-    """What a sender of mode 5 must know, beside what a relay must."""
+    """The settings of a sender of mode 5, in addition to those of a relay."""
 
     sender: Name
     """The name under which the callback service knows how to call it."""
     check_topic: Topic
     check_seconds: _Seconds = 300.0
-    """How long a message may stay unconfirmed before the callback service asks for it again. Where
-    the sweep is on, too, keep the destination's `resend_seconds` above it."""
+    """How long a message may stay unconfirmed before the callback service asks for it again. If the
+    sweep is on, too, keep the destination's `resend_seconds` above it."""

@@ -19,7 +19,7 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 from outbox.errors import LASTING
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _FETCH_MS: Final = 200
 _RECORDS_MAX: Final = 500
 _PAUSE_SECONDS: Final = (0.25, 1.0)
-"""Between two tries while the broker or the database is away."""
+"""Pause between two tries while the broker or the database is away."""
 
 _CLOSE_SECONDS: Final = 5.0
 _UNREAD: Final = -1
@@ -41,7 +41,7 @@ _UNREAD: Final = -1
 class CallbackIntake:
     """A member of the group that shares the topics.
 
-    Offsets are committed behind the store, so a crash repeats, which the store knows again.
+    Offsets are committed after the store, so a crash repeats records, which the store recognizes.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CallbackIntake:
             await close_client(consumer, _CLOSE_SECONDS)
 
     async def _round(self, consumer: AIOKafkaConsumer) -> None:
-        """Take in what is there; then say until when all of it was."""
+        """Take in what is there; then say until when everything was taken in."""
         confirms = [
             at for at in consumer.assignment() if at.topic in set(self._config.confirm_topics)
         ]
@@ -106,7 +106,7 @@ class CallbackIntake:
         async with asyncio.timeout(self._config.call_seconds):
             if fetched:
                 await consumer.commit()
-            # Asked for before the fetch: what came since is another round's.
+            # Asked for before the fetch: what came since belongs to another round.
             read = {
                 (at.topic, at.partition): now_ns
                 for at in confirms

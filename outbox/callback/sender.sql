@@ -1,10 +1,10 @@
--- The statements of a sender of mode 5, over the outbox's own tables (role outbox_relay). Why `= ANY
--- (ARRAY[...])` stands for `=`: see outbox/store.sql.
+-- The statements of a sender of mode 5, over the outbox's own tables (role outbox_relay). Why they
+-- use `= ANY (ARRAY[...])` and not `=`: see outbox/sql/store.sql.
 
--- A first send is not written in this mode: a claim that is left from then counts as a try.
+-- A first send is not written in this mode: a claim that is left from it counts as a try.
 
--- claim: take those of these messages that may be sent again to consumer $2, by token $3; claims that
--- nobody wrote the end of may be $5 in a row
+-- claim: take those of these messages that may be resent to consumer $2, by token $3; at most $5
+-- claims in a row may be without an outcome
 UPDATE outbox_pending AS pending
    SET claim_token = $3, "offset" = NULL,
        send_count = greatest(pending.send_count, (pending.claim_token IS NOT NULL)::integer),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orderchain.errors import OrderchainError
-from orderchain.reasons import reason_of
+from orderchain.text import reason_of
 from outbox.callback.calls import CalledMessages, Replies
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from outbox.callback.checked_sender import CheckedSender
 
 BODY_BYTES_MAX: Final = 2 * 2**20
-"""Of one call: as many ids as a call may have, with room."""
+"""Bound on the body of one call: as many ids as a call may have, with room."""
 
 _decoder: Final = msgspec.json.Decoder(CalledMessages)
 
 
 def sender_app(sender: CheckedSender, call_token: str) -> Starlette:
-    """Return the application: `POST /resend` and `POST /confirmed`, for whoever shows the token."""
+    """Return the application: `POST /resend` and `POST /confirmed`, for callers with the token."""
 
     async def resend(called: CalledMessages) -> object:
         replies = await sender.resend(called.consumer, called.message_ids)
@@ -36,7 +36,7 @@ def sender_app(sender: CheckedSender, call_token: str) -> Starlette:
 
     async def confirmed(called: CalledMessages) -> object:
         shown = [bytes.fromhex(proof) for proof in called.proofs]
-        # One that is left out proves nothing.
+        # A proof that is left out proves nothing.
         shown += [b""] * (len(called.message_ids) - len(shown))
         proofs = dict(zip(called.message_ids, shown, strict=False))
         done, refused = await sender.confirmed(called.consumer, proofs)
@@ -72,7 +72,7 @@ def _guarded(
             return _answer(400, {"error": "invalid", "expected": reason_of(error)})
         try:
             return _answer(200, await work(called))
-        except OrderchainError as error:  # the database is away: the call is made again
+        except OrderchainError as error:  # the database is away: the caller retries
             return _answer(503, {"error": "unavailable", "expected": str(error)})
 
     return endpoint

@@ -27,7 +27,7 @@ _TRIM_ROWS: Final = 10_000
 _TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
 
 
-class Taken(Struct, frozen=True):
+class ClaimedDelivery(Struct, frozen=True):
     """A delivery that was claimed."""
 
     message_id: UUID
@@ -35,10 +35,10 @@ class Taken(Struct, frozen=True):
     sender: str
     ask_count: int
     proof: bytes | None
-    """Of its confirm, where there is one."""
+    """The proof of its confirm, if there is one."""
 
 
-class Asked(Struct, frozen=True):
+class AskedDelivery(Struct, frozen=True):
     """What became of a question about a delivery."""
 
     message_id: UUID
@@ -70,7 +70,7 @@ class CallbackStore:
     ) -> None:
         """Keep messages to be checked at `due_at`; a repeat changes nothing. Raises RetryError.
 
-        Those whose confirm has come first are to be returned from `return_at` on.
+        Those whose confirm came first are returned from `return_at` on.
         """
         ids = sorted(set(message_ids))
         names = sorted(set(consumers))
@@ -93,14 +93,14 @@ class CallbackStore:
 
     async def claim(
         self, state: int, now: datetime, token: UUID, until: datetime, rows_max: int
-    ) -> list[Taken]:
-        """Claim deliveries that are due in `state`; those without an end are due at `until`."""
+    ) -> list[ClaimedDelivery]:
+        """Claim deliveries that are due in `state`; unfinished ones fall due again at `until`."""
         topics = self._config.confirm_topics
         rows = await self._session.fetch(SQL["claim"], now, state, token, until, rows_max, topics)
-        return [Taken(*row) for row in rows]
+        return [ClaimedDelivery(*row) for row in rows]
 
     async def read_until(self, places: Mapping[tuple[str, int], datetime]) -> None:
-        """Keep until when partitions of confirm topics, by topic and number, were taken in."""
+        """Store until when partitions of confirm topics, by topic and number, were taken in."""
         ordered = sorted(places)
         await self._session.fetch(
             SQL["read_until"],
@@ -109,7 +109,7 @@ class CallbackStore:
             [places[place] for place in ordered],
         )
 
-    async def asked(self, token: UUID, asked: Sequence[Asked]) -> None:
+    async def asked(self, token: UUID, asked: Sequence[AskedDelivery]) -> None:
         """Write what became of questions."""
         await self._session.fetch(
             SQL["asked"],
@@ -122,26 +122,26 @@ class CallbackStore:
             token,
         )
 
-    async def returned(self, token: UUID, taken: Sequence[Taken]) -> None:
+    async def returned(self, token: UUID, taken: Sequence[ClaimedDelivery]) -> None:
         """Write that senders know of confirms."""
         await self._session.fetch(SQL["returned"], *_columns(taken), token)
 
-    async def refused(self, token: UUID, taken: Sequence[Taken], at: datetime) -> None:
+    async def refused(self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime) -> None:
         """Write that a sender does not believe confirms; it is asked from `at` on."""
         await self._session.fetch(SQL["refused"], *_columns(taken), token, at)
 
     async def not_returned(
-        self, token: UUID, taken: Sequence[Taken], at: datetime, told: str
+        self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime, told: str
     ) -> None:
-        """Write that a sender could not be told, and when to try again."""
+        """Write that a report to a sender failed, and when to retry."""
         await self._session.fetch(SQL["not_returned"], *_columns(taken), token, at, told)
 
     async def trim(self, before: UUID) -> None:
-        """Forget what is ended, of messages below that id."""
+        """Forget what has ended, of messages below that id."""
         await self._session.fetch(SQL["trim"], before, _TRIM_ROWS)
 
     async def check_durability(self) -> None:
-        """Look at the server's settings once more. Raises DurabilityError, RetryError."""
+        """Check the server's settings again. Raises DurabilityError, RetryError."""
         await self._session.check_durability()
 
     async def close(self) -> None:
@@ -149,6 +149,6 @@ class CallbackStore:
         await self._session.close()
 
 
-def _columns(taken: Sequence[Taken]) -> tuple[list[UUID], list[str]]:
+def _columns(taken: Sequence[ClaimedDelivery]) -> tuple[list[UUID], list[str]]:
     ordered = sorted(taken, key=lambda each: (each.message_id, each.consumer))
     return [each.message_id for each in ordered], [each.consumer for each in ordered]

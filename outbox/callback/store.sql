@@ -1,14 +1,15 @@
--- The statements of the callback service. Times are handed in: the service's clock decides, so that
--- a delay is one clock's. Arrays come sorted by message_id: common rows are locked in one order.
+-- The statements of the callback service. Times are passed in: the service's clock decides, so that
+-- one clock measures a delay. Arrays come sorted by message_id: common rows are locked in one
+-- order.
 --
--- Rows are looked up by `= ANY (ARRAY[...])`, as in the relay's statements and for the same reason: an
--- `=` could be merged with a whole index, for each row anew, by the statistics of a table that was
+-- Rows are looked up by `= ANY (ARRAY[...])`, as in the relay's statements and for the same reason:
+-- an `=` could be merged with a whole index, once per row, by the statistics of a table that was
 -- empty when they were made.
 
 -- version: which schema is there
 SELECT version FROM callback_version
 
--- add_checks: messages to be checked at $4; one that was confirmed before is to be returned at $5
+-- add_checks: messages to be checked at $4; one that was confirmed before is returned at $5
 INSERT INTO callback_delivery AS known (message_id, consumer, sender, state, due_at)
 SELECT message_id, consumer, $3, 0, $4
   FROM unnest($1::uuid[]) AS message_id CROSS JOIN unnest($2::text[]) AS consumer
@@ -16,8 +17,8 @@ ON CONFLICT (message_id, consumer) DO UPDATE
    SET sender = EXCLUDED.sender, due_at = $5
  WHERE known.sender IS NULL
 
--- add_confirms: consumers say, by proofs $5, that they have applied messages; to be returned from $4 on.
--- Of two proofs the later one counts: a forged one must not keep the right one out for good.
+-- add_confirms: consumers say, by proofs $5, that they have applied messages; returned from $4
+-- With two proofs the later one counts: a forged one must not keep the right one out for good.
 INSERT INTO callback_delivery AS known
        (message_id, consumer, sender, state, due_at, confirmed_at, proof)
 SELECT message_id, consumer, NULL, 1, 'infinity', $3, proof
@@ -35,17 +36,17 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[retrying.message_id]) AND known.consumer = retrying.consumer
    AND known.state = 0
 
--- read_until: all that stood in partitions at their times has been taken in; they never go back
+-- read_until: everything in partitions at their times has been taken in; they never go back
 INSERT INTO callback_intake AS known (topic, "partition", read_until)
 SELECT * FROM unnest($1::text[], $2::integer[], $3::timestamptz[])
 ON CONFLICT (topic, "partition") DO UPDATE SET read_until = EXCLUDED.read_until
  WHERE known.read_until < EXCLUDED.read_until
 
--- claim: take what is due at $1 in state $2 by token $3, to be due again at $4; $5 rows at most
+-- claim: take what is due at $1 in state $2 by token $3, to be due again at $4; at most $5 rows
 WITH due AS (
     SELECT message_id, consumer FROM callback_delivery
      WHERE due_at <= $1 AND due_at < 'infinity' AND state = $2 AND sender IS NOT NULL
-       -- Nobody is asked for a confirm that may lie in the topics, unread: after a stop, say.
+       -- Do not ask for a confirm that may be unread in the topics: after a stop, for example.
        AND (state <> 0 OR due_at <= (SELECT coalesce(min(read_until), '-infinity')
                                        FROM callback_intake WHERE topic = ANY($6::text[])))
      ORDER BY due_at LIMIT $5
@@ -73,7 +74,7 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
    AND known.claim_token = $3 AND known.state = 1
 
--- refused: their sender does not believe these confirms: they wait for others, and it is asked from $4
+-- refused: their sender does not believe these confirms: they wait for others; it is asked from $4
 UPDATE callback_delivery AS known
    SET state = 0, due_at = $4, claim_token = NULL, proof = NULL, confirmed_at = NULL,
        last_error = 'a confirm of it was forged'
@@ -81,14 +82,14 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
    AND known.claim_token = $3 AND known.state = 1
 
--- not_returned: the sender could not be told; again at $4
+-- not_returned: the report to the sender failed; retry at $4
 UPDATE callback_delivery AS known
    SET due_at = $4, claim_token = NULL, last_error = $5
   FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
  WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
    AND known.claim_token = $3 AND known.state = 1
 
--- trim: forget what is ended, and confirms that nobody asked for, of messages below $1; $2 at most
+-- trim: forget what has ended, and confirms that nobody asked for, of messages below $1; at most $2
 WITH ended AS (
     SELECT message_id, consumer FROM callback_delivery
      WHERE message_id < $1 AND due_at = 'infinity'

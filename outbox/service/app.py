@@ -1,4 +1,4 @@
-"""The HTTP side of the message service: who asks, how fast, what for, and what is answered."""
+"""The message service as an ASGI application."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -25,23 +26,16 @@ from orderchain.errors import (
     RetryError,
     SchemaError,
 )
-from orderchain.printable import printable
-from orderchain.reasons import reason_of
+from orderchain.text import printable, reason_of
+from outbox.limits import NAME_CHARS_MAX
 from outbox.message import Message
 from outbox.service import bodies, metrics
-from outbox.service.desk import draw_missing
+from outbox.service.bodies import PAGE_ROWS_MAX
+from outbox.service.message_api import draw_missing
 from outbox.service.openapi import document
-from outbox.service.parameters import (
-    limit_of,
-    plain_text,
-    status_of,
-    uuid_of,
-    uuid_or_none,
-    uuids_of,
-)
-from outbox.service.rates import Bucket, Room
+from outbox.service.rates import Room, TokenBucket
 from outbox.service.refusals import (
-    Refusal,
+    HttpRefusal,
     answer,
     of_error,
     refused,
@@ -50,7 +44,7 @@ from outbox.service.refusals import (
     unauthenticated,
     unavailable,
 )
-from outbox.statuses import Change
+from outbox.statuses import Change, Status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -58,7 +52,53 @@ if TYPE_CHECKING:
     from orderchain.clock import Clock
     from outbox.service.clients import Client, Clients
     from outbox.service.config import ServiceConfig
-    from outbox.service.desk import MessageDesk
+    from outbox.service.message_api import MessageDesk
+
+
+def uuids_of(told: list[str]) -> list[UUID]:
+    """Return the ids that a body names, each once."""
+    return list(dict.fromkeys(uuid_of("message_ids", each) for each in told))
+
+
+def uuid_or_none(told: str | None) -> UUID | None:
+    """Return the id that a body gives, if it gives one."""
+    return None if told is None else uuid_of("message_id", told)
+
+
+def uuid_of(field: str, told: str) -> UUID:
+    """Return a UUID in its one usual form."""
+    try:
+        found = UUID(told)
+    except ValueError:
+        found = None
+    if found is None or str(found) != told:
+        raise HttpRefusal(400, "invalid", field, told, "a UUID, in lower case")
+    return found
+
+
+def plain_text(field: str, told: str) -> str:
+    """Return a name of a destination or a consumer; empty is allowed."""
+    if len(told) > NAME_CHARS_MAX or not told.isascii() or not told.isprintable():
+        expected = f"at most {NAME_CHARS_MAX} printable ASCII characters"
+        raise HttpRefusal(400, "invalid", field, told, expected)
+    return told
+
+
+def status_of(told: str) -> Status:
+    """Return a status by its name."""
+    known = {status.name.lower(): status for status in Status}
+    if told not in known:
+        raise HttpRefusal(400, "invalid", "status", told, f"one of {', '.join(known)}")
+    return known[told]
+
+
+def limit_of(told: str) -> int:
+    """Return how many rows a page may have."""
+    number = int(told) if told.isascii() and told.isdecimal() and len(told) < 8 else 0
+    if not 1 <= number <= PAGE_ROWS_MAX:
+        raise HttpRefusal(400, "invalid", "limit", told, f"1 to {PAGE_ROWS_MAX}")
+    return number
+
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +135,7 @@ class MessageApp:
         counted: Callable[[], Counted] = lambda: Counted({}, 0),
     ) -> None:
         self.refusals: Counter[str] = Counter()
-        """Requests that were not done, by the word of their error."""
+        """Refused requests, by the word of their error."""
         self._config = config
         self._clients = clients
         self._desk = desk
@@ -104,8 +144,8 @@ class MessageApp:
         self._counted = counted
         self._at_work = Room(config.requests_max, config.client_requests_max)
         self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
-        self._requests: dict[str, Bucket] = {}
-        self._messages: dict[str, Bucket] = {}
+        self._requests: dict[str, TokenBucket] = {}
+        self._messages: dict[str, TokenBucket] = {}
         self._document = msgspec.json.encode(document(config.body_bytes_max))
         posts = {
             "send": self._send,
@@ -120,7 +160,7 @@ class MessageApp:
                     Route(f"/v1/messages/{name}", self._guarded(work), methods=["POST"], name=name)
                     for name, work in posts.items()
                 ),
-                # Else GET /v1/messages/send asks for a message of that id.
+                # Otherwise GET /v1/messages/send asks for a message of that id.
                 *(Route(f"/v1/messages/{name}", self._only_post) for name in posts),
                 Route("/v1/messages", self._guarded(self._list), methods=["GET"]),
                 Route("/v1/messages/{message_id}", self._guarded(self._get), methods=["GET"]),
@@ -146,7 +186,7 @@ class MessageApp:
         for one in given:
             if not client.may_send_to(one.destination):
                 expected = "one that this client may send to"
-                raise Refusal(403, "not_allowed", "destination", one.destination, expected)
+                raise HttpRefusal(403, "not_allowed", "destination", one.destination, expected)
         ids = draw_missing([uuid_or_none(one.message_id) for one in given])
         messages = [
             Message(message_id, one.destination, one.payload, one.key, one.headers or None)
@@ -177,10 +217,10 @@ class MessageApp:
         given = await self._body(request, bodies.GivenConfirm)
         if not client.may_confirm_as(given.consumer):
             expected = "one that this client may confirm as"
-            raise Refusal(403, "not_allowed", "consumer", given.consumer, expected)
+            raise HttpRefusal(403, "not_allowed", "consumer", given.consumer, expected)
         applied = await self._desk.confirm(given.consumer, uuids_of(given.message_ids))
         if applied.unknown:
-            raise Refusal(
+            raise HttpRefusal(
                 404, "unknown_message", "message_ids", f"{applied.unknown} of them",
                 "deliveries of this consumer; the others are confirmed",
                 more={"consumed": applied.consumed, "repeated": applied.repeated},
@@ -194,7 +234,7 @@ class MessageApp:
     async def _list(self, client: Client, request: Request) -> Response:
         query = request.query_params
         if unknown := set(query) - {"after", "after_consumer", "destination", "status", "limit"}:
-            raise Refusal(400, "invalid", "query", min(unknown), "a parameter as documented")
+            raise HttpRefusal(400, "invalid", "query", min(unknown), "a parameter as documented")
         consumer = plain_text("after_consumer", query.get("after_consumer", ""))
         after = (uuid_of("after", query["after"]), consumer) if "after" in query else None
         destination = None
@@ -212,7 +252,7 @@ class MessageApp:
     async def _metrics(self, client: Client, _: Request) -> Response:
         if not client.metrics:
             expected = "one with metrics = true"
-            raise Refusal(403, "not_allowed", "client", client.name, expected)
+            raise HttpRefusal(403, "not_allowed", "client", client.name, expected)
         try:
             unfinished = await self._desk.unfinished()
         except _OURS as error:
@@ -246,17 +286,19 @@ class MessageApp:
         return answer(200, {"status": "ready"})
 
     async def _only_post(self, _: Request) -> Response:
-        return refused(Refusal(405, "unknown_method", headers={"Allow": "POST"}))
+        return refused(HttpRefusal(405, "unknown_method", headers={"Allow": "POST"}))
 
     async def _failed(self, _: Request, error: Exception) -> Response:
         """Answer for a defect of ours; the server logs `error` with its traceback."""
-        return refused(Refusal(500, "failed", expected=f"no {type(error).__name__} of the service"))
+        return refused(
+            HttpRefusal(500, "failed", expected=f"no {type(error).__name__} of the service")
+        )
 
     async def _not_found(self, _: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = getattr(error, "headers", None)
         word = {404: "unknown_path", 405: "unknown_method"}.get(status, "refused")
-        return refused(Refusal(status, word, headers=headers))
+        return refused(HttpRefusal(status, word, headers=headers))
 
     # ---------------------------------------------------------------------------------- around all
 
@@ -272,7 +314,7 @@ class MessageApp:
                 with self._slot(client, request):
                     async with asyncio.timeout(self._config.request_seconds):
                         return await work(client, request)
-            except Refusal as refusal:
+            except HttpRefusal as refusal:
                 found = refusal
             except _OURS as error:
                 _log.warning("%s: %s", printable(request.url.path), reason_of(error))
@@ -288,7 +330,7 @@ class MessageApp:
 
     @contextmanager
     def _slot(self, client: Client, request: Request) -> Iterator[None]:
-        """Count a request and its body as at work until it is answered. Raises Refusal."""
+        """Count a request and its body as at work until it is answered. Raises HttpRefusal."""
         if not self._at_work.has_client_room(client.name, 1):
             raise too_much("requests", f"{self._config.client_requests_max} at work at once")
         if not self._at_work.has_room(1):
@@ -305,7 +347,7 @@ class MessageApp:
         told = request.headers.getlist("authorization")
         if len(told) > 1:
             # A proxy in front may have looked at the other one.
-            raise Refusal(400, "invalid", "Authorization", f"{len(told)} of them", "one")
+            raise HttpRefusal(400, "invalid", "Authorization", f"{len(told)} of them", "one")
         if not told or told[0][: len(_BEARER)].lower() != _BEARER:
             raise unauthenticated()
         client = self._clients.by_token(told[0][len(_BEARER) :].strip())
@@ -313,7 +355,7 @@ class MessageApp:
             raise unauthenticated()
         return client
 
-    def _pace(self, buckets: dict[str, Bucket], client: Client, count: int) -> None:
+    def _pace(self, buckets: dict[str, TokenBucket], client: Client, count: int) -> None:
         is_messages = buckets is self._messages
         now = self._clock.monotonic_ns()
         bucket = buckets.get(client.name)
@@ -323,25 +365,27 @@ class MessageApp:
                 if is_messages
                 else (client.requests_per_second, client.requests_burst)
             )
-            bucket = buckets[client.name] = Bucket.full(*told, now)
+            bucket = buckets[client.name] = TokenBucket.full(*told, now)
         if wait := bucket.take(count, now):
             raise too_fast("messages" if is_messages else "requests", wait)
 
     async def _body(self, request: Request, kind: type[_Body]) -> _Body:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
-            raise Refusal(415, "not_json", "Content-Type", content_type, "application/json")
+            raise HttpRefusal(415, "not_json", "Content-Type", content_type, "application/json")
         content = await self._content(request)
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.ValidationError as error:
             told, _, where = str(error).partition(" - at ")
-            raise Refusal(400, "invalid", where.strip("`") or "body", expected=told) from None
+            raise HttpRefusal(400, "invalid", where.strip("`") or "body", expected=told) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(400, "not_json", "body", expected=f"JSON: {reason_of(error)}") from None
+            raise HttpRefusal(
+                400, "not_json", "body", expected=f"JSON: {reason_of(error)}"
+            ) from None
 
     async def _content(self, request: Request) -> bytes:
-        """Return the body, read no further than it may be long, and than there is room for it."""
+        """Return the body; read no more than it may have, or than there is room for."""
         content = bytearray()
         try:
             async for part in request.stream():
@@ -349,13 +393,13 @@ class MessageApp:
                 content += part
                 if len(content) > self._config.body_bytes_max:
                     expected = f"at most {self._config.body_bytes_max} bytes"
-                    raise Refusal(413, "too_large", "body", expected=expected, headers=_CLOSE)
+                    raise HttpRefusal(413, "too_large", "body", expected=expected, headers=_CLOSE)
         except ClientDisconnect:
-            raise Refusal(400, "not_json", "body", expected="the whole of it") from None
+            raise HttpRefusal(400, "not_json", "body", expected="the whole of it") from None
         return bytes(content)
 
     def _hold(self, request: Request, count: int) -> None:
-        """Count so many bytes of a body more. Raises Refusal where there is no room for them."""
+        """Count so many more bytes of a body. Raises HttpRefusal if there is no room."""
         client = request.state.client
         if not self._bodies.has_client_room(client, count):
             at_most = f"{self._config.client_bodies_bytes_max} bytes of bodies at once"

@@ -1,4 +1,4 @@
-"""What the service takes and gives, as JSON. The types are also its OpenAPI description."""
+"""What the service takes and returns, as JSON. The types are also its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from outbox.limits import (
 )
 
 MESSAGES_MAX: Final = 1_000
-"""Of one request: one statement, and one wait for its commit."""
+"""Messages of one request: one statement, and one wait for its commit."""
 
 IDS_MAX: Final = 5_000
-"""Of one request that names messages."""
+"""Ids of one request that names messages."""
 
 PAGE_ROWS_MAX: Final = 1_000
 """Deliveries of one page of the list."""
@@ -64,7 +64,7 @@ class GivenMessage(Struct, forbid_unknown_fields=True):
     key: _Key | None = None
     headers: _Headers | None = None
     message_id: MessageId | None = None
-    """Draw it yourself, and the same request can be repeated: it is stored once."""
+    """If you draw it yourself, the same request can be repeated: it is stored once."""
 
 
 class GivenMessages(Struct, forbid_unknown_fields=True):
@@ -73,12 +73,12 @@ class GivenMessages(Struct, forbid_unknown_fields=True):
     messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
 
 
-class Stored(Struct):
+class StoredMessages(Struct):
     """What was stored, in the order of the request."""
 
     message_ids: list[MessageId]
     repeated: int
-    """Of those: stored before, by the same request."""
+    """Those of them that the same request had stored before."""
 
 
 class NamedMessages(Struct, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class NamedMessages(Struct, forbid_unknown_fields=True):
 
 
 class Decided(Struct):
-    """What came of a commit or a rollback."""
+    """The result of a commit or a rollback."""
 
     decided: int
     repeated: int
@@ -96,21 +96,21 @@ class Decided(Struct):
 
 
 class GivenConfirm(Struct, forbid_unknown_fields=True):
-    """A consumer's word that it has applied messages."""
+    """A consumer's confirm that it has applied messages."""
 
     consumer: _Name
     message_ids: _Ids
 
 
 class Confirmed(Struct):
-    """What came of confirms."""
+    """The result of confirms."""
 
     consumed: int
     repeated: int
 
 
 class ShownDelivery(Struct):
-    """Where a delivery stands."""
+    """The state of a delivery."""
 
     message_id: UUID
     consumer: str

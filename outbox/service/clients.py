@@ -1,4 +1,4 @@
-"""Who may use the message service, for what, and how the service asks them back."""
+"""Who may use the message service, for what, and how the service calls them back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLIENTS_MAX: Final = 10_000
-"""Of one service: each request is compared with all of them."""
+"""Clients of one service: each request is compared with all of them."""
 
 FILE_BYTES_MAX: Final = 4 * 2**20
 
 TOKEN_CHARS_MAX: Final = 256
-"""Of a token that is looked at; ours have 43."""
+"""The longest token that is looked at; ours have 43."""
 
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Url = Annotated[str, Meta(max_length=2_000)]
@@ -37,7 +37,7 @@ class Client(Config, frozen=True, kw_only=True):
     """One client, as the file of clients describes it."""
 
     name: Name
-    """What its messages are stored under as their sender."""
+    """The sender name under which its messages are stored."""
     token_sha256: Annotated[tuple[_Sha256, ...], Meta(min_length=1, max_length=10)]
     """SHA-256 of its token, in hexadecimal; two while a token is being changed."""
     destinations: tuple[Name, ...] = ()
@@ -45,11 +45,11 @@ class Client(Config, frozen=True, kw_only=True):
     consumers: tuple[Name, ...] = ()
     """As which consumers it may confirm; `*` is all."""
     metrics: bool = False
-    """Whether it may read /metrics, which tells of the messages of all clients."""
+    """Whether it may read /metrics, which reports on the messages of all clients."""
     check_url: _Url = ""
-    """Its check endpoint. Without it its prepared messages stay so until it decides."""
+    """Its check endpoint. Without it, its prepared messages stay so until it decides."""
     callback_url: _Url = ""
-    """Its endpoint for the callback service: `/confirmed` and `/resend` are put behind it."""
+    """Its endpoint for the callback service: `/confirmed` and `/resend` are appended to it."""
     call_token: Annotated[str, Meta(max_length=TOKEN_CHARS_MAX)] = ""
     """The bearer token that we show when we call it."""
     messages_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 2_000.0
@@ -76,11 +76,11 @@ class Client(Config, frozen=True, kw_only=True):
         return f"Client(name={self.name!r})"
 
     def may_send_to(self, destination: str) -> bool:
-        """Say whether it may send there."""
+        """Return whether it may send there."""
         return destination in self.destinations or "*" in self.destinations
 
     def may_confirm_as(self, consumer: str) -> bool:
-        """Say whether it may confirm as that consumer."""
+        """Return whether it may confirm as that consumer."""
         return consumer in self.consumers or "*" in self.consumers
 
 
@@ -106,9 +106,9 @@ class Clients:
         return self._by_name.get(name)
 
     def by_token(self, token: str) -> Client | None:
-        """Return whose token this is, in a time that tells nothing about the others.
+        """Return whose token this is, in a time that reveals nothing about the others.
 
-        Tokens are drawn at random, so one plain hash of each is enough to keep them by.
+        Tokens are drawn at random, so it is enough to keep one plain hash of each.
         """
         if not 0 < len(token) <= TOKEN_CHARS_MAX:
             return None
@@ -132,7 +132,7 @@ def _check_mode(path: Path, mode: int) -> None:
 
 
 def hash_token(token: str) -> bytes:
-    """Return what is kept of a token."""
+    """Return what is stored of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,10 +1,10 @@
 """HTTP/1.1 as the service speaks it: uvicorn's protocol, made strict and bounded.
 
-Three things are not in it. There is no deadline before a request's header is complete: a client
-that sends nothing, or a byte now and then, keeps its connection for ever. A request with both
-Content-Length and Transfer-Encoding is accepted, and a proxy in front may see its end elsewhere:
-what follows would be a request that nobody sent (RFC 9112, section 6.3). And what is no HTTP is
-answered with plain text, where everything else that this service says is JSON.
+uvicorn's own protocol lacks three things. It has no deadline before a request's header is complete:
+a client that sends nothing, or a byte now and then, keeps its connection forever. It accepts a
+request with both Content-Length and Transfer-Encoding, and a proxy in front may see its end
+elsewhere: what follows would be a request that nobody sent (RFC 9112, section 6.3). It answers what
+is no HTTP with plain text, while everything else that this service returns is JSON.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import asyncio
 
 HEAD_SECONDS: Final = 10
-"""A request's header must be complete so long after the connection was made, or after the answer
-before it. Clients that keep a connection for longer open a new one: that costs a millisecond."""
+"""How soon a request's header must be complete after the connection was made, or after the previous
+answer. Clients that keep a connection for longer open a new one: that costs a millisecond."""
 
 HEAD_BYTES_MAX: Final = 32 * 1024
-"""Of a request's header that is not complete yet; ours have some hundred bytes."""
+"""Bytes of a request's header that is not complete yet; ours have a few hundred bytes."""
 
 _CONNECTIONS_MAX: Final = 5_000
 _DESCRIPTORS_KEPT: Final = 128
-"""For the database, Kafka, files and the sockets that listen."""
+"""Descriptors for the database, Kafka, files and the sockets that listen."""
 
 
 def connections_max() -> int:
@@ -43,7 +43,7 @@ class StrictConnection(h11.Connection):
     """h11, which refuses a request whose end can be seen in two places."""
 
     refusal = h11.RemoteProtocolError("a request that can be read")
-    """Why the last event could not be had."""
+    """Why the last event was refused."""
 
     def next_event(self) -> Any:  # noqa: ANN401 - as h11 has it
         """Return the next event. Raises RemoteProtocolError."""
@@ -64,7 +64,7 @@ def _check_length(request: h11.Request) -> None:
 
 
 class StrictProtocol(H11Protocol):
-    """One connection. Nothing that it receives is a reason to wait for it beyond HEAD_SECONDS."""
+    """One connection. No received data is a reason to wait for it beyond HEAD_SECONDS."""
 
     conn: StrictConnection
 
@@ -74,7 +74,7 @@ class StrictProtocol(H11Protocol):
         self.timeout_keep_alive = HEAD_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, and make room where there is none."""
+        """Begin to wait for a request, and make room if there is none."""
         super().connection_made(transport)
         if len(self.connections) > connections_max() and not self._end_longest_waiting():
             self._refuse(503, "unavailable", "the same request again: too many connections")
@@ -84,7 +84,7 @@ class StrictProtocol(H11Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Take what came. A byte is no request: the deadline stands until a header is complete."""
+        """Take what came. A byte is no request: the deadline holds until a header is complete."""
         self.conn.receive_data(data)
         self.handle_events()
 
@@ -96,7 +96,7 @@ class StrictProtocol(H11Protocol):
         return self.timeout_keep_alive_task.when()
 
     def timeout_keep_alive_handler(self) -> None:
-        """End a connection that has waited for its time; one in mid header is told why."""
+        """End a connection whose time is over; answer first if part of a header has come."""
         if self.transport.is_closing():
             return
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:

@@ -26,7 +26,7 @@ class MessageClient:
     """Calls one or several instances of the service, the next one when one is away.
 
     Every method may be called again with the same arguments after a RetryError: what was done is
-    not done twice. CallRefused says what to mend.
+    not done twice. CallRefused says what to fix.
     """
 
     def __init__(self, urls: Sequence[str], token: str, seconds: float = CALL_SECONDS) -> None:
@@ -72,10 +72,10 @@ class MessageClient:
     async def prepared(self, messages: Sequence[Message]) -> AsyncIterator[list[UUID]]:
         """Prepare messages, run the block as their local transaction, then commit them.
 
-        The block must commit its transaction itself, with `outbox.decision.decide` for each message
-        in it. It does not run when the prepare fails. When it raises, nothing is decided here: its
-        commit may have happened, and only a check, which fences, can tell; call `rollback` where
-        you know better. A commit that does not reach the service is found by the check, too.
+        The block must commit its transaction itself, with `outbox.sender.decision.decide` for each
+        message in it. It does not run if the prepare fails. If it raises, nothing is decided here:
+        its commit may have happened, and only a check, which fences, can find out; call `rollback`
+        if you know better. The check also finds a commit that does not reach the service.
         """
         await self.prepare(messages)
         ids = [message.message_id for message in messages]

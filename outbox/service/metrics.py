@@ -27,7 +27,7 @@ class Unfinished(Struct, frozen=True):
     status: str
     deliveries: int
     oldest_seconds: float
-    """Since the oldest one's message was made."""
+    """Seconds since the oldest one's message was made."""
 
 
 def render(
@@ -36,10 +36,10 @@ def render(
     waiting: int,
     unfinished: Sequence[Unfinished] | None,
 ) -> str:
-    """Return the page: counters by the part that counts, then what stands in the database.
+    """Return the page: counters by the part that counts, then what is in the database.
 
-    `unfinished` is None while the database does not answer: what this process counts is told then,
-    too.
+    `unfinished` is None while the database does not answer: what this process counts is returned
+    then, too.
     """
     lines: list[str] = []
     for part, stats in counters.items():

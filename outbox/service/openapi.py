@@ -26,7 +26,7 @@ _WRITE: Final = (*_READ, 403, 404, 409, 413, 415)
 
 _TYPES: Final = (
     bodies.GivenMessages,
-    bodies.Stored,
+    bodies.StoredMessages,
     bodies.NamedMessages,
     bodies.Decided,
     bodies.GivenConfirm,
@@ -37,13 +37,13 @@ _TYPES: Final = (
 )
 
 _POSTS: Final = (
-    ("send", "Store messages, to be sent at once.", bodies.GivenMessages, bodies.Stored),
+    ("send", "Store messages, to be sent at once.", bodies.GivenMessages, bodies.StoredMessages),
     (
         "prepare",
         "Store messages that are not sent before they are committed. Without a decision the "
         "client's check endpoint is asked.",
         bodies.GivenMessages,
-        bodies.Stored,
+        bodies.StoredMessages,
     ),
     ("commit", "Decide for prepared messages.", bodies.NamedMessages, bodies.Decided),
     ("rollback", "Decide against prepared messages.", bodies.NamedMessages, bodies.Decided),

@@ -1,4 +1,4 @@
-"""How fast a client may go, and how much it may have at work. Pure: the time is handed in."""
+"""How fast a client may go, and how much it may have at work. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from msgspec import Struct
 
 
-class Bucket(Struct):
+class TokenBucket(Struct):
     """A bucket of tokens that fills at a steady rate up to its size; each thing done takes some."""
 
     per_second: float
@@ -16,14 +16,14 @@ class Bucket(Struct):
     filled_ns: int
 
     @classmethod
-    def full(cls, per_second: float, burst: int, now_ns: int) -> Bucket:
+    def full(cls, per_second: float, burst: int, now_ns: int) -> TokenBucket:
         """Return a full one."""
         return cls(per_second, burst, float(burst), now_ns)
 
     def take(self, count: int, now_ns: int) -> float:
         """Take `count` and return 0; or take nothing, and return the seconds until they are there.
 
-        More than the bucket ever holds are let through once it is full: such a request must be
+        A count above what the bucket ever holds passes once it is full: such a request must be
         possible, and it then waits for nobody but pays with a level below zero.
         """
         elapsed = max(now_ns - self.filled_ns, 0) / 1e9
@@ -39,8 +39,8 @@ class Bucket(Struct):
 class Room:
     """What is at work at once, counted in one unit: in all, and per client.
 
-    Nobody waits for room: what has none is refused, so that a client that leaves its requests
-    unfinished harms itself alone.
+    Nobody waits for room: a request without room is refused, so that a client that leaves its
+    requests unfinished harms only itself.
     """
 
     def __init__(self, at_most: int, client_at_most: int) -> None:
@@ -51,15 +51,15 @@ class Room:
         """All that is taken."""
 
     def has_client_room(self, client: str, count: int) -> bool:
-        """Say whether the client's own share has room for so much more."""
+        """Return whether the client's own share has room for so much more."""
         return self._taken[client] + count <= self._client_at_most
 
     def has_room(self, count: int) -> bool:
-        """Say whether there is room for so much more, whoever asks."""
+        """Return whether there is room for so much more, for any client."""
         return self.total + count <= self._at_most
 
     def take(self, client: str, count: int) -> None:
-        """Take so much; the caller has asked whether there is room."""
+        """Take so much; the caller has checked that there is room."""
         self._taken[client] += count
         self.total += count
 

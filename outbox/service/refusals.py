@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from orderchain.errors import RefusedError
 
 VALUE_CHARS_MAX: Final = 200
-"""Of a value that is sent back: enough to know it again."""
+"""Bound on a value that is sent back: enough to recognize it."""
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with an error; `error` is a short, stable word."""
 
     def __init__(
@@ -44,18 +44,18 @@ class Refusal(Exception):
         self.body.update(more or {})
 
 
-def unauthenticated() -> Refusal:
-    """Without a token, or with one that is nobody's."""
-    return Refusal(
+def unauthenticated() -> HttpRefusal:
+    """The request has no token, or one that is nobody's."""
+    return HttpRefusal(
         401, "unauthenticated", "Authorization", expected="Bearer and the token of a client",
         headers={"WWW-Authenticate": "Bearer"},
     )  # fmt: skip
 
 
-def too_fast(field: str, seconds: float) -> Refusal:
-    """More than a client may send at once."""
+def too_fast(field: str, seconds: float) -> HttpRefusal:
+    """The client sends more than it may at once."""
     wait = max(math.ceil(seconds), 1)
-    return Refusal(
+    return HttpRefusal(
         429,
         "rate",
         field,
@@ -64,9 +64,9 @@ def too_fast(field: str, seconds: float) -> Refusal:
     )
 
 
-def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> Refusal:
-    """More at work at once than one client may have."""
-    return Refusal(
+def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> HttpRefusal:
+    """The client has more at work at once than it may."""
+    return HttpRefusal(
         429, "too_much", field, expected=f"at most {at_most}",
         headers={"Retry-After": "1", **(headers or {})},
     )  # fmt: skip
@@ -76,15 +76,15 @@ def unavailable(
     reason: str,
     more: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Refusal:
-    """The database is away: it is not known whether what was asked is done."""
-    return Refusal(
+) -> HttpRefusal:
+    """The database is away: it is not known whether the request was done."""
+    return HttpRefusal(
         503, "unavailable", expected=f"the same request again: {reason}",
         headers={"Retry-After": "1", **(headers or {})}, more=more,
     )  # fmt: skip
 
 
-def of_error(error: RefusedError) -> Refusal:
+def of_error(error: RefusedError) -> HttpRefusal:
     """Return the refusal for a typed error about what the client gave."""
     if isinstance(error, DestinationMissing):
         status, word = 404, "unknown_destination"
@@ -94,7 +94,7 @@ def of_error(error: RefusedError) -> Refusal:
         status, word = 413, "too_large"
     else:
         status, word = 400, "invalid"
-    return Refusal(status, word, error.field, error.value, error.expected)
+    return HttpRefusal(status, word, error.field, error.value, error.expected)
 
 
 def answer(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
@@ -103,7 +103,7 @@ def answer(status: int, body: object, headers: Mapping[str, str] | None = None) 
     return Response(content, status, dict(headers or {}), "application/json")
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: HttpRefusal) -> Response:
     """Return the response of a refusal."""
     return answer(refusal.status, refusal.body, refusal.headers)
 

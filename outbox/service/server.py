@@ -1,4 +1,10 @@
-"""An instance of the message service: the HTTP server, a relay, and check-back, in one process."""
+"""The message service, listening.
+
+It also calls its clients: this is where each of them is called, and what it answers.
+
+A check is `POST check_url {"message_ids": [...]}`, answered by `{"answers": {message_id: "done" |
+"not_done" | "unknown"}}`. An id that is left out was not answered.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +12,86 @@ import asyncio
 import logging
 import socket
 from contextlib import AsyncExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
+import msgspec
 import uvicorn
+from msgspec import Meta, Struct
 
 from orderchain.clock import SystemClock
-from orderchain.errors import ConnectError
+from orderchain.errors import ConnectError, RetryError, SettingError
+from orderchain.text import reason_of
 from outbox.alerts import Alerts
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.intake import CallbackIntake
-from outbox.checking import CheckBack
+from outbox.http_call import call_json
+from outbox.limits import NAME_CHARS_MAX
 from outbox.parts import Parts, uninterrupted
-from outbox.relay import Relay
+from outbox.sender.check_back import Answer
+from outbox.sender.check_loop import CheckBack
+from outbox.sender.relay import Relay
 from outbox.service.app import Counted, MessageApp
-from outbox.service.calling import ClientCalls
-from outbox.service.desk import MessageDesk
 from outbox.service.http_protocol import StrictProtocol
+from outbox.service.message_api import MessageDesk
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
     from orderchain.clock import Clock
     from outbox.callback.config import CallbackConfig
-    from outbox.service.clients import Clients
+    from outbox.sender.sweep import ConsumerLog
+    from outbox.service.clients import Client, Clients
     from outbox.service.config import ServiceConfig
-    from outbox.sweeping import ConsumerLog
+
+
+class CheckRequest(Struct, forbid_unknown_fields=True):
+    """The request to a check endpoint."""
+
+    message_ids: Annotated[list[UUID], Meta(min_length=1, max_length=10_000)]
+
+
+class CheckAnswer(Struct):
+    """The answer of a check endpoint."""
+
+    answers: dict[Annotated[str, Meta(max_length=NAME_CHARS_MAX)], Answer]
+
+
+_check_answer = msgspec.json.Decoder(CheckAnswer)
+
+
+class ClientCalls:
+    """Asks clients by their HTTP endpoints."""
+
+    def __init__(self, clients: Clients, seconds: float) -> None:
+        self._clients = clients
+        self._seconds = seconds
+
+    async def check(self, sender: str, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        """Ask a sender about messages. Raises RetryError, CallRefused, SettingError: no answer."""
+        client = self.client(sender)
+        if not client.check_url:
+            raise SettingError("check_url", "", f"one for client {sender}")
+        asked = CheckRequest(list(message_ids))
+        answered = await call_json(
+            "POST", client.check_url, client.call_token, asked, self._seconds
+        )
+        try:
+            told = _check_answer.decode(answered.body).answers
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RetryError(
+                f"the check endpoint of {sender} has answered: {reason_of(error)}"
+            ) from error
+        return {each: told[str(each)] for each in message_ids if str(each) in told}
+
+    def client(self, sender: str) -> Client:
+        """Return the client of that name. Raises SettingError."""
+        client = self._clients.by_name(sender)
+        if client is None:
+            raise SettingError("client", sender, "one that the file of clients names")
+        return client
+
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +99,11 @@ _BACKLOG = 1_024
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: whoever runs the service has some already."""
+    """uvicorn without its signal handlers: the program that runs the service has some already."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave them as they are."""
+        """Leave the signal handlers as they are."""
         yield
 
 
@@ -63,7 +123,7 @@ class MessageService:
         clock: Clock | None = None,
         consumer_logs: Mapping[str, ConsumerLog] | None = None,
     ) -> None:
-        """`callback` makes it a callback service, too (mode 5); `consumer_logs` as of a relay."""
+        """`callback` makes it a callback service, too (mode 5); `consumer_logs` as for a relay."""
         clock = clock or SystemClock()
         self.relay = Relay(config.relay, clock=clock, consumer_logs=consumer_logs)
         self._config = config
@@ -119,15 +179,15 @@ class MessageService:
     async def run(self) -> None:
         """Raise what a part has raised, when one has ended; return at a stop.
 
-        From the end of a part on nothing is accepted: requests are answered with 503, and the
-        server stops to listen.
+        After a part has ended, nothing is accepted: requests are answered with 503, and the server
+        stops listening.
         """
         await self._parts.wait()
 
     async def stop(self) -> None:
         """Answer the requests under way, send what they stored, and end; also when cancelled.
 
-        Never raises else.
+        Otherwise it never raises.
         """
         await uninterrupted(self._stop())
 

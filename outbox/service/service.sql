@@ -1,6 +1,7 @@
--- The statements of the message service. Every one names the sender: a client sees its own messages.
+-- The statements of the message service. Every one names the sender: a client sees only its own
+-- messages.
 
--- stored: which of these messages are there, for comparison with what is given again
+-- stored: which of these messages are stored, for comparison with what is given again
 SELECT message_id, destination, key, headers, payload, sender
   FROM outbox_message
  WHERE message_id = ANY($1::uuid[]) AND message_id BETWEEN $2 AND $3
@@ -10,7 +11,7 @@ SELECT message_id, destination, payload, key, headers, created_at
   FROM outbox_message
  WHERE message_id = $1 AND sender = $2
 
--- deliveries: where the deliveries of one message stand
+-- deliveries: the state of the deliveries of one message
 SELECT message_id, consumer, destination, status, send_count, check_count, last_error,
        NULL::timestamptz AS finished_at
   FROM outbox_pending WHERE message_id = $1
@@ -19,7 +20,7 @@ SELECT message_id, consumer, destination, status, send_count, 0, NULL, finished_
   FROM outbox_done WHERE message_id = $1
  ORDER BY consumer
 
--- page: deliveries of the sender $1 behind ($2, $3), to destination $4, in status $5; $6 rows
+-- page: deliveries of the sender $1 after ($2, $3), to destination $4, in status $5; $6 rows
 SELECT * FROM (
     (SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
             pending.send_count, pending.check_count, pending.last_error,

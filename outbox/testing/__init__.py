@@ -2,7 +2,7 @@
 
 The pytest fixture `orderchain_outbox` gives a `MemoryOutbox`. The consumer in it is the real one;
 database, broker and relay are stand-ins that decide by the same cores. `docs/
-choosing-a-delivery-mode.md` shows a test, and says what they cannot stand for.
+choosing-a-delivery-mode.md` shows a test, and says what they cannot replace.
 """
 
 from outbox.testing.awkwardness import Awkwardness

@@ -1,4 +1,4 @@
-"""How awkward the stand-ins are, and what of it has happened."""
+"""How awkward the stand-ins are, and which faults have happened."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from random import Random
 
 CUT_OFF_MAX: Final = 100
-"""Messages of which each is handled once in vain: enough for any test of a handler, and a start of
-a consumer for each of them takes a few milliseconds."""
+"""Messages that are each handled once in vain: enough for any test of a handler, and starting a
+consumer for each of them takes a few milliseconds."""
 
 
 class Awkwardness(Struct, kw_only=True):
-    """Shares of what goes wrong, each drawn for itself. They may be turned at any time.
+    """Shares of what goes wrong, each drawn independently. They may be changed at any time.
 
-    None of them is more than honest parts do: what is committed stays so, and what the broker has
-    acknowledged is in its log.
+    None of them goes beyond what honest parts do: what is committed stays so, and what the broker
+    has acknowledged is in its log.
     """
 
     cut_off: int = CUT_OFF_MAX
@@ -29,15 +29,15 @@ class Awkwardness(Struct, kw_only=True):
     """Whether the process is killed at the first await of the handler, then at the second, and so
     on up to its end, and once after the commit; each in a call of its own."""
     killed: float = 0.1
-    """Calls of the handler, beside those, in which the process is killed somewhere."""
+    """Other calls of the handler in which the process is killed somewhere."""
     commit_answer_lost: float = 0.05
     """Commits of the consumer that take place, and whose answer is lost with the connection."""
     acknowledgement_lost: float = 0.1
-    """Records that are stored and not acknowledged: the relay sends them again."""
+    """Records that are stored and not acknowledged: the relay resends them."""
     confirm_unanswered: float = 0.1
-    """Confirm records that are stored and not acknowledged: the consumer sends them again."""
+    """Confirm records that are stored and not acknowledged: the consumer resends them."""
     broker_away: float = 0.05
-    """Questions to the broker that it does not answer, and does not obey."""
+    """Questions to the broker that it neither answers nor obeys."""
     held_back: float = 0.3
     """Looks at the broker that do not see a partition: others overtake it."""
     moved: float = 0.05
@@ -47,7 +47,7 @@ class Awkwardness(Struct, kw_only=True):
     lost."""
 
     def calm(self) -> None:
-        """Let nothing go wrong from now on."""
+        """Turn off all faults from now on."""
         self.cut_off, self.at_each_await = 0, False
         self.killed = self.commit_answer_lost = self.acknowledgement_lost = 0.0
         self.confirm_unanswered = self.broker_away = self.held_back = self.moved = 0.0
@@ -55,7 +55,7 @@ class Awkwardness(Struct, kw_only=True):
 
 
 class Faults:
-    """Draws faults by the dial, and counts them."""
+    """Draws faults by their shares, and counts them."""
 
     def __init__(self, random: Random) -> None:
         self.awkward = Awkwardness()

@@ -1,7 +1,7 @@
-"""Where a consumer's process is killed: at each await of its handler, and where it is drawn.
+"""Where a consumer's process is killed: at each await of its handler, and at random points.
 
-A killed process stands still for good: no `finally` of it runs, as with kill -9. Its open
-transactions are rolled back by the database, and its messages come again.
+A killed process stands still for good: no `finally` of it runs, as with kill -9. The database rolls
+back its open transactions, and its messages come again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.clients.postgres import Connection
-    from outbox.attempts import Attempt
-    from outbox.delivery import Delivery
+    from outbox.consumer.attempts import Attempt
+    from outbox.consumer.delivery import Delivery
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_database import MemoryConnection
 
 AWAITS_MAX: Final = 1_000
-"""Of a handler, that are tried one by one: one that awaits more often is tried at drawn ones."""
+"""Awaits of a handler that are tried one by one: one that awaits more often is tried at random
+ones."""
 
 DRAWN_AWAITS: Final = 8
-"""A drawn crash falls on one of so many first awaits, or on the end if there are fewer."""
+"""A random crash falls on one of so many first awaits, or on the end if there are fewer."""
 
 
 @dataclass
@@ -41,10 +42,10 @@ class Point:
 
 
 class CrashPlan:
-    """Says for each attempt of a consumer where its process ends. It outlives the processes."""
+    """Decides for each attempt of a consumer where its process ends. It outlives the processes."""
 
     def __init__(self, faults: Faults, first_await: int = 0) -> None:
-        """A loop of the user's own has no moment before its first step: it begins at await 1."""
+        """A user's own loop has no moment before its first step: it begins at await 1."""
         self._faults = faults
         self._next_await: int | None = first_await  # None: every await has been tried
         self._owes_after_commit = True
@@ -60,7 +61,7 @@ class CrashPlan:
         new = [each.message_id for each in deliveries if each.message_id not in self._cut_off]
         if new and len(self._cut_off) < awkward.cut_off:
             return Point(commit=BEFORE_COMMIT)
-        # Behind those: what has committed is not handled in vain any more.
+        # After those: what has committed is not handled in vain any more.
         if awkward.at_each_await and self._owes_after_commit:
             self._owes_after_commit = False
             return Point(commit=AFTER_COMMIT)
@@ -70,29 +71,29 @@ class CrashPlan:
         return Point(loses_answer=self._faults.happens("commit_answer_lost"))
 
     def returned(self, deliveries: Sequence[Delivery]) -> None:
-        """Take note that a process ends behind the return of its handler."""
+        """Record that a process ends after the return of its handler."""
         self._next_await = None
         self._cut_off.update(each.message_id for each in deliveries)
         self._faults.counts["cut_off"] += len(deliveries)
 
     def committed(self) -> None:
-        """Take note that a process ends behind its commit, before anybody has heard of it."""
+        """Record that a process ends after its commit, before anybody has heard of it."""
         self._faults.counts["killed_after_commit"] += 1
 
     def missed(self, point: Point) -> None:
-        """Take note that a handler has failed before the point came: it is tried again."""
+        """Record that a handler has failed before the point came: it is tried again."""
         if self._next_await is not None and point.awaits is not None:
             self._next_await = min(self._next_await, point.awaits)
 
     def reached(self) -> None:
-        """Take note that a process ends at an await."""
+        """Record that a process ends at an await."""
         self._faults.counts["killed_at_await"] += 1
         if self._next_await is not None and self._next_await > AWAITS_MAX:
             self._next_await = None
 
 
 class CrashingAttempt:
-    """An attempt of the consumer's (`outbox.attempts.Attempt`), with the point where it ends."""
+    """An attempt of the consumer's (`attempts.Attempt`), with the point where it ends."""
 
     def __init__(self, attempt: Attempt, plan: CrashPlan, kill: Callable[[], None]) -> None:
         self._attempt = attempt
@@ -138,7 +139,7 @@ class CrashingAttempt:
             await self._die()
 
     def is_end(self) -> bool:
-        """Count one await of the handler; say whether the process ends here, and kill it."""
+        """Count one await of the handler; return whether the process ends here, and kill it."""
         self._awaits += 1
         if self.is_over or self._awaits != self._point.awaits:
             return False
@@ -163,7 +164,7 @@ class CrashingAttempt:
 
 
 class Stepped:
-    """Awaits `work` on, and asks at each of its awaits whether its process ends there."""
+    """Awaits `work`, and asks at each of its awaits whether its process ends there."""
 
     def __init__(self, work: Coroutine[Any, Any, None], is_end: Callable[[], bool]) -> None:
         self._work = work

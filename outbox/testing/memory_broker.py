@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from orderchain.errors import RetryError
 from outbox.confirm_record import encode_confirms
-from outbox.confirm_sender import RECORD_PARTITIONS_MAX, ConfirmSender
-from outbox.record_source import RecordSource
-from outbox.starts import PartitionEnds, begin_offset
+from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
+from outbox.consumer.record_source import DestinationRecords
+from outbox.consumer.starts import PartitionEnds, begin_offset
 from outbox.testing.standing_still import alive, is_killed
 
 if TYPE_CHECKING:
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.confirm_record import Confirm, Progress
-    from outbox.consumer_config import ConsumerConfig
-    from outbox.progress import Partition
-    from outbox.starts import StartAt
+    from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.progress import Partition
+    from outbox.consumer.starts import ConsumeStart
     from outbox.testing.awkwardness import Faults
 
 PARTITIONS: Final = 3
-"""Of each topic: enough for keys to overtake each other."""
+"""Partitions of each topic: enough for keys to overtake each other."""
 
 IDLE_SECONDS: Final = 60.0
-"""How long a look at a broker that has nothing takes at most. Virtual, as all time here."""
+"""The most that a look at a broker that has nothing takes. Virtual, as all time here."""
 
 TRIP_SECONDS_MAX: Final = 0.01
 
 
-class MemoryRecord(Struct, frozen=True):
+class BrokerRecord(Struct, frozen=True):
     """What consumers read of aiokafka's records."""
 
     topic: str
@@ -52,9 +52,9 @@ class MemoryBroker:
 
     def __init__(self, faults: Faults) -> None:
         self.committed: dict[tuple[str, Partition], int] = {}
-        """By group and partition: where the group goes on."""
+        """By group and partition: the offset at which the group continues."""
         self.faults = faults
-        self._logs: dict[Partition, list[MemoryRecord]] = {}
+        self._logs: dict[Partition, list[BrokerRecord]] = {}
         self._arrived: list[asyncio.Future[None]] = []
 
     def send(
@@ -65,25 +65,25 @@ class MemoryBroker:
         headers: Sequence[tuple[str, bytes]] = (),
         *,
         time_ms: int = 0,
-    ) -> MemoryRecord:
-        """Store a record, at one instant, where its key says; without one, anywhere."""
+    ) -> BrokerRecord:
+        """Store a record, at one instant, where its key says; without a key, anywhere."""
         number = self.faults.random.randrange(PARTITIONS)
         if key is not None:
             number = zlib.crc32(key) % PARTITIONS
         log = self.log((topic, number))
-        record = MemoryRecord(topic, number, len(log), time_ms, key, value, tuple(headers))
+        record = BrokerRecord(topic, number, len(log), time_ms, key, value, tuple(headers))
         log.append(record)
         self.wake()
         return record
 
     def wake(self) -> None:
-        """Have all look who wait for an arrival."""
+        """Wake all that wait for an arrival."""
         arrived, self._arrived = self._arrived, []
         for waiter in arrived:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def log(self, place: Partition) -> list[MemoryRecord]:
+    def log(self, place: Partition) -> list[BrokerRecord]:
         """Return the records of a partition."""
         return self._logs.setdefault(place, [])
 
@@ -92,14 +92,14 @@ class MemoryBroker:
         return ((topic, number) for topic in topics for number in range(PARTITIONS))
 
     def is_read(self, group: str, topics: Sequence[str]) -> bool:
-        """Say whether a group has committed all that is there."""
+        """Return whether a group has committed everything that is there."""
         return all(
             self.committed.get((group, place), 0) >= len(self.log(place))
             for place in self.places(topics)
         )
 
     async def arrival(self, seconds: float) -> None:
-        """Return when the next record is stored, or after so long."""
+        """Return when the next record is stored, or after `seconds`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrived.append(waiter)
         with suppress(TimeoutError):
@@ -107,15 +107,15 @@ class MemoryBroker:
                 await waiter
 
     async def question(self) -> None:
-        """Take the time of a question. Raises RetryError where it is not answered."""
+        """Spend the time of a question. Raises RetryError if it is not answered."""
         await asyncio.sleep(self.faults.random.uniform(0.0, TRIP_SECONDS_MAX))
         await alive()
         if self.faults.happens("broker_away"):
             raise RetryError("the broker did not answer")
 
 
-class MemorySource(RecordSource):
-    """See `outbox.record_source.RecordSource`: the only member of its group."""
+class MemorySource(DestinationRecords):
+    """See `outbox.consumer.record_source.DestinationRecords`: the only member of its group."""
 
     def __init__(
         self,
@@ -132,11 +132,11 @@ class MemorySource(RecordSource):
         self._next: dict[Partition, int] = {}
 
     async def start(self) -> None:
-        """See `RecordSource.start`."""
+        """See `DestinationRecords.start`."""
         await asyncio.sleep(0)
 
     async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
-        """See `RecordSource.records`: some of what is there, of partitions in any order."""
+        """See `DestinationRecords.records`: some of what is there, of partitions in any order."""
         broker, random = self._broker, self._broker.faults.random
         await broker.question()
         if broker.faults.happens("moved"):
@@ -149,14 +149,14 @@ class MemorySource(RecordSource):
             await broker.arrival(max(timeout_seconds, IDLE_SECONDS))
             return []
         random.shuffle(ready)
-        found: list[MemoryRecord] = []
+        found: list[BrokerRecord] = []
         for place in ready:
             if len(found) < most and not broker.faults.happens("held_back"):
                 found += self._read(place, random.randint(1, most - len(found)))
         return cast("list[ConsumerRecord]", found)
 
     async def commit(self) -> None:
-        """See `RecordSource.commit`."""
+        """See `DestinationRecords.commit`."""
         offsets = self.progress.to_commit()
         if offsets and not is_killed():
             await self._broker.question()
@@ -172,12 +172,12 @@ class MemorySource(RecordSource):
         committed = self._broker.committed.get((self._group, place))
         ends = PartitionEnds(0, len(log), _at_time(log, self._start_at))
         begin = begin_offset(self._start_at, committed, ends)
-        # Else a crash before the first commit would choose again.
+        # Otherwise a crash before the first commit would choose again.
         self._broker.committed.setdefault((self._group, place), begin)
         self._next[place] = begin
         self.progress.assign(place, begin)
 
-    def _read(self, place: Partition, most: int) -> list[MemoryRecord]:
+    def _read(self, place: Partition, most: int) -> list[BrokerRecord]:
         at, held = self._next[place], self.progress.of(place)
         records = self._broker.log(place)[at : at + most]
         self._next[place] = at + len(records)
@@ -191,7 +191,7 @@ class MemorySource(RecordSource):
 
 
 class MemoryConfirms(ConfirmSender):
-    """See `outbox.confirm_sender.ConfirmSender`."""
+    """See `outbox.consumer.confirm_loop.ConfirmSender`."""
 
     def __init__(self, config: ConsumerConfig, broker: MemoryBroker) -> None:
         super().__init__(config)
@@ -217,7 +217,7 @@ class MemoryConfirms(ConfirmSender):
         return True
 
 
-def _at_time(log: Sequence[MemoryRecord], start: StartAt) -> int | None:
+def _at_time(log: Sequence[BrokerRecord], start: ConsumeStart) -> int | None:
     if start.time_ms is None:
         return None
     return next((record.offset for record in log if record.timestamp >= start.time_ms), None)

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from orderchain.errors import RetryError, SettingError
-from orderchain.simulation.virtual_loop import virtual_clock
-from outbox.adding import store_messages
+from orderchain.testing.virtual_loop import virtual_clock
 from outbox.errors import MessageError
+from outbox.sender.add import store_messages
 from outbox.service.bodies import Decided
 from outbox.service.message_client import MessageClient
 from outbox.statuses import Change
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
     from outbox.message import Message
     from outbox.testing.awkwardness import Faults
-    from outbox.testing.memory_database import MemoryDatabase
+    from outbox.testing.memory_database import OutboxDatabase
     from outbox.testing.memory_relay import MemoryRelay
 
 
 class MemoryMessageClient(MessageClient):
     """Prepares, commits, rolls back and sends as one client of the service.
 
-    An answer may be lost: RetryError, and it was done. The same call again does it no second time.
+    An answer may be lost: it raises RetryError, and the work was done. A retry does not do it
+    twice.
     """
 
     def __init__(
-        self, sender: str, database: MemoryDatabase, relay: MemoryRelay, faults: Faults
+        self, sender: str, database: OutboxDatabase, relay: MemoryRelay, faults: Faults
     ) -> None:
         super().__init__(["http://memory"], "no token")
         self._sender = sender

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from orderchain.simulation.virtual_loop import virtual_clock
-from outbox.consumer import Consumer
+from orderchain.testing.virtual_loop import virtual_clock
+from outbox.consumer.consumer import Consumer
 from outbox.testing.crashing import CrashingAttempt, Stepped
 from outbox.testing.memory_broker import MemoryConfirms, MemorySource
 from outbox.testing.memory_inbox import MemoryConnections, MemoryInbox
@@ -14,13 +14,13 @@ from outbox.testing.memory_inbox import MemoryConnections, MemoryInbox
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from outbox.attempts import Attempt
-    from outbox.consumer_config import ConsumerConfig
-    from outbox.delivery import Delivery
-    from outbox.inbox import Inbox
+    from outbox.consumer.attempts import Attempt
+    from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.delivery import Delivery
+    from outbox.consumer.inbox import Inbox
     from outbox.testing.crashing import CrashPlan
     from outbox.testing.memory_broker import MemoryBroker
-    from outbox.testing.memory_database import MemoryDatabase
+    from outbox.testing.memory_database import OutboxDatabase
     from outbox.testing.memory_inbox import InboxRows
 
 
@@ -30,7 +30,7 @@ class MemoryConsumer(Consumer):
     def __init__(
         self,
         config: ConsumerConfig,
-        database: MemoryDatabase,
+        database: OutboxDatabase,
         broker: MemoryBroker,
         rows: InboxRows,
         plan: CrashPlan,
@@ -58,7 +58,7 @@ class MemoryConsumer(Consumer):
         await Stepped(_call(handler, given, connection), attempt.is_end)
 
     async def serve(self, service: Callable[[Consumer], Coroutine[Any, Any, None]]) -> None:
-        """Run a loop of the user's own; its awaits count while it works on a message."""
+        """Run a user's own loop; its awaits count while it works on a message."""
         await Stepped(service(self), self._is_end_of_service)
 
     def _is_end_of_service(self) -> bool:

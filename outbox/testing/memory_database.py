@@ -1,9 +1,9 @@
 """A database in memory: transactions, savepoints, waits, and what asyncpg's connections offer.
 
 It knows no SQL. A statement is answered by a function that was given for its text (`answer`), or by
-one of those that the outbox itself brings. What it keeps of PostgreSQL's rules: an error breaks the
-transaction, a broken one is rolled back by its commit, whoever comes second waits for the first,
-and a process that is killed takes its open transactions with it.
+one of the outbox's own. It keeps these rules of PostgreSQL: an error breaks the transaction, the
+commit of a broken one rolls it back, the second one waits for the first, and a killed process takes
+its open transactions with it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import asyncpg
-
-from orderchain.clients.postgres import rolled_back
+from orderchain.clients.postgres import (
+    ConnectionDoesNotExistError,
+    InFailedSQLTransactionError,
+    InterfaceError,
+    UniqueViolationError,
+    rolled_back,
+)
 from orderchain.errors import SettingError
-from orderchain.simulation.process import current_process
+from orderchain.testing.process import current_process
 from outbox.testing.standing_still import alive
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from random import Random
     from types import TracebackType
 
-    from orderchain.simulation.process import Process
+    from orderchain.testing.process import Process
 
     Rows = Sequence[Any] | None
     Answer = Callable[..., Rows]
@@ -34,16 +38,16 @@ if TYPE_CHECKING:
     """Gets the connection, whose transaction it joins, and the arguments."""
 
 TABLES: Final = "tables"
-"""The lock of all tables of the user's: the first statement of a transaction takes it."""
+"""The lock of all of the user's tables: the first statement of a transaction takes it."""
 
 BEFORE_COMMIT: Final = "before the commit"
 AFTER_COMMIT: Final = "after the commit"
 
 TRIP_SECONDS_MAX: Final = 0.005
-"""Of one statement. Virtual: it decides who comes first, and nothing else."""
+"""The longest time of one statement. Virtual: it only decides which one comes first."""
 
 
-class MemoryDatabase:
+class OutboxDatabase:
     """What has committed, who holds which lock, and which statements are known."""
 
     def __init__(self, random: Random) -> None:
@@ -54,16 +58,16 @@ class MemoryDatabase:
         self._random = random
         self._answers: dict[str, Answer] = {}
         self._built_in: dict[str, BuiltIn] = {}
-        self._holders: dict[Hashable, MemoryTransaction] = {}
+        self._holders: dict[Hashable, OutboxTransaction] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._connections: list[MemoryConnection] = []
 
     def answer(self, statement: str, function: Answer) -> None:
-        """Have `statement` do what `function` does."""
+        """Make `statement` do what `function` does."""
         self._answers[_plain(statement)] = function
 
     def build_in(self, statement: str, function: BuiltIn) -> None:
-        """Have a statement of the outbox's own do what `function` does with its connection."""
+        """Make a statement of the outbox's own do what `function` does with its connection."""
         self._built_in[_plain(statement)] = function
 
     def connect(self) -> MemoryConnection:
@@ -84,7 +88,7 @@ class MemoryDatabase:
             self._connections.remove(connection)
 
     async def trip(self) -> None:
-        """Take the time of one statement."""
+        """Spend the time of one statement."""
         await asyncio.sleep(self._random.uniform(0.0, TRIP_SECONDS_MAX))
         await alive()
 
@@ -110,15 +114,15 @@ class MemoryDatabase:
 
     # -- locks -------------------------------------------------------------------------------------
 
-    async def lock(self, transaction: MemoryTransaction, name: Hashable) -> None:
-        """Hold `name` until the transaction ends. Whoever has it is waited for."""
+    async def lock(self, transaction: OutboxTransaction, name: Hashable) -> None:
+        """Hold `name` until the transaction ends. It waits for a transaction that has it."""
         while not self.try_lock(transaction, name):
             if name == TABLES and self._holders[name].task is asyncio.current_task():
                 expected = "one connection at a time: the first one has locked all tables"
                 raise SettingError("connection", "a second one in the same handler", expected)
             await self._until_one_ends()
 
-    async def until_free(self, transaction: MemoryTransaction | None, name: Hashable) -> None:
+    async def until_free(self, transaction: OutboxTransaction | None, name: Hashable) -> None:
         """Return once nobody else holds `name`."""
         while self._holders.get(name, transaction) is not transaction:
             await self._until_one_ends()
@@ -129,15 +133,15 @@ class MemoryDatabase:
         await waiter
         await alive()
 
-    def try_lock(self, transaction: MemoryTransaction, name: Hashable) -> bool:
+    def try_lock(self, transaction: OutboxTransaction, name: Hashable) -> bool:
         """Hold `name` until the transaction ends, unless another one has it."""
         if self._holders.setdefault(name, transaction) is not transaction:
             return False
         transaction.task = asyncio.current_task()
         return True
 
-    def unlock(self, transaction: MemoryTransaction, name: Hashable | None = None) -> None:
-        """Let go of `name`, or of all that a transaction holds."""
+    def unlock(self, transaction: OutboxTransaction, name: Hashable | None = None) -> None:
+        """Release `name`, or everything that a transaction holds."""
         for held, holder in list(self._holders.items()):
             if holder is transaction and name in (None, held):
                 del self._holders[held]
@@ -147,10 +151,10 @@ class MemoryDatabase:
                 waiter.set_result(None)
 
 
-class MemoryTransaction:
+class OutboxTransaction:
     """The outermost transaction of a connection: what it has done, and how to undo that."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: OutboxDatabase) -> None:
         self.tables: dict[str, Any] | None = None
         """Its own view of the user's tables, once it has used them."""
         self.task: asyncio.Task[Any] | None = None
@@ -163,7 +167,7 @@ class MemoryTransaction:
         at_commit: Callable[[], None] = lambda: None,
         undo: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do something at the commit; undo what was done at once where it is rolled back."""
+        """Do something at the commit; on a rollback, undo what was done at once."""
         self._done.append((at_commit, undo))
 
     def savepoint(self) -> tuple[int, dict[str, Any] | None]:
@@ -179,7 +183,7 @@ class MemoryTransaction:
         self.is_broken = False
 
     def commit(self) -> None:
-        """Make all of it visible at one instant. Broken, it is rolled back without a word."""
+        """Make all of it visible at one instant. If broken, roll it back without a word."""
         if self.is_broken:
             self.end()
             return
@@ -192,7 +196,7 @@ class MemoryTransaction:
         self._database.unlock(self)
 
     def end(self) -> None:
-        """Roll back, and let go of all locks."""
+        """Roll back, and release all locks."""
         self.roll_back()
         self._database.unlock(self)
 
@@ -200,21 +204,22 @@ class MemoryTransaction:
 class MemoryConnection:
     """What a handler and a business use of asyncpg's connection."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: OutboxDatabase) -> None:
         self.process = current_process()
         self.at_commit: Callable[[str], Awaitable[None]] | None = None
-        """Told BEFORE_COMMIT and AFTER_COMMIT of a whole transaction: the process may end there."""
+        """Called with BEFORE_COMMIT and AFTER_COMMIT of a whole transaction: the process may end
+        there."""
         self.tells_rollback = False
-        """Whether the commit of a broken transaction raises, as a consumer's own connection has it.
-        A plain one of asyncpg's does not."""
+        """Whether the commit of a broken transaction raises, as on a consumer's own connection. A
+        plain one of asyncpg does not."""
         self.loses_answer = False
         """Whether the next commit takes place and its answer is lost."""
         self._database = database
-        self._transaction: MemoryTransaction | None = None
+        self._transaction: OutboxTransaction | None = None
         self._is_closed = False
 
     @property
-    def required(self) -> MemoryTransaction:
+    def required(self) -> OutboxTransaction:
         """The open transaction. Raises SettingError outside of one."""
         if self._transaction is None:
             raise SettingError("connection", "outside of a transaction", "one in a transaction")
@@ -223,7 +228,7 @@ class MemoryConnection:
     # -- asyncpg's ---------------------------------------------------------------------------------
 
     def transaction(self, *, isolation: str | None = None, **_: object) -> TransactionBlock:
-        """Return a transaction, or a savepoint inside of one; see asyncpg. One isolation does."""
+        """Return a transaction, or a savepoint inside of one; see asyncpg. It has one isolation."""
         return TransactionBlock(self)
 
     def is_in_transaction(self) -> bool:
@@ -313,7 +318,7 @@ class MemoryConnection:
         """Open a transaction, or return a savepoint of the one that is open."""
         await self._trip()
         if self._transaction is None:
-            self._transaction = MemoryTransaction(self._database)
+            self._transaction = OutboxTransaction(self._database)
             return None
         return self._transaction.savepoint()
 
@@ -332,7 +337,7 @@ class MemoryConnection:
             await self.at_commit(AFTER_COMMIT)
         if self.loses_answer:
             self.terminate()
-            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle")
+            raise ConnectionDoesNotExistError("connection was closed in the middle")
         await self._trip()
 
     async def roll_back(self, to: tuple[int, dict[str, Any] | None] | None) -> None:
@@ -345,10 +350,10 @@ class MemoryConnection:
         if transaction is not None:
             transaction.end()
 
-    async def step(self) -> MemoryTransaction | None:
-        """Take the time of a statement; return the transaction that it runs in."""
+    async def step(self) -> OutboxTransaction | None:
+        """Spend the time of a statement; return the transaction that it runs in."""
         if self._transaction is not None and self._transaction.is_broken:
-            raise asyncpg.InFailedSQLTransactionError(
+            raise InFailedSQLTransactionError(
                 "current transaction is aborted, commands ignored until end of transaction block"
             )
         await self._trip()
@@ -366,10 +371,10 @@ class MemoryConnection:
     async def _trip(self) -> None:
         await alive()
         if self._is_closed:
-            raise asyncpg.InterfaceError("connection is closed")
+            raise InterfaceError("connection is closed")
         await self._database.trip()
         if self._is_closed:
-            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle")
+            raise ConnectionDoesNotExistError("connection was closed in the middle")
 
 
 class TransactionBlock:
@@ -384,11 +389,11 @@ class TransactionBlock:
         self._savepoint = await self._connection.begin()
 
     async def commit(self) -> None:
-        """See asyncpg. A savepoint is kept by the transaction that it stands in."""
+        """See asyncpg. A savepoint is kept by the transaction that contains it."""
         if self._savepoint is None:
             await self._connection.commit()
         elif self._connection.required.is_broken:
-            raise asyncpg.InFailedSQLTransactionError("current transaction is aborted")
+            raise InFailedSQLTransactionError("current transaction is aborted")
 
     async def rollback(self) -> None:
         """See asyncpg."""
@@ -416,7 +421,7 @@ def _plain(statement: str) -> str:
 
 
 def stored_already(what: str, key: object, detail: str | None = None) -> BaseException:
-    """Return what the driver raises where a unique key is there already."""
-    error: BaseException = asyncpg.UniqueViolationError(f"{what} {key} is stored already")
+    """Return what the driver raises if a unique key already exists."""
+    error: BaseException = UniqueViolationError(f"{what} {key} is stored already")
     vars(error)["detail"] = detail
     return error

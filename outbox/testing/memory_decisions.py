@@ -1,23 +1,23 @@
-"""The decision keys of check-back in memory: what `outbox/decision.sql` does in PostgreSQL."""
+"""The decision keys of check-back in memory: what `outbox/sql/decision.sql` does in PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from outbox.check_back import Answer
+from outbox.sender.check_back import Answer
 from outbox.testing.memory_database import stored_already
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from outbox.testing.memory_database import MemoryConnection, MemoryDatabase
+    from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 
 
 class MemoryDecisions:
-    """Which messages are decided. Whoever writes second is refused, or waits for the first."""
+    """Which messages are decided. The second one to write is refused, or waits for the first."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: OutboxDatabase) -> None:
         self._database = database
         self._decided: dict[UUID, bool] = {}
 

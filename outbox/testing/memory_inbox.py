@@ -1,7 +1,7 @@
-"""A consumer's inbox in memory: what `outbox.inbox.Inbox` asks of PostgreSQL, by the same methods.
+"""A consumer's inbox in memory: what `Inbox` asks of PostgreSQL, by the same methods.
 
-One lock stands for PostgreSQL's rules where parked messages and dead letters change: transactions
-that change them are short, no handler runs in them, and whoever reads waits for their end.
+One lock replaces PostgreSQL's rules for changes of parked messages and dead letters: transactions
+that change them are short, no handler runs in them, and readers wait for their end.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
 
-from orderchain.simulation.virtual_loop import virtual_clock
-from outbox.connections import ConsumerConnections
-from outbox.dead_letter import DeadLetter
-from outbox.inbox import Inbox, shown
-from outbox.inbox_decision import Stored
+from orderchain.testing.virtual_loop import virtual_clock
+from outbox.consumer.dead_letter import DeadLetter
+from outbox.consumer.inbox import Inbox, shown
+from outbox.consumer.inbox_decision import StoredDelivery
+from outbox.session import ConsumerConnections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from orderchain.clients.postgres import Connection
-    from outbox.consumer_config import ConsumerConfig
-    from outbox.delivery import Delivery
+    from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.delivery import Delivery
     from outbox.testing.memory_database import (
         MemoryConnection,
-        MemoryDatabase,
-        MemoryTransaction,
+        OutboxDatabase,
+        OutboxTransaction,
     )
 
 _BEHIND: Final = "waits behind an earlier message of its key"
@@ -42,7 +42,7 @@ class Parked:
     delivery: Delivery
     failures: int
     due_ns: int | None
-    """None: it waits behind an earlier message of its key."""
+    """None: it waits for an earlier message of its key."""
     error: str
 
 
@@ -56,13 +56,13 @@ class InboxRows:
     dead: dict[UUID, DeadLetter] = field(default_factory=dict)
 
     def head(self, key: bytes | None) -> Parked | None:
-        """Return the first parked message of a key; None where none is parked."""
+        """Return the first parked message of a key; None if none is parked."""
         if key is None:
             return None
         return next((row for row in self.parked.values() if row.delivery.key_bytes == key), None)
 
     def is_held(self, delivery: Delivery) -> bool:
-        """Say whether a message, or an earlier one of its key, has failed or is parked."""
+        """Return whether a message, or an earlier one of its key, has failed or is parked."""
         is_parked = delivery.message_id in self.parked or self.head(delivery.key_bytes) is not None
         return is_parked or delivery.message_id in self.dead
 
@@ -70,7 +70,7 @@ class InboxRows:
 class MemoryConnections(ConsumerConnections):
     """Hands out connections of the database in memory."""
 
-    def __init__(self, config: ConsumerConfig, database: MemoryDatabase) -> None:
+    def __init__(self, config: ConsumerConfig, database: OutboxDatabase) -> None:
         super().__init__(config)
         self._database = database
 
@@ -93,9 +93,9 @@ class MemoryConnections(ConsumerConnections):
 
 
 class MemoryInbox(Inbox):
-    """See `outbox.inbox.Inbox`: a connection is a `MemoryConnection` everywhere."""
+    """See `outbox.consumer.inbox.Inbox`: a connection is a `MemoryConnection` everywhere."""
 
-    def __init__(self, rows: InboxRows, database: MemoryDatabase, seconds: float) -> None:
+    def __init__(self, rows: InboxRows, database: OutboxDatabase, seconds: float) -> None:
         super().__init__(0, seconds)
         self._rows = rows
         self._database = database
@@ -104,7 +104,7 @@ class MemoryInbox(Inbox):
     # -- what was received -------------------------------------------------------------------------
 
     async def claim(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
-        """See `Inbox.claim`: another transaction that has the same id is waited for."""
+        """See `Inbox.claim`: it waits for another transaction that has the same id."""
         await self._look(connection)
         transaction = _of(connection).required
         ours = set()
@@ -120,12 +120,12 @@ class MemoryInbox(Inbox):
 
     async def judge(
         self, connection: Connection, deliveries: Sequence[Delivery]
-    ) -> Mapping[UUID, Stored]:
+    ) -> Mapping[UUID, StoredDelivery]:
         """See `Inbox.judge`."""
         await self._look(connection)
         rows = self._rows
         return {
-            each.message_id: Stored(
+            each.message_id: StoredDelivery(
                 is_applied=each.message_id in rows.applied,
                 is_parked=each.message_id in rows.parked,
                 is_dead=each.message_id in rows.dead,
@@ -165,7 +165,7 @@ class MemoryInbox(Inbox):
         return until
 
     async def take_due(self, connection: Connection, now_ns: int) -> Delivery | None:
-        """See `Inbox.take_due`: those that others have taken are skipped."""
+        """See `Inbox.take_due`: it skips those that others have taken."""
         await self._look(connection)
         transaction = _of(connection).required
         due = [
@@ -232,7 +232,7 @@ class MemoryInbox(Inbox):
     # -- shared ------------------------------------------------------------------------------------
 
     async def _look(self, connection: Connection) -> None:
-        """Wait for whoever changes what is parked or dead."""
+        """Wait for a transaction that changes what is parked or dead."""
         transaction = await _of(connection).step()
         await self._database.until_free(transaction, self._lock)
 
@@ -253,13 +253,13 @@ class MemoryInbox(Inbox):
         rows = self._rows
         if delivery.message_id not in rows.parked:
             due = due_ns if rows.head(delivery.key_bytes) is None else None
-            # As it comes out of a table: what this attempt has noted on it is not stored.
+            # As a table returns it: what this attempt has noted on it is not stored.
             stored = replace(
                 delivery, oldest_unfinished=None, is_alone=False, looked_before=False, handling=None
             )
             rows.parked[delivery.message_id] = Parked(stored, failures, due, error)
 
-    async def _insert(self, transaction: MemoryTransaction, delivery: Delivery) -> bool:
+    async def _insert(self, transaction: OutboxTransaction, delivery: Delivery) -> bool:
         name = ("inbox", self._rows.consumer, delivery.message_id)
         await self._database.lock(transaction, name)
         applied = self._rows.applied

@@ -9,18 +9,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from orderchain.errors import OrderchainError, SettingError
-from orderchain.simulation.process import Process
-from orderchain.simulation.virtual_loop import VirtualLoop
-from outbox import adding
-from outbox.business import BusinessTransaction, watched_transaction
-from outbox.consumer_config import ConsumerConfig
-from outbox.decision import CHECK, DECIDE
-from outbox.durability import SYNCHRONOUS
+from orderchain.testing.process import Process
+from orderchain.testing.virtual_loop import VirtualLoop
+from outbox.consumer.config import ConsumerConfig
+from outbox.sender import add as adding
+from outbox.sender.business import BusinessTransaction, watched_transaction
+from outbox.sender.decision import CHECK, DECIDE
+from outbox.session import SYNCHRONOUS
 from outbox.testing.awkwardness import Faults
 from outbox.testing.crashing import CrashPlan
 from outbox.testing.memory_broker import MemoryBroker
 from outbox.testing.memory_consumer import MemoryConsumer
-from outbox.testing.memory_database import MemoryConnection, MemoryDatabase
+from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 from outbox.testing.memory_decisions import MemoryDecisions
 from outbox.testing.memory_inbox import InboxRows
 from outbox.testing.memory_relay import MemoryRelay
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
-    from outbox.check_back import CheckRules
-    from outbox.consumer import Consumer
-    from outbox.dead_letter import DeadLetter
+    from outbox.consumer.consumer import Consumer
+    from outbox.consumer.dead_letter import DeadLetter
     from outbox.destination import Destination
+    from outbox.sender.check_back import CheckRules
     from outbox.service.message_client import MessageClient
     from outbox.statuses import Status
     from outbox.testing.awkwardness import Awkwardness
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from outbox.testing.memory_relay import Ask
 
     Service = Callable[[Consumer], Coroutine[Any, Any, None]]
-    """A loop of the user's own over a consumer that is open."""
+    """A user's own loop over a consumer that is open."""
 
 _T = TypeVar("_T")
 
@@ -49,13 +49,13 @@ WORK_SECONDS: Final = 86_400.0
 """A virtual day: above the 4 h 45 min of the default retries, and the sender's tries after them."""
 
 POLL_SECONDS: Final = 10.0
-"""How often the consumer looks for what is due, where its config is ours: looks take real time."""
+"""How often the consumer looks for what is due, if its config is ours: looks take real time."""
 
 LOOK_SECONDS: Final = 5.0
-"""How often it is looked whether all is worked off. Virtual."""
+"""How often to check whether everything is worked off. Virtual."""
 
 RESTART_SECONDS_MAX: Final = 2.0
-"""Until a process that was killed is started again. Virtual."""
+"""The longest time until a killed process is started again. Virtual."""
 
 CLOSE_SECONDS: Final = 3_600.0
 """Virtual: what is still at work at the end of a test is cancelled, and given so long."""
@@ -80,7 +80,7 @@ class MemoryOutbox:
         random = Random(seed)  # noqa: S311 - faults, not secrets
         self._loop = VirtualLoop(seed)
         self._faults = Faults(random)
-        self._database = MemoryDatabase(random)
+        self._database = OutboxDatabase(random)
         self._broker = MemoryBroker(self._faults)
         self._relay = MemoryRelay(self._broker, self._faults)
         self._decisions = MemoryDecisions(self._database)
@@ -103,7 +103,7 @@ class MemoryOutbox:
 
     @property
     def tables(self) -> dict[str, Any]:
-        """What has committed of your tables. Each commit puts new values there: read them anew."""
+        """What has committed of your tables. Each commit puts new values there: read them again."""
         return self._database.tables
 
     def set_up(self, *destinations: Destination) -> None:
@@ -111,10 +111,10 @@ class MemoryOutbox:
         self._relay.destinations.update({each.name: each for each in destinations})
 
     def answer(self, statement: str, function: Answer) -> None:
-        """Have the SQL text `statement` do what `function(tables, *arguments)` does.
+        """Make the SQL text `statement` do what `function(tables, *arguments)` does.
 
-        It returns the rows, or None for none. What it raises breaks the transaction, as an error of
-        the server's does. White space in the text does not matter.
+        It returns the rows, or None for none. An error that it raises breaks the transaction, as an
+        error of the server does. White space in the text does not matter.
         """
         self._database.answer(statement, function)
 
@@ -149,7 +149,7 @@ class MemoryOutbox:
         return self.run(business())
 
     async def connect(self) -> MemoryConnection:
-        """Return a connection, in the place of `asyncpg.connect`."""
+        """Return a connection, in place of `asyncpg.connect`."""
         await self._database.trip()
         return self._database.connect()
 
@@ -169,11 +169,12 @@ class MemoryOutbox:
         return MemoryMessageClient(sender, self._database, self._relay, self._faults)
 
     def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
-        """Have `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
+        """Make `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
-        It returns an `outbox.check_back.Answer` for each id, as `outbox.decision.check_decisions`
-        does; those that it leaves out were not answered. An OrderchainError is no answer either.
-        `rules` are those of all senders; by default the real ones.
+        It returns an `outbox.sender.check_back.Answer` for each id, as
+        `outbox.sender.decision.check_decisions` does; those that it leaves out were not answered.
+        An OrderchainError is no answer either. `rules` are those of all senders, by default the
+        real ones.
         """
         self._relay.rules = rules or self._relay.rules
         self._relay.on_check(sender, ask)
@@ -201,12 +202,12 @@ class MemoryOutbox:
         many: bool = False,
         seconds: float = WORK_SECONDS,
     ) -> None:
-        """Run a consumer on `handler`, killed and started again, until all is worked off.
+        """Run a consumer on `handler`, killed and started again, until everything is worked off.
 
-        That is: all has been read, nothing is parked any more, and the sender has nothing left to
-        send. `many`: the handler is one for `Consumer.run_many`. Raises SettingError for a
-        statement without an answer, what ends the consumer, and NotWorkedOff after so many virtual
-        seconds.
+        That is: everything has been read, nothing is parked any more, and the sender has nothing
+        left to send. `many`: the handler is one for `Consumer.run_many`. Raises SettingError for a
+        statement without an answer, the error that ends the consumer, and NotWorkedOff after so
+        many virtual seconds.
         """
 
         async def serve(consumer: MemoryConsumer) -> None:
@@ -237,7 +238,7 @@ class MemoryOutbox:
         return {key: row.status for (key, name), row in rows if consumer in (None, name)}
 
     def dead_letters(self, consumer: str | None = None) -> list[DeadLetter]:
-        """Return what a consumer has given up, and why; without a name of all consumers."""
+        """Return what a consumer has given up, and why; without a name, of all consumers."""
         return [
             letter
             for rows in self._inboxes.values()
@@ -255,13 +256,13 @@ class MemoryOutbox:
         ]
 
     def close(self) -> None:
-        """End what is still at work. Processes that were killed are cleaned away now."""
+        """End what is still at work. Killed processes are cleaned up now."""
         if self._loop.is_closed():
             return
-        self._loop.set_exception_handler(lambda *_: None)  # nothing of it is anybody's any more
+        self._loop.set_exception_handler(lambda *_: None)  # its errors concern nobody any more
         if (
             self._relaying is not None
-        ):  # else nothing was ever run, and in an async test nothing can
+        ):  # otherwise nothing was ever run, and in an async test nothing can be
             self._loop.run_until_complete(_end_all(self._dead))
         self._loop.close()
 
@@ -319,7 +320,7 @@ class MemoryOutbox:
         return MemoryConsumer(config, self._database, self._broker, rows, plan, kill)
 
     def bury(self, process: Process, main: asyncio.Task[None]) -> None:
-        """Let a process stand still for good; for the host."""
+        """Make a process stand still for good; for the host."""
         process.pause()
         self._database.end(process)
         self._dead.append((process, main))
@@ -362,10 +363,10 @@ class _Host:
         self._count = 0
 
     async def look(self) -> None:
-        """Start a process where none lives. Raises what has ended the one before."""
+        """Start a process if none lives. Raises what has ended the previous one."""
         if self._task is not None and self._task.done():
             self._task.result()
-            self._task = None  # a loop of the user's own that has returned
+            self._task = None  # a user's own loop that has returned
         if self._process is None or self._task is None:
             await asyncio.sleep(self._outbox.restart_seconds())
             self._count += 1
@@ -376,7 +377,7 @@ class _Host:
             self._task = process.run(self._main(self._consumer))
 
     async def stop(self) -> None:
-        """End the process that lives, in order."""
+        """End the live process, in order."""
         task, consumer = self._task, self._consumer
         if task is None or consumer is None or self._process is None:
             return

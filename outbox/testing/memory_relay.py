@@ -1,7 +1,8 @@
 """A sender's tables in memory, and a relay on them: stored, sent, confirmed, given up.
 
-What becomes of a delivery is decided where the real relay has it decided: `outbox.statuses`,
-`outbox.resend`, `outbox.check_back`. Records and confirms are the real ones, byte for byte.
+What becomes of a delivery is decided by the same code as for the real relay: `outbox.statuses`,
+`outbox.sender.resend`, `outbox.sender.check_back`. Records and confirms are the real ones, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ from uuid import UUID
 import msgspec
 
 from orderchain.errors import OrderchainError
-from orderchain.simulation.virtual_loop import virtual_clock
-from outbox.adding import add
-from outbox.check_back import Answer, CheckRules, after_check, may_ask
-from outbox.confirm_record import APPLIED, decode_confirms
+from orderchain.testing.virtual_loop import virtual_clock
+from outbox.confirm_record import APPLIED, KEY_BYTES, decode_confirms, is_proven, token_of
 from outbox.headers import common_headers, record_headers
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, smallest_id
-from outbox.proof import KEY_BYTES, is_proven, token_of
-from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds, why_given_up
+from outbox.sender.add import add
+from outbox.sender.check_back import Answer, CheckRules, after_check, may_ask
+from outbox.sender.resend import (
+    Due,
+    ResendVerdict,
+    judge,
+    queue_wait_seconds,
+    wait_seconds,
+    why_given_up,
+)
+from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
-from outbox.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.testing.memory_database import stored_already
 
 if TYPE_CHECKING:
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
     from outbox.confirm_record import Confirm
     from outbox.destination import Destination
-    from outbox.resend import Place
+    from outbox.sender.resend import Place
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_broker import MemoryBroker
     from outbox.testing.memory_database import MemoryConnection
@@ -45,12 +52,12 @@ ROUND_SECONDS_MAX: Final = 0.5
 """How late the relay is. Virtual."""
 
 IDLE_SECONDS: Final = 3_600.0
-"""Until it looks again where nothing is stored. What is stored wakes it."""
+"""Time until it looks again if nothing is stored. A stored message wakes it."""
 
 
 @dataclass
 class Row:
-    """One delivery: a line of `outbox_pending`, and at its end of `outbox_done`."""
+    """One delivery: a row of `outbox_pending`, and after its end of `outbox_done`."""
 
     message: Message
     consumer: str
@@ -66,7 +73,7 @@ class Row:
     error: str | None = None
 
     def change(self, change: Change, *, is_final: bool = False) -> None:
-        """Go on along the table of statuses. Raises TransitionRefused."""
+        """Make a change of the table of statuses. Raises TransitionRefused."""
         self.status = after(self.status, change, is_decided=self.is_decided)
         self.is_done = is_final or self.status in FINAL
 
@@ -91,7 +98,7 @@ class MemoryRelay:
         return not any(self._has_to_do(row) for row in self.rows.values())
 
     def on_check(self, sender: str, ask: Ask) -> None:
-        """Have `ask` asked about the messages that `sender` has prepared and not decided."""
+        """Use `ask` for checks of the messages that `sender` has prepared and not decided."""
         self._asks[sender] = ask
 
     # -- what is stored ----------------------------------------------------------------------------
@@ -165,7 +172,7 @@ class MemoryRelay:
     # -- rounds ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take confirms in, check, send; for ever."""
+        """Take confirms in, check, send; forever."""
         while True:
             if (idle := self._idle_seconds()) > 0:
                 await self._broker.arrival(idle)
@@ -180,7 +187,7 @@ class MemoryRelay:
         return min(ahead, default=self._now() + IDLE_SECONDS) - self._now()
 
     def _sweep(self) -> None:
-        """Send what is due, in any order: several relays, and what the fast path has missed."""
+        """Send what is due, in any order, as several relays do, and what the fast path missed."""
         now = self._now()
         due: dict[UUID, list[Row]] = {}
         for row in self.rows.values():
@@ -197,10 +204,10 @@ class MemoryRelay:
         rules = self.destinations[row.message.destination]
         seen = _as_due(row, now)
         match judge(seen, rules, self._progress):
-            case Verdict.WAIT:
+            case ResendVerdict.WAIT:
                 row.next_send_at = now + queue_wait_seconds(seen, rules)
                 return False
-            case Verdict.GIVE_UP:
+            case ResendVerdict.GIVE_UP:
                 row.change(Change.TRIES_USED_UP)
                 row.error = row.error or why_given_up(seen, rules)
                 return False
@@ -211,7 +218,7 @@ class MemoryRelay:
         message = claimed[0].message
         rules = self.destinations[message.destination]
         if self._faults.happens("broker_away"):
-            return  # which is no try: they are due still
+            return  # which is no try: they are still due
         common = common_headers(rules, self._oldest_unfinished())
         token = None
         if rules.confirm == "required":
@@ -275,7 +282,7 @@ class MemoryRelay:
                         self._checked(row, answers.get(row.message.message_id))
 
     def _due_checks(self, sender: str) -> list[Row]:
-        """Return what to ask about now; what was asked about often enough becomes abnormal."""
+        """Return what to ask about now; messages whose checks are used up become abnormal."""
         now, due = self._now(), []
         for row in self.rows.values():
             is_prepared = row.status is Status.PREPARED and row.sender == sender

@@ -1,20 +1,20 @@
-"""What a killed process does: nothing more. It hears no answer, and raises nothing."""
+"""What a killed process does: nothing more. It gets no answer, and raises nothing."""
 
 from __future__ import annotations
 
 import asyncio
 
-from orderchain.simulation.process import current_process
+from orderchain.testing.process import current_process
 
 
 def is_killed() -> bool:
-    """Say whether the running code belongs to a process that was killed."""
+    """Return whether the running code belongs to a process that was killed."""
     process = current_process()
     return process is not None and process.is_dead
 
 
 async def alive() -> None:
-    """Return in a process that lives; in one that was killed never, until it is cleaned away."""
+    """Return in a live process; in a killed one never, until it is cleaned up."""
     if is_killed():
         await stand_still()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orderchain.event import Event
+    from orderchain.model import Event
     from tests.cli.conftest import Call
 
     Retention = Callable[..., Any]

@@ -195,7 +195,7 @@ class Started:
         found: dict[str, int] = {}
         for process_id in children_of(self.process.pid):
             command = Path(f"/proc/{process_id}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if match := re.search(r"-m chainctl\.demo\.(\w+)", command):
+            if match := re.search(r"-m demo\.(\w+)", command):
                 found[match[1]] = process_id
         return found
 

@@ -139,7 +139,7 @@ def test_pages_for_users_import_by_the_front_door_alone(page: Path) -> None:
     assert not {module for module in modules if module.partition(".")[0] in parts}
     ours = {module for module in modules if module.partition(".")[0] == "orderchain"}
     # What tests are made of is no part of a service.
-    others = {module for module in ours if not module.startswith("orderchain.simulation.")}
+    others = {module for module in ours if not module.startswith("orderchain.testing.")}
     assert others <= {"orderchain"}
 
 

@@ -15,8 +15,8 @@ import pytest
 import outbox
 from chainctl.main import cli
 from outbox import Message, draw_message_ids
-from outbox.delivery import Delivery
-from outbox.inbox import REFUSED, Inbox
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.inbox import REFUSED, Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from orderchain.roles import OUTBOX_OPERATOR
-from outbox.delivery import Delivery
-from outbox.inbox import REFUSED, TRIES_USED_UP, Inbox
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids
 
 if TYPE_CHECKING:

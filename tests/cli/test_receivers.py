@@ -11,8 +11,7 @@ import pytest
 
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import PrimaryBehind, StillHalted
-from orderchain.gap import Gap
-from orderchain.mark import Mark
+from orderchain.model import Gap, Mark
 from orderchain.roles import RECEIVER_WRITER
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from local_stack.errors import StatementFailed
-from orderchain.schema import SCHEMA_VERSION, schema_sql
+from orderchain.sql import SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

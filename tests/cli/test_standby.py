@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import GAP_READER
@@ -37,7 +37,7 @@ def standby(
     postgres_server: PostgresServer, module_settings: dict[str, str], server_folder: Path
 ) -> Iterator[PostgresServer]:
     del module_settings  # its database must be there first
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=server_folder / "standby",
         port=free_port(),
         passwords=postgres_server.config.passwords,

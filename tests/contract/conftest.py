@@ -26,21 +26,21 @@ from matcher_receiver import (
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
-from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
-from orderchain.simulation.memory_gap_source import MemoryGapSource
-from orderchain.simulation.memory_log import MemoryFrameSource, MemoryLog
-from orderchain.simulation.memory_store import (
+from orderchain.testing.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
+from orderchain.testing.memory_gap_source import MemoryGapSource
+from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
+from orderchain.testing.memory_store import (
     MemoryChainStore,
     MemoryDatabase,
     MemoryKeyStore,
     MemoryLease,
 )
-from orderchain.simulation.wire import Dial, Server, Wire
-from orderchain.simulation.wired_store import WiredChainStore, WiredKeyStore, WiredLease
+from orderchain.testing.wire import Dial, Wire, WiredServer
+from orderchain.testing.wired import WiredChainStore, WiredKeyStore, WiredLease
 from sequencer.config import SequencerConfig
-from sequencer.key_store import PostgresKeyStore
-from sequencer.lease import PostgresLease
-from sequencer.store import PostgresChainStore
+from sequencer.leadership import PostgresLease
+from sequencer.stores.keys import PostgresKeyStore
+from sequencer.stores.postgres import PostgresChainStore
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def config_for(dsn: str, chain_id: int = 1) -> SequencerConfig:
 
 def sound_wire() -> Wire:
     """A wire that takes a little time and loses nothing."""
-    return Wire(Server("database"), Dial(), Random(1))
+    return Wire(WiredServer("database"), Dial(), Random(1))
 
 
 @pytest.fixture(params=["memory", "wired", "postgres"])

@@ -26,11 +26,10 @@ from outbox import (
     create_destination_topics,
     save_destinations,
 )
-from outbox.adding import store_messages
-from outbox.check_back import CheckRules
-from outbox.checking import CheckBack, CheckingConfig
-from outbox.dead_letter import DeadLetter, DeadLetters
-from outbox.prepared import decide_messages
+from outbox.consumer.dead_letter import DeadLetter, DeadLetters
+from outbox.sender.add import store_messages
+from outbox.sender.check_back import CheckRules
+from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change
 from outbox.testing import MemoryOutbox
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
-    from outbox.business import BusinessTransaction
-    from outbox.check_back import Answer
+    from outbox.sender.business import BusinessTransaction
+    from outbox.sender.check_back import Answer
 
     Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
 
@@ -189,7 +188,9 @@ class RealRig:
         connection = await asyncpg.connect(self._dsn)
         for part in ("schema.sql", "inbox.sql", "decision.sql"):
             async with connection.transaction():
-                await connection.execute((files("outbox") / part).read_text(encoding="utf-8"))
+                await connection.execute(
+                    (files("outbox") / "sql" / part).read_text(encoding="utf-8")
+                )
         await connection.execute(CREATE)
         await connection.close()
 

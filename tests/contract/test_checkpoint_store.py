@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderchain.errors import CheckpointLost, SettingError
-from orderchain.mark import Mark
+from orderchain.model import Mark
 
 if TYPE_CHECKING:
     from .conftest import OpenCheckpoints, OpenTransaction

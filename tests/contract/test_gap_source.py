@@ -8,16 +8,15 @@ import msgspec
 import pytest
 
 from orderchain.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
-from orderchain.link import is_linked
-from orderchain.mark import Mark
+from orderchain.model import Mark, is_linked
 from sequencer.core import SequencerCore
 
 from .test_chain_store import next_batch, take_over
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch
+    from orderchain.model import Run
     from orderchain.ports import GapSource
-    from orderchain.run import Run
 
     from .conftest import ChangeRow, OpenGaps, OpenStore
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderchain.errors import RetryError
-from orderchain.key_page import ClientNumber, KeyPage
+from orderchain.model import ClientNumber, KeyPage
 
 from .test_chain_store import next_batch, take_over
 

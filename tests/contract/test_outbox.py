@@ -27,9 +27,9 @@ from outbox import (
     add_many,
     draw_message_ids,
 )
-from outbox.check_back import Answer
-from outbox.decision import DecisionRefused, check_decision, check_decisions, decide
-from outbox.inbox import REFUSED, TRIES_USED_UP
+from outbox.consumer.inbox import REFUSED, TRIES_USED_UP
+from outbox.sender.check_back import Answer
+from outbox.sender.decision import DecisionRefused, check_decision, check_decisions, decide
 from outbox.statuses import Change
 
 from .outbox_rigs import APPLY, MemoryRig, RealRig, add_all
@@ -219,6 +219,7 @@ def test_destination_without_confirm_ends_with_the_brokers_word(rig: Rig) -> Non
 # -- failures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.invariant("L3")
 def test_handler_that_fails_is_retried_to_the_limit_and_then_it_is_abnormal(rig: Rig) -> None:
     (bad,) = add_all(rig, "poison")
     good = add_all(rig, *NOTES)
@@ -384,6 +385,7 @@ def test_one_bad_message_of_a_batch_fails_alone(rig: Rig) -> None:
     assert letter.reason == TRIES_USED_UP
 
 
+@pytest.mark.invariant("S6")
 def test_loop_with_a_block_for_each_delivery_applies_each_once(rig: Rig) -> None:
     add_all(rig, *NOTES)
 

@@ -13,12 +13,12 @@ import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from local_stack import KafkaServer, PostgresConfig, PostgresServer
+from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import LOGIN_ROLES, SEQUENCER_WRITER
-from orderchain.schema import schema_sql
 from orderchain.seal import genesis_seal
+from orderchain.sql import schema_sql
 from sequencer import SequencerConfig
 
 from .inspector import Chain
@@ -70,7 +70,7 @@ def seeded(request: pytest.FixtureRequest) -> random.Random:
 def breakable_postgres(session_folder: Path) -> Iterator[PostgresServer]:
     """A PostgreSQL of the fault tests alone; see `postgres_to_break`."""
     roles = (SUPERUSER, *LOGIN_ROLES)
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=session_folder / "breakable-postgres",
         port=free_port(),
         passwords={role: secrets.token_hex(16) for role in roles},

@@ -9,10 +9,9 @@ import asyncpg
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from orderchain.event import Event
 from orderchain.frame import FrameHeader, decode_body, decode_header, is_signed
-from orderchain.page_image import PAGE_ROWS_MAX, event_pages
-from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
+from orderchain.model import Event
+from orderchain.seal import PAGE_ROWS_MAX, SEAL_BYTES, event_pages, genesis_seal, next_seal
 from sequencer import SequencerConfig
 from tests.stored_pages import LET_TAMPER
 

@@ -19,7 +19,7 @@ from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_SECONDS = 60.0

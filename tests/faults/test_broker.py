@@ -87,6 +87,7 @@ async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
     await assert_whole(chain, 220)
 
 
+@pytest.mark.invariant("L1", "L5")
 async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
     chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
@@ -163,6 +164,7 @@ async def test_broker_that_is_slow_is_waited_for_beyond_the_bound_of_its_silence
     await assert_whole(chain, start + 3_801)
 
 
+@pytest.mark.invariant("L4")
 async def test_frozen_broker_makes_no_submit_wait(
     chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
@@ -177,6 +179,7 @@ async def test_frozen_broker_makes_no_submit_wait(
     await assert_whole(chain, 220)
 
 
+@pytest.mark.invariant("L4")
 async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publishes(
     chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:

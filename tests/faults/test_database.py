@@ -83,6 +83,7 @@ async def test_lost_answer_to_commit_gets_the_right_answer_and_one_row(
     await inspect_topic(chain, rows)
 
 
+@pytest.mark.invariant("S7", "S9")
 async def test_commit_that_is_still_under_way_never_lands_behind_the_take_over(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:
@@ -128,6 +129,7 @@ async def test_lost_answer_to_a_take_over_does_not_fence_the_one_that_made_it(
     assert epoch == 3
 
 
+@pytest.mark.invariant("S9")
 async def test_answer_to_commit_held_beyond_the_deadline_is_read_back(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from orderchain.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
-from orderchain.mark import Mark
+from orderchain.model import Mark
 from orderchain.roles import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
 
@@ -127,7 +127,7 @@ async def test_commit_whose_wait_for_a_standby_is_ended_is_never_acknowledged(
 async def standby(
     postgres_to_break: PostgresServer, server_folder: Path
 ) -> AsyncIterator[PostgresServer]:
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=server_folder / "standby",
         port=free_port(),
         passwords=postgres_to_break.config.passwords,
@@ -141,6 +141,7 @@ async def standby(
         await asyncio.to_thread(server.stop)
 
 
+@pytest.mark.invariant("S3")
 async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_has_it(
     chain_on_breakable_postgres: MakeChain, settings: Settings, standby: PostgresServer
 ) -> None:
@@ -231,6 +232,7 @@ async def test_command_whose_database_becomes_unsafe_ends_as_what_failed_after_t
     assert process.returncode == 3
 
 
+@pytest.mark.invariant("S5")
 @pytest.mark.parametrize("ended", [CANCELLED, TERMINATED], ids=["cancelled", "terminated"])
 async def test_checkpoint_whose_wait_for_a_standby_is_ended_is_stored_only_once_it_has_it(
     chain_on_breakable_postgres: MakeChain,

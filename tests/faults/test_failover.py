@@ -46,6 +46,7 @@ async def until_looking(chain: Chain) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.invariant("S3", "L2")
 async def test_killed_leader_is_followed_by_the_hot_standby(
     make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random
 ) -> None:
@@ -90,6 +91,7 @@ async def test_leader_that_stops_in_order_hands_over_at_once_and_loses_nothing(
     await inspect_topic(chain, rows)
 
 
+@pytest.mark.invariant("S7")
 async def test_zombie_in_mid_copy_is_refused_and_says_so(
     make_chain: MakeChain,
     start_worker: StartWorker,
@@ -128,6 +130,7 @@ async def test_zombie_in_mid_copy_is_refused_and_says_so(
     assert [row["epoch"] for row in epochs] == [leads.epoch - 1, leads.epoch]
 
 
+@pytest.mark.invariant("S7")
 async def test_zombie_that_was_idle_learns_it_and_ends(
     make_chain: MakeChain, start_worker: StartWorker
 ) -> None:
@@ -162,6 +165,7 @@ async def test_leader_frozen_for_less_than_a_lease_goes_on(
     await inspect(chain, leader.acked.values())
 
 
+@pytest.mark.invariant("S1", "S7")
 @pytest.mark.parametrize(
     "rounds", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )

@@ -69,6 +69,7 @@ async def test_inspector_passes_a_chain_that_is_whole(make_chain: MakeChain) -> 
     assert len(rows) == 20
 
 
+@pytest.mark.invariant("S1", "S13")
 @pytest.mark.parametrize("what", BREAKS)
 async def test_inspector_finds_a_chain_that_was_tampered_with(
     make_chain: MakeChain, what: str

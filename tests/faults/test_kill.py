@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .processes import Worker
 
 
+@pytest.mark.invariant("S1", "S2", "S3", "S4")
 @pytest.mark.parametrize(
     "rounds", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
@@ -60,6 +61,7 @@ async def finish(
     assert {row.key for row in rows} == client.acked.keys()
 
 
+@pytest.mark.invariant("S2", "L1")
 async def test_kill_between_commit_and_send_is_published_by_the_next_one(
     make_chain: MakeChain,
     start_worker: StartWorker,

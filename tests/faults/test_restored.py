@@ -19,14 +19,14 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from gapfill import GapReader, GapReaderConfig
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import ForkFound, PrimaryBehind
 from orderchain.roles import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER
-from orderchain.schema import schema_sql
+from orderchain.sql import schema_sql
 from sequencer import Order, SequencerConfig, open_sequencer
 
 from .conftest import create_chain
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import KafkaServer
-    from orderchain.event import Event
-    from orderchain.mark import Mark
+    from orderchain.model import Event, Mark
 
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000
@@ -207,7 +206,7 @@ async def test_restored_dump_gives_no_id_of_the_lost_life_again(
 
 
 def server_of(folder: Path, passwords: dict[str, str]) -> PostgresServer:
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=folder, port=free_port(), passwords=passwords, shared_buffers_mb=64,
         max_wal_size_mb=512,
     )  # fmt: skip

@@ -9,13 +9,12 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from orderchain.client_key import split_client_key
 from orderchain.errors import FrameError
 from orderchain.frame import decode_body, decode_header
-from orderchain.link import is_linked
+from orderchain.model import is_linked, split_client_key
 from orderchain.seal import genesis_seal, next_seal
-from orderchain.simulation.memory_log import MemoryLog
-from orderchain.simulation.memory_store import MemoryChain
+from orderchain.testing.memory_log import MemoryLog
+from orderchain.testing.memory_store import CommittedChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch, IntakeMark
     from orderchain.errors import KeyTooOld
-    from orderchain.event import Event
-    from orderchain.run import Run
+    from orderchain.model import Event, Run
     from sequencer.order import Ack
 
 
@@ -38,11 +36,11 @@ def require(holds: object, invariant: str, *told: object) -> None:
         raise Violation(f"{invariant}: {' '.join(map(str, told))}")
 
 
-class CheckedChain(MemoryChain):
+class CheckedChain(CommittedChain):
     """A chain whose every commit is looked at, as the database sees it."""
 
-    watch: Callable[[MemoryChain, Batch], None]
-    watch_intake: Callable[[MemoryChain], None]
+    watch: Callable[[CommittedChain, Batch], None]
+    watch_intake: Callable[[CommittedChain], None]
 
     def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
         self.watch(self, batch)
@@ -123,7 +121,7 @@ class Checker:
 
     # -- C -------------------------------------------------------------------------------------
 
-    def on_commit(self, chain: MemoryChain, batch: Batch) -> None:
+    def on_commit(self, chain: CommittedChain, batch: Batch) -> None:
         """S1, S4, S7, S9, and that the seal is right."""
         self.require(batch.pid == self.head_id, "S1 one chain", batch.pid, self.head_id)
         self.require(is_linked(batch.pid, batch.events), "S1 linked", batch.first_id)

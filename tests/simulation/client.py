@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orderchain.client_key import client_key
 from orderchain.errors import (
     KeyConflict,
     KeyTooOld,
@@ -14,6 +13,7 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
+from orderchain.model import client_key
 from sequencer import Order
 
 if TYPE_CHECKING:

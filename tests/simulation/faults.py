@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from orderchain.errors import FrameError
-from orderchain.event import Event
 from orderchain.frame import decode_header, encode_frame
+from orderchain.model import Event
 from orderchain.seal import SEAL_BYTES
-from orderchain.simulation.memory_log import MemoryLog
+from orderchain.testing.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,18 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from orderchain.errors import RetryError
-from orderchain.page_image import event_pages
-from orderchain.schema import SCHEMA_VERSION
-from orderchain.simulation.memory_gap_source import head_of, mark_at, rows_between, seal_at
-from orderchain.simulation.wire import WireBroken
-from orderchain.sql import load_sql
+from orderchain.seal import event_pages
+from orderchain.sql import SCHEMA_VERSION, load_sql
+from orderchain.testing.memory_gap_source import head_of, mark_at, rows_between, seal_at
+from orderchain.testing.wire import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orderchain.event import Event
-    from orderchain.simulation.memory_store import MemoryChain
-    from orderchain.simulation.wire import Wire
+    from orderchain.model import Event
+    from orderchain.testing.memory_store import CommittedChain
+    from orderchain.testing.wire import Wire
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 
@@ -29,7 +28,7 @@ _BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "com
 class MemoryReadConnection:
     """Stands in for the reader's `orderchain.clients.session.Session`: one statement at a time."""
 
-    def __init__(self, see: Callable[[], MemoryChain], *, is_standby: bool, wire: Wire) -> None:
+    def __init__(self, see: Callable[[], CommittedChain], *, is_standby: bool, wire: Wire) -> None:
         self._see = see
         self._is_standby = is_standby
         self._wire = wire
@@ -53,7 +52,7 @@ class MemoryReadConnection:
         """Nothing is held."""
 
     def _standing(
-        self, chain: MemoryChain, at_id: int, batch_id: int | None, terms_max: int
+        self, chain: CommittedChain, at_id: int, batch_id: int | None, terms_max: int
     ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
@@ -85,7 +84,7 @@ class MemoryReadConnection:
 
     def _page(
         self,
-        chain: MemoryChain,
+        chain: CommittedChain,
         after_id: int,
         until_id: int,
         rows: int,
@@ -116,7 +115,7 @@ class MemoryReadConnection:
             }
         return found
 
-    def _batches_after(self, chain: MemoryChain, known_id: int, limit: int) -> Sequence[Any]:
+    def _batches_after(self, chain: CommittedChain, known_id: int, limit: int) -> Sequence[Any]:
         rows = [
             (b.last_id, b.seal, b.epoch, b.first_id, b.row_count, b.committed_at_us)
             for b in chain.batches
@@ -124,7 +123,7 @@ class MemoryReadConnection:
         ]
         return rows[:limit]
 
-    def _place(self, chain: MemoryChain) -> Sequence[Any]:
+    def _place(self, chain: CommittedChain) -> Sequence[Any]:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 

@@ -16,10 +16,14 @@ from orderchain.errors import (
     StoppedError,
     UnknownOutcome,
 )
-from orderchain.simulation.process import Process
-from orderchain.simulation.wired_log import WiredFrameSink
-from orderchain.simulation.wired_store import WiredChainStore, WiredKeyStore, WiredLease
-from orderchain.simulation.wired_topic import WiredRecordSource
+from orderchain.testing.process import Process
+from orderchain.testing.wired import (
+    WiredChainStore,
+    WiredFrameSink,
+    WiredKeyStore,
+    WiredLease,
+    WiredRecordSource,
+)
 from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
 from tests.small_worlds import scaled_down
 

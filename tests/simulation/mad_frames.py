@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from sequencer import framing
+from sequencer import publisher as framing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

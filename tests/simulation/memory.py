@@ -81,11 +81,11 @@ class MemoryWatch:
 def small_bounds(plan: Plan) -> Iterator[None]:
     """Set bounds that are constants so low that worlds of a hundred orders reach them."""
     bounds = {
-        "sequencer.key_index.PIECE_ROWS": plan.key_piece_rows,
-        "sequencer.key_keeper.PIECE_ROWS": plan.key_piece_rows,
+        "sequencer.keys.memory.PIECE_ROWS": plan.key_piece_rows,
+        "sequencer.keys.keeper.PIECE_ROWS": plan.key_piece_rows,
         "matcher_receiver.core.NONCES_MAX": plan.core_bounds,
         "matcher_receiver.core.UNPROVEN_BYTES_MAX": plan.core_bounds * 100,
-        "matcher_receiver.lag.SIGHTS_MAX": plan.core_bounds,
+        "matcher_receiver.head_poller.SIGHTS_MAX": plan.core_bounds,
     }
     with ExitStack() as stack:
         for name, bound in bounds.items():

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orderchain.client_key import client_key
-from orderchain.simulation.memory_topic import MemoryTopic
-from sequencer.topic_orders import source_of
+from orderchain.model import client_key
+from orderchain.testing.memory_topic import MemoryTopic
+from sequencer.intake.topic import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
     from orderchain.batch import IntakeMark
-    from orderchain.simulation.memory_store import MemoryChain
+    from orderchain.testing.memory_store import CommittedChain
 
     from .checker import Checker
     from .plan import Plan
@@ -111,7 +111,7 @@ class OrdersTopic:
     def is_taken(self, intake: Mapping[str, IntakeMark]) -> bool:
         return all(_position(intake, partition) == end for partition, end in self.topic.end.items())
 
-    def check(self, chain: MemoryChain) -> None:
+    def check(self, chain: CommittedChain) -> None:
         """Look at what was just committed: rows, offsets and rejects of one instant."""
         for partition in self.topic.logs:
             self._check_settled(chain, partition)
@@ -120,7 +120,7 @@ class OrdersTopic:
                 self._check_row(chain, event.key, event.payload)
         self._rows_seen = len(self._checker.events)
 
-    def _check_settled(self, chain: MemoryChain, partition: int) -> None:
+    def _check_settled(self, chain: CommittedChain, partition: int) -> None:
         require, position = self._checker.require, _position(chain.intake, partition)
         require(position >= self._settled[partition], "S4 intake went back", partition, position)
         for offset in range(self._settled[partition], position):
@@ -136,7 +136,7 @@ class OrdersTopic:
                 require(is_rejected, "S4 intake without a reject", told)
         self._settled[partition] = position
 
-    def _check_row(self, chain: MemoryChain, key: str, payload: bytes) -> None:
+    def _check_row(self, chain: CommittedChain, key: str, payload: bytes) -> None:
         (partition, offset), value = self._new[key]
         require = self._checker.require
         require(payload == value, "S4 intake took another order", key)

@@ -16,19 +16,18 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from orderchain.simulation.lossy_link import LossyLink
-from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
-from orderchain.simulation.memory_log import MemoryFrameSource
-from orderchain.simulation.wire import WireBroken
+from orderchain.testing.lossy_link import LossyLink
+from orderchain.testing.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
+from orderchain.testing.memory_log import MemoryFrameSource
+from orderchain.testing.wire import WireBroken
 
 from .gap_connection import MemoryReadConnection
 from .hosts import Host
 from .plan import CHAIN_ID
 
 if TYPE_CHECKING:
-    from orderchain.event import Event
+    from orderchain.model import Event, Run
     from orderchain.ports import GapSource
-    from orderchain.run import Run
 
     from .world import World
 

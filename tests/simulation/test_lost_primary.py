@@ -16,9 +16,9 @@ import pytest
 
 from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import ForkFound, OrderchainError, PrimaryBehind, SealMismatch
-from orderchain.simulation.lossy_link import LossyLink
-from orderchain.simulation.memory_log import MemoryFrameSource
-from orderchain.simulation.virtual_loop import run_virtual
+from orderchain.testing.lossy_link import LossyLink
+from orderchain.testing.memory_log import MemoryFrameSource
+from orderchain.testing.virtual_loop import run_virtual
 from sequencer import SequencerConfig
 
 from .plan import CHAIN_ID, Plan
@@ -27,10 +27,8 @@ from .world import World, quiet
 
 if TYPE_CHECKING:
     from orderchain.errors import GapError, HaltError
-    from orderchain.event import Event
-    from orderchain.mark import Mark
-    from orderchain.run import Run
-    from orderchain.simulation.memory_store import MemoryChain
+    from orderchain.model import Event, Mark, Run
+    from orderchain.testing.memory_store import CommittedChain
 
 SEEDS = 150
 NOTICED_SECONDS = 15.0
@@ -144,7 +142,7 @@ class LostPrimary(World):
         self.log.watch = lambda frames: None
         self.checker.on_run = lambda receiver, head, run: None  # type: ignore[method-assign]
         self.database_server.crash()
-        self.promoted: MemoryChain = self.replica.chain
+        self.promoted: CommittedChain = self.replica.chain
         self.database.chains[CHAIN_ID] = self.chain = self.promoted  # type: ignore[assignment]
         self.database_server.is_away = False
 
@@ -183,6 +181,7 @@ def is_prefix(part: list[Event], whole: list[Event]) -> bool:
     return part == whole[: len(part)]
 
 
+@pytest.mark.invariant("S8")
 def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
     halted = went_on = halted_anew = 0
     for seed in range(SEEDS):

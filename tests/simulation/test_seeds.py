@@ -22,6 +22,9 @@ SEEDS_PER_TEST = 100
 pytestmark = pytest.mark.simulation
 
 
+@pytest.mark.invariant(
+    "S1", "S2", "S3", "S4", "S5", "S7", "S8", "S9", "S11", "L1", "L2", "L4", "L5"
+)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_worlds_with_faults_keep_every_invariant_and_deliver_everything(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from orderchain.errors import ConnectError, RetryError, StoppedError
-from orderchain.simulation.lossy_link import LinkDial, LossyLink
-from orderchain.simulation.memory_topic import MemoryTopic
-from orderchain.simulation.process import Process
-from orderchain.simulation.virtual_loop import run_virtual, virtual_clock
-from orderchain.simulation.wire import Dial, Server, Wire, WireBroken
-from orderchain.simulation.wired_topic import WiredRecordSource
+from orderchain.testing.lossy_link import LinkDial, LossyLink
+from orderchain.testing.memory_topic import MemoryTopic
+from orderchain.testing.process import Process
+from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from orderchain.testing.wire import Dial, Wire, WireBroken, WiredServer
+from orderchain.testing.wired import WiredRecordSource
 
 
 class Counter:
@@ -27,8 +27,8 @@ class Counter:
         return self.count
 
 
-def wire_with(server: Server | None = None, **dial: float) -> Wire:
-    return Wire(server or Server("database"), Dial(**dial), Random(3))
+def wire_with(server: WiredServer | None = None, **dial: float) -> Wire:
+    return Wire(server or WiredServer("database"), Dial(**dial), Random(3))
 
 
 def test_sound_wire_takes_time_and_brings_the_answer() -> None:
@@ -94,7 +94,7 @@ def test_late_question_may_land_behind_its_being_given_up() -> None:
 
 def test_server_that_is_away_or_crashes_obeys_nothing_that_was_under_way() -> None:
     async def main() -> None:
-        server, counter = Server("database"), Counter()
+        server, counter = WiredServer("database"), Counter()
         wire = wire_with(server)
         asking = asyncio.ensure_future(wire.call(counter.add))
         await asyncio.sleep(0)
@@ -214,7 +214,7 @@ def test_question_that_reaches_the_topic_too_late_moves_no_place() -> None:
 
 def test_topic_whose_broker_is_away_is_told_by_open_and_by_records() -> None:
     async def main() -> None:
-        topic, server = MemoryTopic(1), Server("broker")
+        topic, server = MemoryTopic(1), WiredServer("broker")
         source = WiredRecordSource(topic, wire_with(server))
         await source.seek({0: 0})
         for fault in (topic, server):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain.simulation.lossy_link import LinkDial
-from orderchain.simulation.memory_gap_source import MemoryReplica
-from orderchain.simulation.memory_store import MemoryDatabase
-from orderchain.simulation.virtual_loop import run_virtual, virtual_clock
-from orderchain.simulation.wire import Dial, Server, Wire
+from orderchain.testing.lossy_link import LinkDial
+from orderchain.testing.memory_gap_source import MemoryReplica
+from orderchain.testing.memory_store import MemoryDatabase
+from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from orderchain.testing.wire import Dial, Wire, WiredServer
 
 from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orderchain.errors import GapError, HaltError
-    from orderchain.simulation.process import Process
+    from orderchain.testing.process import Process
 
 SERVED_SECONDS = 20.0
 """In so long after the last fault every client has an answer to everything (L2: a lease, a
@@ -82,8 +82,8 @@ class World:
         self.orders = OrdersTopic(plan, self.random, self.checker)
         self.chain.watch_intake = self.orders.check
         self.replica = MemoryReplica(self.database, CHAIN_ID)
-        self.database_server = Server("database")
-        self.standby_server = Server("standby")
+        self.database_server = WiredServer("database")
+        self.standby_server = WiredServer("standby")
         self.database_dial = self._dial(plan.database_loss)
         self.commit_dial = self._dial(plan.commit_loss)
 
@@ -99,7 +99,7 @@ class World:
         lost = self.plan.link_loss / 2
         self.log = CheckedLog()
         self.log.watch = self.checker.on_publish
-        self.broker_server = Server("broker")
+        self.broker_server = WiredServer("broker")
         self.broker_dial = self._dial(self.plan.broker_loss)
         self.link_dial = LinkDial(lost=lost, repeated=lost / 2, held=lost / 2, broken=lost / 4)
 

@@ -13,11 +13,11 @@ from gapfill import PreferredSources
 from matcher_receiver import Receiver, waits
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
-from matcher_receiver.filling import Filling
-from matcher_receiver.gaps import GapLedger
-from matcher_receiver.watch import HeadWatch
-from orderchain.mark import Mark
-from orderchain.simulation.memory_checkpoints import MemoryCheckpointStore
+from matcher_receiver.fill import Filling
+from matcher_receiver.gap_log import GapLedger
+from matcher_receiver.head_poller import HeadWatch
+from orderchain.model import Mark
+from orderchain.testing.memory_checkpoints import MemoryCheckpointStore
 from sequencer.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     from matcher_receiver.decisions import FrameDecision, StandingDecision
     from orderchain.frame import FrameHeader
-    from orderchain.gap import Cause
-    from orderchain.mark import Standing
-    from orderchain.run import Run
+    from orderchain.model import Cause, Run, Standing
 
 
 @contextmanager

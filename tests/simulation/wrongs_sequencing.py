@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from orderchain.errors import ConnectError, RetryError
-from orderchain.simulation.memory_store import MemoryChain, MemoryChainStore
-from orderchain.simulation.wired_store import WiredChainStore
-from sequencer.client_numbers import ClientNumbers
+from orderchain.testing.memory_store import CommittedChain, MemoryChainStore
+from orderchain.testing.wired import WiredChainStore
 from sequencer.committer import Committer
-from sequencer.key_index import KeyIndex
-from sequencer.key_keeper import KeyKeeper
-from sequencer.key_memory import KeyMemory
+from sequencer.intake.topic import TopicIntake
+from sequencer.keys.keeper import KeyKeeper
+from sequencer.keys.memory import ClientNumbers, KeyIndex, KeyMemory
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
-from sequencer.topic_intake import TopicIntake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_fence() -> Iterator[None]:
-    with patch.object(MemoryChain, "admits", lambda self, batch: True):
+    with patch.object(CommittedChain, "admits", lambda self, batch: True):
         yield
 
 
@@ -227,7 +225,7 @@ def mark_before_orders() -> Iterator[None]:
 
     with (
         patch.object(TopicIntake, "_hand_over", move_first),
-        patch.object(MemoryChain, "refusal", lambda *_: None),
+        patch.object(CommittedChain, "refusal", lambda *_: None),
         patch.object(Committer, "_is_next", lambda *_: True),
     ):
         yield

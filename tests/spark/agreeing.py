@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.checks.bucket import Horizon
 from chain_verifier.config import ParquetSource
-from chain_verifier.examine import examine
-from chain_verifier.horizon import Horizon
-from chain_verifier.how import How
-from chain_verifier.session import open_session
-from chain_verifier.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
+from chain_verifier.scan_plan import How
+from chain_verifier.spark.session import open_session
+from chain_verifier.spark.source_check import examine
+from chain_verifier.spark.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
 from tests.spark.planting import CHAIN_ID, Row
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from chain_verifier.examined import Examined
-    from chain_verifier.sources.table import Table
+    from chain_verifier.scan_plan import Examined
+    from chain_verifier.spark.sources.table import Table
 
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
     Examine = Callable[..., Examined]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
-from orderchain.event import Event
 from orderchain.frame import FrameHeader, encode_frame
+from orderchain.model import Event
 from tests.spark.planting import CHAIN_ID
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from orderchain.page_image import page_image
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.seal import genesis_seal, next_seal, page_image
 from tests.spark.planting import CHAIN_ID
 from tests.spark.publishing import begin_term
 from tests.stored_pages import LET_TAMPER, store_rows
@@ -16,7 +15,7 @@ from tests.stored_pages import LET_TAMPER, store_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.page_image import PageImage
+    from orderchain.seal import PageImage
     from tests.spark.planting import Row
 
 PARTITION_IDS = 200

@@ -17,8 +17,8 @@ from chain_verifier.archive.verify_archive import verify_archive
 from chain_verifier.archive.write_archive import Archived, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.marks import read_standing, set_mark
 from chain_verifier.report import Verdict
+from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
 from tests.spark.planting import CHAIN_ID, chain_of, head_of

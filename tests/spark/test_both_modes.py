@@ -14,7 +14,7 @@ from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
 from orderchain.roles import AUDITOR, GAP_READER
 from tests.spark.agreeing import verified_by_both

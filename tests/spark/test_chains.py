@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from chain_verifier.chains_report import Unverified
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.local.verify import verify_chains_locally
-from chain_verifier.report import Report, Verdict
-from chain_verifier.verify import verify_chains
+from chain_verifier.report import Report, Unverified, Verdict
+from chain_verifier.spark.verify import verify_chains
 from orderchain.errors import InputError, SettingError
 from tests.spark.agreeing import said
 from tests.spark.planting import chain_of, head_of, write_journal

@@ -14,7 +14,7 @@ from tests.spark.planting import chain_of, head_of, plant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chain_verifier.examined import Examined
+    from chain_verifier.scan_plan import Examined
 
     Examine = Callable[..., Examined]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import chainctl
-from chain_verifier.packages import POSTGRESQL_JDBC
+from chain_verifier.spark.session import POSTGRESQL_JDBC
 from tests.cli.conftest import Done, must
 from tests.spark.cluster import SUBMIT, WORKERS, SparkCluster, spark_environment
 from tests.spark.storing import execute

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.stages import watched_stages
-from chain_verifier.verify import verify
+from chain_verifier.spark.session import watched_stages
+from chain_verifier.spark.verify import verify
 from chainctl.exits import ExitCode
 from chainctl.main import main
 from orderchain.errors import InputError, RetryError, SettingError

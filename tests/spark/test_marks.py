@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chain_verifier.marks import read_standing, set_mark
+from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import ChainMissing, ConnectError
 from orderchain.roles import AUDITOR, GAP_READER
 from tests.spark.planting import CHAIN_ID, chain_of, head_of

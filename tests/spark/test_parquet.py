@@ -9,7 +9,7 @@ import pytest
 
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.report import Report, Verdict
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 from orderchain.errors import InputError, SourceBroken
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
 

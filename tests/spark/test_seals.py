@@ -21,8 +21,8 @@ from chain_verifier.config import (
 from chain_verifier.findings import Finding, Kind, gathered
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.local.written_findings import write_findings as write_findings_locally
-from chain_verifier.verify import verify
-from chain_verifier.written_findings import write_findings
+from chain_verifier.spark.verify import verify
+from chain_verifier.spark.written_findings import write_findings
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
 from orderchain.seal import next_seal
@@ -87,6 +87,7 @@ def ends(number: int) -> dict[str, int | None]:
     return {"id": batch(number)[0].id, "until_id": batch(number)[-1].id}
 
 
+@pytest.mark.invariant("S13")
 def test_seals_with_one_column_of_a_row_changed_name_its_batch(
     verified: Verified, change: Execute
 ) -> None:

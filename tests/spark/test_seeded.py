@@ -19,7 +19,7 @@ import pytest
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 from tests.spark.planting import CHAIN_ID, write_journal
 from tests.spark.seeded import SEEDS, is_for_spark, is_journal, is_parquet
 from tests.spark.seeded_rows import plant_rows, told, write_parquet
@@ -57,6 +57,7 @@ def request_of(source: Source, head: int, seed: int) -> VerifyRequest:
     )
 
 
+@pytest.mark.invariant("S12")
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if is_parquet(seed) or is_journal(seed)])
 def test_seeded_rows_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, tmp_path: Path, seed: int

@@ -20,10 +20,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import AUDITOR
-from orderchain.schema import schema_sql
+from orderchain.sql import schema_sql
 from tests.spark.seeded import SEEDS, is_sealed, is_topic
 from tests.spark.seeded_batches import LINK_KINDS, Chain, Harmed, commit, harm, sealed_chain
 from tests.spark.seeded_frames import Topic, publish_plan
@@ -136,6 +136,7 @@ def assert_found(report: Report, expected: list[Told], seed: int) -> None:
     assert report.verdict is verdict, f"seed {seed}"
 
 
+@pytest.mark.invariant("S12")
 @pytest.mark.parametrize("seed", TOPIC_SEEDS)
 def test_seeded_topics_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, seeded: Seeded, seed: int
@@ -158,6 +159,7 @@ def test_seeded_topics_give_every_planted_fault_and_nothing_else(
         assert_found(verified(*seeded.clean[seed]), [], seed)
 
 
+@pytest.mark.invariant("S12", "S13")
 @pytest.mark.parametrize("seed", SEALED_SEEDS)
 def test_seeded_tables_and_seals_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, seeded: Seeded, seed: int

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from chain_verifier.config import DatabaseSource, VerifyRequest
+from chain_verifier.database_facts import SQL, filled
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.truth import SQL, filled
 from orderchain.roles import AUDITOR
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
@@ -195,6 +195,7 @@ BY_THE_RULES: dict[str, Harm] = {
 """What the rules of the table let an owner do."""
 
 
+@pytest.mark.invariant("S13")
 @pytest.mark.parametrize("name", BY_THE_RULES)
 def test_page_harmed_within_its_rules_is_found_by_exact_ids(
     harmed: Callable[[Harm], None], name: str

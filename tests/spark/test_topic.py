@@ -14,12 +14,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from msgspec.structs import replace
 
+from chain_verifier.checks.frame_reading import FrameKeys
 from chain_verifier.config import DatabaseSource, JournalSource, TopicSource, VerifyRequest
 from chain_verifier.findings import Kind
-from chain_verifier.frame_reading import FrameKeys
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
-from chain_verifier.verify import verify
+from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR

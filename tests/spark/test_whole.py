@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.horizon import Horizon
-from chain_verifier.node_hash import node_hash
-from chain_verifier.whole import KEY, whole_chain, with_key
+from chain_verifier.checks.bucket import Horizon
+from chain_verifier.spark.source_check import KEY, node_hash, whole_chain, with_key
 from orderchain.limits import ID_MAX
 from tests.spark.conftest import RowTable
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.bucket import Bucket
+    from chain_verifier.checks.bucket import Bucket
 
 ROWS = chain_of(random.Random(21), 40)
 HEAD = head_of(ROWS)

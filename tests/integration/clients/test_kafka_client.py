@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import AIOKafkaConnection
 
-from orderchain.clients.kafka_client import close_client, start_client
+from orderchain.clients.kafka import close_client, start_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import pytest
 
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.marks import read_standing
+from chain_verifier.verified_mark import read_standing
 from chainctl.commands.chain import ChainPlan, create_chain
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
@@ -200,7 +200,7 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
 async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, topic: str) -> None:
     """Make the tables of all sides, and a destination with its topics."""
     for part in ("schema.sql", "inbox.sql", "callback.sql"):
-        text = (files("outbox") / part).read_text()
+        text = (files("outbox") / "sql" / part).read_text()
         secured.server.execute(f"BEGIN; {text} COMMIT", database=database_name)
     roles = ", ".join({*OUTBOX_ROLES, *INBOX_ROLES, *CALLBACK_ROLES})
     secured.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=database_name)

@@ -32,9 +32,9 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import ConnectError, RetryError
 from orderchain.roles import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
 from outbox import Consumer, ConsumerConfig, Status
-from outbox.confirm_sender import ConfirmSender
-from outbox.record_source import RecordSource, move_start
-from outbox.starts import StartAt, StartFrom
+from outbox.consumer.confirm_loop import ConfirmSender
+from outbox.consumer.record_source import DestinationRecords, move_start
+from outbox.consumer.starts import ConsumeStart, StartFrom
 from sequencer import (
     Order,
     SequencerConfig,
@@ -43,7 +43,7 @@ from sequencer import (
     check_intake_topic,
     open_sequencer,
 )
-from sequencer.kafka_sink import KafkaFrameSink
+from sequencer.stores.kafka import KafkaFrameSink
 from tests.integration.outbox.conftest import Sender, make_sender
 from tests.secured_kafka import PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.sockets import no_socket_left
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from local_stack import PostgresServer
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
 
     RoleDsn = Callable[[str], str]
 
@@ -162,7 +162,7 @@ async def sender(
     """A business with an outbox, and in the same database the consumer's tables."""
     plain = secured_kafka.server.bootstrap
     async for made in make_sender(postgres_server, empty_database_name, plain):
-        await made.admin.execute((files("outbox") / "inbox.sql").read_text())
+        await made.admin.execute((files("outbox") / "sql" / "inbox.sql").read_text())
         yield made
 
 
@@ -254,7 +254,7 @@ async def test_consumer_without_a_right_to_its_group_says_so(secured_kafka: Secu
         database="postgresql://unused",
     )
     with pytest.raises(ConnectError, match=r"may commit as group other \(ACL\)"):
-        await move_start(config, StartAt(position=StartFrom.END))
+        await move_start(config, ConsumeStart(position=StartFrom.END))
 
 
 # -- an address alone is not enough ---------------------------------------------------------------
@@ -273,7 +273,7 @@ async def test_plaintext_client_is_asked_for_tls_or_a_login(
         "sequencer": lambda: KafkaFrameSink(sequencer).start(TOPIC, 0),
         "receiver": KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=TOPIC)).start,
         "intake": lambda: check_intake_topic(TopicIntakeConfig(kafka=kafka, topic=TOPIC)),
-        "consumer": RecordSource(consumer, lambda _: None).start,
+        "consumer": DestinationRecords(consumer, lambda _: None).start,
         "confirms": ConfirmSender(consumer).start,
     }
     async with no_socket_left():

@@ -39,7 +39,7 @@ async def admin(stack_environment: dict[str, str]) -> AsyncIterator[asyncpg.Conn
     connection = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
     async with connection.transaction():
         for part in ("schema.sql", "inbox.sql"):
-            await connection.execute((files("outbox") / part).read_text(encoding="utf-8"))
+            await connection.execute((files("outbox") / "sql" / part).read_text(encoding="utf-8"))
     yield connection
     await connection.close()
 

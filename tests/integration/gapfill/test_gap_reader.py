@@ -24,16 +24,16 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.mark import Mark
+from orderchain.model import Mark
+from tests.silent_server import silent_server
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 from tests.unit.matcher_receiver.chains import ids_of
-from tests.unit.matcher_receiver.silent_server import silent_server
 from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS
 
 from .conftest import PAGE_ROWS
 
 if TYPE_CHECKING:
-    from orderchain.run import Run
+    from orderchain.model import Run
 
     from .conftest import MakeStored
 
@@ -242,6 +242,7 @@ async def test_runs_broken_off_leave_nothing_behind(
 # -- rows that are not there ----------------------------------------------------------------------
 
 
+@pytest.mark.invariant("S11")
 @pytest.mark.parametrize("at", [0, 3, 9, 10, 17, 29])
 async def test_runs_with_a_deleted_row_name_exactly_its_range(
     make_stored: MakeStored, reader: GapReader, at: int
@@ -448,6 +449,7 @@ async def test_connection_is_let_go_after_the_last_read(
         assert (await reader.standing(0)).head.last_id == stored.chain.mark().id
 
 
+@pytest.mark.invariant("S11")
 async def test_backend_killed_between_pages_hands_on_a_prefix_and_the_next_fill_works(
     make_stored: MakeStored, reader: GapReader, admin: asyncpg.Connection
 ) -> None:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from gapfill.reader import SESSION_SETTINGS
-from orderchain.mark import TERMS_MAX
+from orderchain.model import TERMS_MAX
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from .conftest import CHAIN_ID, MakeStored
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 IGNORED = "extra_float_digits,jit,enable_bitmapscan,enable_seqscan"
 READERS = 5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import gapfill.marks
+import gapfill.batch_proof
 from gapfill import GapReader, GapReaderConfig
 from orderchain.errors import BatchDamaged, HaltError, RowsArchived
 from tests.stored_pages import LET_TAMPER
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from orderchain.batch import Batch
-    from orderchain.mark import Mark
+    from orderchain.model import Mark
     from tests.unit.matcher_receiver.stored_chain import StoredChain
 
     from .conftest import MakeStored
@@ -105,6 +105,7 @@ async def three_batches(make_stored: MakeStored, rows: int) -> StoredChain:
     return await make_stored([PAGE_ROWS, rows, PAGE_ROWS])
 
 
+@pytest.mark.invariant("S11", "S13")
 @pytest.mark.parametrize(("what", "change"), CHANGES, ids=[what for what, _ in CHANGES])
 async def test_fill_of_whole_batches_hands_on_no_row_of_one_that_was_changed(
     make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection, what: str, change: str
@@ -185,7 +186,7 @@ async def test_rows_that_are_archived_while_their_batches_are_asked_for_contradi
     fetch = reader._connection.fetch
 
     async def archived_meanwhile(statement: str, *values: object) -> Any:
-        if statement == gapfill.marks._SQL["batches_after"]:
+        if statement == gapfill.batch_proof._SQL["batches_after"]:
             monkeypatch.setattr(reader._connection, "fetch", fetch)
             await stored.archive_up_to(chain.batches[20])
         return await fetch(statement, *values)

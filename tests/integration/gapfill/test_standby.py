@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import NotYetReadable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 async def standby(
     postgres_server: PostgresServer, database_name: str, server_folder: Path
 ) -> AsyncIterator[PostgresServer]:
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=server_folder / "standby",
         port=free_port(),
         passwords=postgres_server.config.passwords,

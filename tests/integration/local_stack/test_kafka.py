@@ -11,7 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.client import AIOKafkaClient
 from aiokafka.structs import TopicPartition
 
-from local_stack import KafkaConfig, KafkaServer, ProxiedListener
+from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.ports import free_port
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kafka
 
 def make_server(folder: Path, proxied: ProxiedListener | None = None) -> KafkaServer:
     port = free_port()
-    config = KafkaConfig(
+    config = KafkaServerConfig(
         directory=folder, port=port, controller_port=free_port([port]), heap_mb=256, proxied=proxied
     )
     return KafkaServer(config)

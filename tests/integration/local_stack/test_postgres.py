@@ -13,8 +13,8 @@ import pytest
 
 from local_stack import (
     FolderUnusable,
-    PostgresConfig,
     PostgresServer,
+    PostgresServerConfig,
     ServerFailed,
     StatementFailed,
 )
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.postgres
 
 def make_server(folder: Path, password: str | None = None) -> PostgresServer:
     passwords = {"postgres": password or secrets.token_hex(8), "auditor": secrets.token_hex(8)}
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=folder, port=free_port(), passwords=passwords, shared_buffers_mb=32
     )
     return PostgresServer(config)
@@ -191,7 +191,7 @@ def test_start_after_an_interrupted_initdb_begins_anew(server_folder: Path) -> N
 def test_start_with_another_setting_takes_it(server: PostgresServer) -> None:
     server.stop()
     again = PostgresServer(
-        PostgresConfig(
+        PostgresServerConfig(
             directory=server.directory,
             port=server.config.port,
             passwords=server.config.passwords,

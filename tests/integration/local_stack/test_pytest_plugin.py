@@ -72,9 +72,9 @@ def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
-    heavy = ("msgspec", "asyncpg", "aiokafka", "pyspark", "orderchain", "local_stack.kafka")
+    heavy = ("msgspec", "asyncpg", "aiokafka", "pyspark", "orderchain.model", "local_stack")
     program = (
-        "import sys, local_stack.pytest_plugin\n"
+        "import sys, orderchain.testing.pytest_plugin\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -90,7 +90,7 @@ def test_plugin_in_a_project_that_does_not_use_it_changes_nothing(
     done = run(pytester, "--strict-markers", "-W", "error")
     done.assert_outcomes(passed=1)
     shown = run(pytester, "--fixtures", "-q")
-    named = [line for line in shown.outlines if "local_stack/pytest_plugin.py" in line]
+    named = [line for line in shown.outlines if "orderchain/testing/pytest_plugin.py" in line]
     assert named
     assert all(line.startswith("orderchain_") for line in named)
 

@@ -27,7 +27,7 @@ from tests.unit.matcher_receiver.memory import MemoryFrames
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from orderchain.run import Run
+    from orderchain.model import Run
     from tests.unit.matcher_receiver.stored_chain import StoredChain
 
     from .conftest import RoleDsn
@@ -171,6 +171,7 @@ class Life:
         return found
 
 
+@pytest.mark.invariant("S5")
 @pytest.mark.parametrize("is_saved_later", [False, True], ids=["again", "with the next run"])
 async def test_receiver_cancelled_at_any_await_hands_on_every_row_once(
     stored: StoredChain, role_dsn: RoleDsn, *, is_saved_later: bool

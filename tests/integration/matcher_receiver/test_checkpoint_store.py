@@ -17,7 +17,7 @@ from orderchain.errors import (
     RetryError,
     SchemaError,
 )
-from orderchain.mark import Mark
+from orderchain.model import Mark
 from orderchain.roles import RECEIVER_WRITER
 from orderchain.sql import load_sql
 

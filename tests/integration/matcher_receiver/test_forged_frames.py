@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.event import Event
 from orderchain.frame import HEADER_BYTES, MAC_BYTES, encode_frame
+from orderchain.model import Event
 from tests.unit.matcher_receiver.chains import NEXT_NONCE, signed
 
 if TYPE_CHECKING:
     from matcher_receiver import Receiver
     from orderchain.frame import FrameHeader
-    from orderchain.run import Run
+    from orderchain.model import Run
     from tests.unit.matcher_receiver.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish

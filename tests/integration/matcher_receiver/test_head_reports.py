@@ -8,7 +8,7 @@ import pytest
 
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import CheckpointLost, PrimaryBehind, SettingError, StillHalted
-from orderchain.gap import Gap
+from orderchain.model import Gap
 from orderchain.roles import RECEIVER_WRITER
 
 if TYPE_CHECKING:

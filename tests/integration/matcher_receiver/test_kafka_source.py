@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from local_stack.ports import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
-from tests.unit.matcher_receiver.silent_server import silent_server
+from tests.silent_server import silent_server
 
 from .conftest import create_topic, publish_frames
 

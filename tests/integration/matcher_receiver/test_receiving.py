@@ -32,7 +32,7 @@ from tests.stored_pages import LET_TAMPER
 from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS, StoredChain
 
 if TYPE_CHECKING:
-    from orderchain.event import Event
+    from orderchain.model import Event
 
     from .conftest import MakeReceiver, Publish, RoleDsn
 
@@ -129,6 +129,7 @@ async def test_receiver_with_a_new_leader_asks_the_database_once(
     assert events == stored.chain.batches[1].events
 
 
+@pytest.mark.invariant("S5")
 async def test_receiver_killed_at_any_moment_applies_every_row_once(
     stored: StoredChain,
     make_receiver: MakeReceiver,
@@ -206,6 +207,7 @@ SWAP = ", ".join(
 """Two rows in each other's place, in the midst of a page."""
 
 
+@pytest.mark.invariant("S8", "S13")
 @pytest.mark.parametrize(
     "change",
     [
@@ -239,6 +241,7 @@ async def test_receiver_with_a_row_changed_in_its_page_halts_and_names_it(
         assert named == (ids[at], ids[at] + 1, ids[at + 1])
 
 
+@pytest.mark.invariant("S8")
 async def test_receiver_with_another_database_at_the_same_address_halts(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
 ) -> None:

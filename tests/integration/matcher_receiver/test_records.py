@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 import gapfill.reader
-import orderchain.page_image
+import orderchain.seal
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -22,7 +22,7 @@ from matcher_receiver import (
     StartAt,
 )
 from orderchain.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
-from orderchain.event import Event
+from orderchain.model import Event
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
 from tests.unit.matcher_receiver.chains import ids_of
 from tests.unit.matcher_receiver.stored_chain import StoredChain
@@ -31,7 +31,7 @@ from .conftest import create_topic, publish_frames
 from .test_receiving import next_events
 
 if TYPE_CHECKING:
-    from orderchain.run import Run
+    from orderchain.model import Run
 
     from .conftest import MakeReceiver, Publish, RoleDsn
 
@@ -108,6 +108,7 @@ async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
     await blocker.close(timeout=5)
 
 
+@pytest.mark.invariant("S8")
 async def test_receiver_whose_primary_lost_rows_halts_and_does_not_start_again(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, chain_id: int
 ) -> None:
@@ -187,7 +188,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
         return row
 
     monkeypatch.setattr(gapfill.reader, "Event", make)
-    monkeypatch.setattr(orderchain.page_image, "Event", make)
+    monkeypatch.setattr(orderchain.seal, "Event", make)
     await stored.commit(5)
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         await next_events(receiver, stored.chain.mark().id)
@@ -201,6 +202,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
     assert most <= 3 * 50  # a page is 50 rows here: the caller's, the next, and one that is dropped
 
 
+@pytest.mark.invariant("L5")
 async def test_slow_handler_slows_the_reading_and_not_the_memory(
     bootstrap: str, topic: str, stored: StoredChain, role_dsn: RoleDsn, chain_id: int
 ) -> None:

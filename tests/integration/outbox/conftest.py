@@ -15,10 +15,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
-from outbox.confirm_record import RETRYING, encode_confirms
+from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
 from outbox.headers import read_headers
 from outbox.message import draw_message_ids
-from outbox.proof import proof_of, token_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -233,7 +232,7 @@ async def make_sender(
     postgres_server: PostgresServer, database: str, kafka: str
 ) -> AsyncIterator[Sender]:
     """Make the tables, and a table of the business's own; roles have a password."""
-    schema = (files("outbox") / "schema.sql").read_text()
+    schema = (files("outbox") / "sql" / "schema.sql").read_text()
     postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=database)
     port = postgres_server.config.port
     dsns = {SUPERUSER: postgres_server.dsn(SUPERUSER, database)}

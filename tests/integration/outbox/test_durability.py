@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import outbox
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import DurabilityError, RetryError, SettingError
@@ -22,9 +22,9 @@ from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
-from outbox.check_back import Answer
-from outbox.decision import check_decision, decide
 from outbox.message import draw_message_ids
+from outbox.sender.check_back import Answer
+from outbox.sender.decision import check_decision, decide
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession
@@ -56,7 +56,7 @@ def own_server(session_folder: Path) -> Iterator[PostgresServer]:
     Not the module's: where workers share the tests out, those of a module come apart, and it would
     be set up again in its old folder, whose passwords are others.
     """
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=session_folder / "postgres-of-durability",
         port=free_port(),
         passwords={role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)},
@@ -140,7 +140,7 @@ async def own(own_server: PostgresServer, kafka_server: KafkaServer) -> AsyncIte
     own_server.create_database(name)
     async for sender in make_sender(own_server, name, kafka_server.bootstrap):
         for part in OTHER_PARTS:
-            schema = (files("outbox") / part).read_text()
+            schema = (files("outbox") / "sql" / part).read_text()
             own_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=name)
         own_server.execute("CREATE TABLE effect (message_id uuid, note text)", database=name)
         yield Database(sender, own_server)

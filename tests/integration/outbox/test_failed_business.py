@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from outbox import DestinationMissing, Message, MessageError, OutboxFull, draw_message_ids
-from outbox.failed_business import FAILED_MESSAGES_MAX
+from outbox.sender.business import FAILED_MESSAGES_MAX
 
 from .hand_clock import HandClock
 

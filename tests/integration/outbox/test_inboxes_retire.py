@@ -15,10 +15,9 @@ from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, FireAfterCommit, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
-from outbox.confirm_record import APPLIED
+from outbox.confirm_record import APPLIED, proof_of, token_of
 from outbox.headers import read_headers
 from outbox.message import made_at
-from outbox.proof import proof_of, token_of
 
 from .conftest import CONSUMER, DEADLINE_SECONDS
 
@@ -116,7 +115,7 @@ async def test_inbox_of_a_quiet_destination_drops_its_old_days(sender: Sender) -
     """Sender, broker and consumer as they are; nothing of the sender's is unfinished."""
     destination = await sender.set_up()
     async with sender.admin.transaction():
-        await sender.admin.execute((files("outbox") / "inbox.sql").read_text())
+        await sender.admin.execute((files("outbox") / "sql" / "inbox.sql").read_text())
     business = await sender.connect()
     config = ConsumerConfig(
         name=CONSUMER,

@@ -12,7 +12,7 @@ import pytest
 
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
-from outbox.inbox import Inbox
+from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
 
 from .consumer.test_inbox_schema import delivery
@@ -48,7 +48,7 @@ FILLS_THE_DISK = (
 async def all_parts(postgres_server: PostgresServer, sender: Sender) -> Sender:
     """All tables of the outbox in one database."""
     for part in ("inbox.sql", "callback.sql", "decision.sql"):
-        schema = (files("outbox") / part).read_text()
+        schema = (files("outbox") / "sql" / part).read_text()
         postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=sender.name)
     return sender
 
@@ -120,7 +120,7 @@ async def test_login_fills_no_disk_once_the_steps_for_the_dba_are_done(
 async def test_database_of_the_callback_service_is_closed_by_its_schema(
     postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
-    schema = (files("outbox") / "callback.sql").read_text()
+    schema = (files("outbox") / "sql" / "callback.sql").read_text()
     postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=empty_database_name)
     admin = await asyncpg.connect(postgres_server.dsn(SUPERUSER, empty_database_name))
     await admin.execute(f"SET ROLE {OUTBOX_CALLBACK}")

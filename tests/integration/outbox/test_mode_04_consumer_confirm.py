@@ -38,6 +38,7 @@ async def until_taken(sender: Sender, relay: Relay, counter: str, expected: int)
     await sender.until(holds)
 
 
+@pytest.mark.invariant("S6", "S10")
 async def test_confirm_moves_a_delivery_to_consumed_once_and_for_good(sender: Sender) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:
@@ -179,7 +180,7 @@ async def test_what_was_never_decided_is_not_confirmed_by_anybody(sender: Sender
     (message_id,) = draw_message_ids(1)
     async with sender.relay() as relay:
         async with business.transaction():
-            await outbox.adding.store_messages(
+            await outbox.sender.add.store_messages(
                 business,
                 [Message(message_id, "clearing", b"x")],
                 check_at=await business.fetchval("SELECT now() + interval '1 hour'"),

@@ -18,12 +18,12 @@ import pytest
 from orderchain.errors import RetryError
 from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox import Confirm, Destination, Status, save_destinations
-from outbox.callback.asking import AskRules, Reply
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.check_record import decode_checks
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.callback.intake import CallbackIntake
+from outbox.callback.resend_schedule import AskRules, Reply
 from outbox.callback.sender_app import sender_app
 from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.service.clients import Clients
@@ -173,7 +173,7 @@ async def rig(sender: Sender) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def set_up(sender: Sender) -> AsyncIterator[Rig]:
     """Make the callback service's tables, a destination, and a sender that runs."""
-    schema = (files("outbox") / "callback.sql").read_text()
+    schema = (files("outbox") / "sql" / "callback.sql").read_text()
     async with sender.admin.transaction():
         await sender.admin.execute(schema)
     await sender.admin.execute(f"ALTER ROLE {OUTBOX_CALLBACK} PASSWORD '{PASSWORD}'")
@@ -345,8 +345,8 @@ async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
 async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_when_it_is_there(
     sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.topics.PAUSE_SECONDS_MIN", 0.05)
-    monkeypatch.setattr("outbox.topics.PAUSE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MAX", 0.1)
     destination = await sender.set_up()
     check_topic = f"late-checks.{sender.name}"
     checked = CheckedConfig(sender=ME, check_topic=check_topic)

@@ -20,22 +20,21 @@ import pytest
 from orderchain.errors import RetryError, SettingError
 from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, Status, TransitionRefused
-from outbox.adding import store_messages
-from outbox.check_back import Answer, CheckRules
-from outbox.checking import CheckBack, CheckingConfig
-from outbox.decision import (
+from outbox.message import MessageIds, draw_message_ids
+from outbox.sender.add import store_messages
+from outbox.sender.check_back import Answer, CheckRules
+from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages
+from outbox.sender.decision import (
     DecisionRefused,
     check_decision,
     check_decisions,
     decide,
     forget_decisions,
 )
-from outbox.message import MessageIds, draw_message_ids
-from outbox.prepared import decide_messages
 from outbox.service.config import ServiceConfig
-from outbox.service.desk import MessageDesk
+from outbox.service.message_api import MessageDesk
 from outbox.service.message_client import MessageClient
-from outbox.service.refusals import Refusal
+from outbox.service.refusals import HttpRefusal
 from outbox.session import OutboxSession
 from outbox.statuses import Change
 
@@ -137,7 +136,7 @@ class Desk:
 
 @pytest.fixture
 async def business(sender: Sender) -> Business:
-    schema = (files("outbox") / "decision.sql").read_text()
+    schema = (files("outbox") / "sql" / "decision.sql").read_text()
     async with sender.admin.transaction():
         await sender.admin.execute(schema)
     await sender.admin.execute("CREATE TABLE paid (message_id uuid NOT NULL)")
@@ -505,7 +504,7 @@ async def test_decision_against_the_one_that_was_made_is_refused(
 async def test_message_of_another_sender_is_unknown(sender: Sender, desk: Desk) -> None:
     await sender.set_up()
     message_id = await desk.prepare()
-    with pytest.raises(Refusal, match="unknown_message"):
+    with pytest.raises(HttpRefusal, match="unknown_message"):
         await desk.desk.decide("somebody else", Change.COMMITTED, [message_id])
     assert await desk.status(message_id) is Status.PREPARED
 

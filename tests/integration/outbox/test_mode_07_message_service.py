@@ -28,13 +28,13 @@ from orderchain.clock import SystemClock
 from orderchain.errors import ConnectError, RetryError
 from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, Status
-from outbox.check_back import CheckRules
-from outbox.checking import CheckingConfig
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids
+from outbox.sender.check_back import CheckRules
+from outbox.sender.check_loop import CheckingConfig
 from outbox.service.app import MessageApp
 from outbox.service.clients import Client, Clients
-from outbox.service.desk import MessageDesk
+from outbox.service.message_api import MessageDesk
 from outbox.service.message_client import MessageClient
 from outbox.service.server import MessageService
 

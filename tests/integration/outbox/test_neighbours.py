@@ -12,17 +12,16 @@ import asyncpg
 import pytest
 
 import outbox
-import outbox.topics
+import outbox.sender.message_sender
 from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, Message, Status, acts, draw_message_ids
-from outbox.adding import store_messages
-from outbox.confirm_record import APPLIED, Confirm, encode_confirms
+from outbox.confirm_record import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.errors import MessageError
 from outbox.message import check_message
-from outbox.proof import proof_of, token_of
-from outbox.relay import Relay
-from outbox.resend import CLAIMS_MAX
-from outbox.store import RelayStore
+from outbox.sender.add import store_messages
+from outbox.sender.relay import Relay
+from outbox.sender.resend import CLAIMS_MAX
+from outbox.sender.store import RelayStore
 
 from .conftest import CONSUMER
 
@@ -114,7 +113,7 @@ async def test_table_and_package_agree_on_headers(
         is_fit = True
     except MessageError:
         is_fit = False
-    text = None if headers is None else outbox.adding._json(headers) or "{}"
+    text = None if headers is None else outbox.sender.add._json(headers) or "{}"
     add = "SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)"
     many = (
         "SELECT outbox_add_many(ARRAY[$1::uuid], '{clearing}', '{NULL}', ARRAY[$2::jsonb], '{x}')"
@@ -140,7 +139,7 @@ async def test_check_time_that_no_reader_can_read_is_refused(sender: Sender) -> 
         with pytest.raises(asyncpg.InvalidParameterValueError):
             await writer.execute(statement, at)
     operator = await sender.connect(OUTBOX_OPERATOR)
-    assert await acts.find(operator, acts.Filter()) == []
+    assert await acts.find(operator, acts.DeliveryFilter()) == []
 
 
 # ------------------------------------------------------------------------------- missing topics
@@ -186,8 +185,8 @@ async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
 async def test_topic_that_is_made_later_gets_what_waited_for_it(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox.topics, "PAUSE_SECONDS_MIN", 0.05)
-    monkeypatch.setattr(outbox.topics, "PAUSE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(outbox.sender.message_sender, "PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr(outbox.sender.message_sender, "PAUSE_SECONDS_MAX", 0.1)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
     await sender.make_topics(lost.confirm_topic)
     ids = await store(sender, "lost", 30)
@@ -249,7 +248,7 @@ async def test_missing_confirm_topic_stops_no_other_confirms_and_is_named(sender
 async def test_confirm_topic_that_is_made_later_is_read(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox.confirms, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(outbox.sender.confirm_intake, "MISSING_SECONDS", 0.1)
     await sender.set_up()
     late = await set_up_without_topics(sender, "late")
     await sender.make_topics(late.topic)
@@ -332,6 +331,7 @@ async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> N
     assert {(row["send_count"], row["claim_count"]) for row in rows} == {(1, 0)}
 
 
+@pytest.mark.invariant("L3")
 async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     sender: Sender,
 ) -> None:

@@ -17,10 +17,10 @@ from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, draw_message_ids
 from outbox.callback.checked_sender import SQL as CHECKED_SQL
 from outbox.callback.store import SQL as CALLBACK_SQL
-from outbox.prepared import SQL as PREPARED_SQL
+from outbox.sender.check_loop import SQL as PREPARED_SQL
+from outbox.sender.store import SQL
 from outbox.session import PLAN_SETTINGS, OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
-from outbox.store import SQL
 
 from .conftest import CONSUMER, Sender
 
@@ -108,7 +108,7 @@ async def session(sender: Sender) -> AsyncIterator[OutboxSession]:
 async def callback(sender: Sender) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A session as a callback service's, on a store that was empty when it was looked at."""
     async with sender.admin.transaction():
-        await sender.admin.execute((files("outbox") / "callback.sql").read_text())
+        await sender.admin.execute((files("outbox") / "sql" / "callback.sql").read_text())
     await sender.admin.execute("VACUUM ANALYZE")
     connection = await asyncpg.connect(sender.dsns[SUPERUSER], server_settings=PLAN_SETTINGS)
     yield connection

@@ -22,7 +22,7 @@ PARTS = {"Callback": ("callback.sql", CALLBACK_ROLES), "Decision": ("decision.sq
 async def part(request: Any, empty_database: str) -> AsyncIterator[tuple[str, Any]]:
     connection = await asyncpg.connect(empty_database)
     async with connection.transaction():
-        await connection.execute((files("outbox") / PARTS[request.param][0]).read_text())
+        await connection.execute((files("outbox") / "sql" / PARTS[request.param][0]).read_text())
     yield request.param, connection
     await connection.close()
 

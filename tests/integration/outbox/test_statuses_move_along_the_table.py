@@ -11,10 +11,10 @@ import pytest
 
 import outbox
 from outbox import Message, Status, acts, draw_message_ids
-from outbox.resend import Verdict, judge, wait_seconds
-from outbox.sending import Share
+from outbox.sender.resend import ResendVerdict, judge, wait_seconds
+from outbox.sender.sending import Share
+from outbox.sender.store import BrokerAck, Claiming, RelayStore
 from outbox.statuses import FINAL, TRANSITIONS
-from outbox.store import Ack, Claiming, RelayStore
 
 from .conftest import CONSUMER, Sender
 
@@ -57,7 +57,7 @@ class Walk:
         claim = uuid4() if self.random.random() < 0.5 else None
         messages = [Message(each, "clearing", b"x") for each in new]
         async with business.transaction():
-            await outbox.adding.store_messages(business, messages, claim=claim)
+            await outbox.sender.add.store_messages(business, messages, claim=claim)
         if claim is not None:
             self.claims += [(each, claim) for each in new]
 
@@ -68,17 +68,19 @@ class Walk:
             claiming = Claiming(connection)
             due = await claiming.due(ALWAYS, Share(5, {}, 5))
             verdicts = [(row, judge(row, self.clearing, {})) for row in due]
-            send = [row for row, verdict in verdicts if verdict is Verdict.SEND]
+            send = [row for row, verdict in verdicts if verdict is ResendVerdict.SEND]
             if send:
                 waits = [(row, wait_seconds(self.clearing, row.claim_count)) for row in send]
                 await claiming.claim(waits, token)
-            give_up = [(row, "why") for row, verdict in verdicts if verdict is Verdict.GIVE_UP]
+            give_up = [
+                (row, "why") for row, verdict in verdicts if verdict is ResendVerdict.GIVE_UP
+            ]
             if give_up:
                 await claiming.give_up(give_up)
         self.claims += [(row.message_id, token) for row in send]
 
     async def acknowledge(self) -> None:
-        acks = [Ack(each, token, "t", 0, 1) for each, token in self.some_claims()]
+        acks = [BrokerAck(each, token, "t", 0, 1) for each, token in self.some_claims()]
         await self.store.write_acks(acks)
 
     async def fail(self) -> None:
@@ -96,7 +98,7 @@ class Walk:
 
     async def act(self) -> None:
         what = self.random.choice(("retry", "resend", "retry", "resend", "abandon"))
-        chosen = acts.Filter(message_ids=tuple(self.some()))
+        chosen = acts.DeliveryFilter(message_ids=tuple(self.some()))
         operator = self.sender.connections[1]
         await acts.act(operator, what, chosen, actor="a", reason="r")
 

@@ -92,7 +92,7 @@ async def test_relay_warns_once_of_topics_on_one_broker(sender: Sender, warned: 
 async def test_consumer_warns_of_its_confirm_topic(sender: Sender, warned: Warned) -> None:
     clearing = await set_up(sender)
     async with sender.admin.transaction():
-        await sender.admin.execute((files("outbox") / "inbox.sql").read_text())
+        await sender.admin.execute((files("outbox") / "sql" / "inbox.sql").read_text())
     config = ConsumerConfig(
         name=CONSUMER, topics=(clearing.topic,), kafka=sender.kafka,
         database=sender.dsns[SUPERUSER],

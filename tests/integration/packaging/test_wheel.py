@@ -16,13 +16,13 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[3]
 
 PROMISES = {
-    "": ["orderchain.frame", "orderchain.seal", "orderchain.simulation.memory_store"],
+    "": ["orderchain.frame", "orderchain.seal", "orderchain.testing.memory_store"],
     "sequencer": ["sequencer"],
     "receiver": ["matcher_receiver", "gapfill"],
     "outbox": ["outbox"],
     "web": ["outbox.service.server", "outbox.callback.sender_app"],
     "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
-    "spark": ["chain_verifier.verify"],
+    "spark": ["chain_verifier.spark.verify"],
     "local": [
         "chain_verifier.local.verify", "chain_verifier.local.parquet", "chain_verifier.local.topic",
     ],
@@ -151,10 +151,10 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "sequencer/queries.sql",
         "gapfill/queries.sql",
         "matcher_receiver/queries.sql",
-        "outbox/schema.sql",
+        "outbox/sql/schema.sql",
         "chain_verifier/database.sql",
         "chain_verifier/local/spool.sql",
-        "chain_verifier/local/picture.sql",
+        "chain_verifier/local/chart_data.sql",
         "chain_verifier/marks.sql",
         "chain_verifier/archive/archive.sql",
     ):

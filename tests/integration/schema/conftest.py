@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from local_stack import PostgresConfig, PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 
@@ -54,7 +54,7 @@ async def connect(postgres_server: PostgresServer, chain_database: str) -> Async
 @pytest.fixture
 def bare_server(server_folder: Path) -> Iterator[PostgresServer]:
     """A server of one test, on which no role of ours exists yet."""
-    config = PostgresConfig(
+    config = PostgresServerConfig(
         directory=server_folder / "postgres",
         port=free_port(),
         passwords={SUPERUSER: secrets.token_hex(16)},

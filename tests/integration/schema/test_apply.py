@@ -11,7 +11,7 @@ import pytest
 
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import GAP_READER, LOGIN_ROLES, OWNER
-from orderchain.schema import SCHEMA_VERSION, schema_sql
+from orderchain.sql import SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
     from local_stack import PostgresServer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from orderchain.event import Event
 from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.page_image import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
+from orderchain.model import Event
 from orderchain.roles import GAP_READER, SEQUENCER_WRITER
+from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

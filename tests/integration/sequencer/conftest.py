@@ -11,8 +11,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from orderchain.event import Event
 from orderchain.frame import FrameHeader, decode_body, decode_header
+from orderchain.model import Event
 from orderchain.roles import SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
 from orderchain.topic import default_topic

@@ -9,7 +9,7 @@ import pytest
 
 from orderchain.batch import IntakeMark
 from orderchain.errors import OrderchainError
-from orderchain.link import is_linked
+from orderchain.model import is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.cancelling import CancelledAt
 

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gapfill import GapReader, GapReaderConfig
 from orderchain.roles import GAP_READER
 from sequencer import Order, Sequencer, open_sequencer
@@ -44,6 +46,7 @@ async def fill_all(config: GapReaderConfig) -> list[int]:
         await reader.close()
 
 
+@pytest.mark.invariant("L6")
 async def test_fills_beside_a_writer_at_full_speed_end_and_the_writer_goes_on(
     make_chain: MakeChain, role_dsn: Callable[[str], str]
 ) -> None:

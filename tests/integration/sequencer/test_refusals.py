@@ -10,8 +10,8 @@ import pytest
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 from orderchain.roles import GAP_READER, SEQUENCER_WRITER
 from sequencer import open_sequencer
-from sequencer.kafka_sink import KafkaFrameSink
-from tests.unit.matcher_receiver.silent_server import silent_server
+from sequencer.stores.kafka import KafkaFrameSink
+from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,10 +20,9 @@ from orderchain.errors import (
     StoppedError,
     TopicError,
 )
-from orderchain.link import is_linked
-from orderchain.page_image import event_pages
-from orderchain.schema import SCHEMA_VERSION
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.model import is_linked
+from orderchain.seal import event_pages, genesis_seal, next_seal
+from orderchain.sql import SCHEMA_VERSION
 from sequencer import Order, SequencerConfig, open_sequencer
 
 from .conftest import Chain, MakeChain, make_topic

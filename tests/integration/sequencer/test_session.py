@@ -15,10 +15,9 @@ import pytest
 from orderchain.clock import SystemClock
 from orderchain.errors import ClockError, ConnectError, SchemaError
 from sequencer import open_sequencer
-from sequencer.leader_session import LeaderSession
-from sequencer.lease import PostgresLease
-from sequencer.sessions import side_session
-from sequencer.store import PostgresChainStore
+from sequencer.leadership import PostgresLease
+from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.session import LeaderSession, side_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -13,7 +13,7 @@ from aiokafka.structs import TopicPartition
 
 from orderchain.errors import IntakeLost, TopicError
 from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.link import is_linked
+from orderchain.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ async def test_start_latest_begins_behind_what_is_there(chain: Chain, topic: Top
 async def test_partition_added_while_running_is_read_whole(
     chain: Chain, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sequencer.topic_reader._METADATA_AGE_MS", 200)
+    monkeypatch.setattr("sequencer.intake.reader._METADATA_AGE_MS", 200)
     async with taking(chain, topic, start="latest"):
         await until_taken(chain, topic)
         grown = {topic.name: NewPartitions(total_count=4)}

@@ -21,7 +21,7 @@ from chain_verifier.archive.manifest import (
     store_manifest,
 )
 from chain_verifier.archive.part_files import PartWriter
-from chain_verifier.archive.seal_run import ArchivedRow, Batch, SealRun
+from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.archive.verify_archive import verify_archive
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
@@ -47,7 +47,7 @@ ROWS: list[ArchivedRow] = [
 ]
 
 
-def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[Batch, list[ArchivedRow]]]:
+def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[SealedBatch, list[ArchivedRow]]]:
     """Return `rows` in batches with true seals."""
     found, seal = [], GENESIS
     for at in range(0, len(rows), BATCH_ROWS):
@@ -58,7 +58,7 @@ def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[Batch, list[ArchivedRo
             committed_at_us=(committed_at - EPOCH_START) // timedelta(microseconds=1),
             pages=[image_of(own)],
         )  # fmt: skip
-        batch = Batch(
+        batch = SealedBatch(
             first_id=own[0][0], last_id=own[-1][0], prev_last_id=own[0][1], row_count=len(own),
             epoch=1, seal=seal, committed_at=committed_at,
         )  # fmt: skip

@@ -13,16 +13,16 @@ from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.manifest import Manifest, chain_folder, load_manifest, store_manifest
 from chain_verifier.archive.part_files import PartWriter
-from chain_verifier.archive.seal_run import Batch, SealRun
+from chain_verifier.archive.seal_run import SealedBatch, SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
-from orderchain.mark import ChainHead, Mark, Standing
+from orderchain.model import ChainHead, Mark, Standing
 from tests.spark.seeded_batches import Chain, Committed, sealed_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 CHAIN_ID = 11
 DATABASE_ID = uuid.UUID(int=7)
@@ -53,9 +53,9 @@ def standing_at(mark: Mark | None, database_id: uuid.UUID = DATABASE_ID) -> Stan
 EDGE = standing_at(mark_behind(BOUNDARY))
 
 
-def as_stored(batch: Committed) -> tuple[Batch, list[Any]]:
+def as_stored(batch: Committed) -> tuple[SealedBatch, list[Any]]:
     rows = [(row.id, row.pid, row.key, row.event_time_ns, row.payload) for row in batch.rows]
-    stored = Batch(
+    stored = SealedBatch(
         first_id=batch.first_id,
         last_id=batch.last_id,
         prev_last_id=batch.prev_last_id,

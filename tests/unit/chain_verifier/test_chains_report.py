@@ -6,10 +6,16 @@ import json
 
 from msgspec.structs import replace
 
-from chain_verifier.chains_report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.report import Report, SourceReport, Verdict
+from chain_verifier.report import (
+    ChainsReport,
+    Report,
+    SourceReport,
+    Unverified,
+    Verdict,
+    outcomes_of,
+)
 from orderchain.errors import ChainMissing, SourceBroken
 
 

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chain_verifier.chains_report import ChainsReport, Unverified
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.html_report import html_chains_report, html_report
-from chain_verifier.picture import FilledGap, Picture, Tile
-from chain_verifier.report import Comparison, Report, SourceReport, Verdict
+from chain_verifier.html import FilledGap, Picture, Tile, html_chains_report, html_report
+from chain_verifier.report import (
+    ChainsReport,
+    Comparison,
+    Report,
+    SourceReport,
+    Unverified,
+    Verdict,
+)
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOSTILE = "journal:</title><script>alert(1)</script><img src=x onerror='a' title=\"b\">&"

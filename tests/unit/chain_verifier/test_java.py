@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_verifier.java import MODULE, require_java
+from chain_verifier.spark.session import MODULE, require_java
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:

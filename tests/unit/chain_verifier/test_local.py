@@ -66,6 +66,7 @@ def written(source: JournalSource | ParquetSource, rows: Sequence[Row]) -> Any:
     return source
 
 
+@pytest.mark.invariant("S12")
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("kind", ["journal", "parquet"])
 def test_local_with_random_faults_finds_these_and_no_others(
@@ -170,6 +171,6 @@ def test_local_mode_imports_neither_pyspark_nor_py4j() -> None:
 
 def test_local_mode_names_the_same_columns_as_the_other() -> None:
     from chain_verifier.local.table import CONTENT
-    from chain_verifier.sources import table
+    from chain_verifier.spark.sources import table
 
     assert table.CONTENT == CONTENT

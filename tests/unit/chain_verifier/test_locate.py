@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_verifier.bucket import Bucket, is_one_path
-from chain_verifier.faults import Link, find_faults
+from chain_verifier.checks.bucket import Bucket, Horizon, is_one_path
+from chain_verifier.checks.locate import Link, find_faults, locate
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.horizon import Horizon
-from chain_verifier.locate import locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, counted, gathered, joined
+from chain_verifier.findings import Finding, Findings, Kind, collected, gathered, joined
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
 
 
@@ -72,7 +72,7 @@ def test_findings_beyond_the_bound_are_counted_and_not_kept() -> None:
     assert len(found.kept) == FINDINGS_MAX
     assert found.counts == {"gap": FINDINGS_MAX + 10}
     assert found.wholes == (every,)
-    both = joined([found, counted(lambda: every)])
+    both = joined([found, collected(lambda: every)])
     assert both.total == 2 * (FINDINGS_MAX + 10)
     assert len(both.kept) == 2 * FINDINGS_MAX
-    assert joined([gathered([]), counted(lambda: [])]) == Findings()
+    assert joined([gathered([]), collected(lambda: [])]) == Findings()

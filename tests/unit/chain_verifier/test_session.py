@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from chain_verifier.session import is_submitted, start_error
+from chain_verifier.spark.session import is_submitted, start_error
 from orderchain.errors import ConnectError, SettingError
 
 

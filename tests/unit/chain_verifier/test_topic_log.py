@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from chain_verifier.bounds import Bounds
+from chain_verifier.checks.bucket import Horizon
+from chain_verifier.checks.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
+from chain_verifier.checks.published import Bounds, Published, without_skipped
+from chain_verifier.checks.topic_log import TopicLog, TopicRecord
+from chain_verifier.database_facts import DatabaseHead
 from chain_verifier.findings import Finding, Findings, Kind, gathered
-from chain_verifier.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
-from chain_verifier.horizon import Horizon
-from chain_verifier.published import Published, without_skipped
-from chain_verifier.topic_log import TopicLog, TopicRecord
-from chain_verifier.truth import DatabaseHead
 
 HORIZON = Horizon(chain_id=7, start=0, head=40)
 

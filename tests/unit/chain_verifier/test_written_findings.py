@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
-from chain_verifier.finding_frame import FINDING_TYPES
-from chain_verifier.findings import Finding, Kind, counted, gathered, joined
+from chain_verifier.findings import Finding, Kind, collected, gathered, joined
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
 from chain_verifier.local.written_findings import write_findings
+from chain_verifier.spark.finding_frame import FINDING_TYPES
 from orderchain.errors import InputError, RetryError, SettingError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_findings_have_the_same_columns_in_both_modes(tmp_path: Path) -> None:
     assert tuple(FINDING_TYPES) == Finding.__struct_fields__
     listed = Finding(kind=Kind.FORK, source="a", pid=3, ids=(4, 5))
     passing = Finding(kind=Kind.LACKING, source="a", against="b", id=0)
-    write_findings(7, joined([gathered([listed]), counted(lambda: [passing])]), str(tmp_path))
+    write_findings(7, joined([gathered([listed]), collected(lambda: [passing])]), str(tmp_path))
     table = pq.read_table(tmp_path / "findings.parquet")
     assert table.column_names == [*FINDING_TYPES, "chain"]
     kinds = {"string": "string", "bigint": "int64", "array<bigint>": "list<element: int64>",

@@ -11,7 +11,7 @@ import pytest
 
 from chainctl.journal import Journal, encode_rows
 from orderchain.errors import InputError, SettingError
-from orderchain.event import Event
+from orderchain.model import Event
 
 if TYPE_CHECKING:
     from pathlib import Path

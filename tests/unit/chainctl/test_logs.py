@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.logs import set_up_logging
+from chainctl.options import set_up_logging
 from chainctl.settings import Settings
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ import re
 from typing import TYPE_CHECKING
 
 from chainctl.main import main
-from chainctl.schema_sections import expected_objects, grants_sql
+from chainctl.schema_parts import expected_objects, grants_sql
 from orderchain.roles import LOGIN_ROLES
-from orderchain.schema import schema_sql
+from orderchain.sql import schema_sql
 
 if TYPE_CHECKING:
     import pytest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orderchain.clients.kafka_client import close_client, end_client, start_client
+from orderchain.clients.kafka import close_client, end_client, start_client
 
 
 class Connection:
@@ -75,7 +75,7 @@ async def test_overdue_stop_loses_its_connection_and_comes_to_its_end() -> None:
 
 
 async def test_stop_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderchain.clients.kafka_client._GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("orderchain.clients.kafka._GRACE_SECONDS", 0.01)
     client = Client(_hang_for_good)
     async with asyncio.timeout(5):
         await close_client(client, 0.01)

@@ -10,9 +10,7 @@ import pytest
 
 from gapfill import WithArchive
 from orderchain.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
-from orderchain.event import Event
-from orderchain.mark import ChainHead, Mark, Standing
-from orderchain.run import Run
+from orderchain.model import ChainHead, Event, Mark, Run, Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

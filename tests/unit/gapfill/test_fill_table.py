@@ -19,17 +19,15 @@ from orderchain.errors import (
     RowsMissing,
     SealMismatch,
 )
-from orderchain.simulation.virtual_loop import run_virtual
-from orderchain.simulation.wire import Dial, Server, Wire
+from orderchain.testing.virtual_loop import run_virtual
+from orderchain.testing.wire import Dial, Wire, WiredServer
 from tests.simulation.gap_connection import MemoryReadConnection
 from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.event import Event
-    from orderchain.mark import Mark
-    from orderchain.run import Run
+    from orderchain.model import Event, Mark, Run
 
 
 class Connection(MemoryReadConnection):
@@ -64,7 +62,7 @@ class Server7:
         self.after = self.chain.mark(self.chain.batches[1].events[1].id)
         self.until_id = self.chain.batches[2].last_id
         self.missing = [row_id for row_id in self.chain.ids if row_id > self.after.id]
-        wire = Wire(Server("database"), Dial(), Random(1))
+        wire = Wire(WiredServer("database"), Dial(), Random(1))
         self.connection = Connection(lambda: self.chain, is_standby=is_standby, wire=wire)
 
     def fill(self) -> tuple[list[int], Exception | None]:

@@ -9,16 +9,16 @@ import pytest
 
 import gapfill
 from gapfill import GapReaderConfig
-from gapfill.marks import BATCHES_MAX, BatchMarks, StoredBatch
+from gapfill.batch_proof import BATCHES_MAX, BatchMarks, StoredBatch
 from orderchain.errors import RowsMissing
-from orderchain.page_image import event_pages
+from orderchain.seal import event_pages
 from tests.unit.matcher_receiver.chains import Chain, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orderchain.clients.session import Session
-    from orderchain.page_image import PageImage
+    from orderchain.seal import PageImage
 
 
 class BatchRows:

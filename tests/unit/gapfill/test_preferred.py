@@ -19,7 +19,7 @@ from tests.unit.matcher_receiver.virtual_time import run_virtual, virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from orderchain.run import Run
+    from orderchain.model import Run
 
 
 class Servers:

@@ -26,7 +26,7 @@ from packaging.specifiers import SpecifierSet
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
-from orderchain.simulation.virtual_loop import VirtualLoop
+from orderchain.testing.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[3]
 PRODUCT: Final = (
     "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
-    "chainctl", "local_stack", "benchmarks", "examples",
+    "chainctl", "demo", "local_stack", "benchmarks", "examples",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ class Private:
 PRIVATE: Final = {
     # The other end of the connection while commits are pipelined.
     "_protocol": Private(
-        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_protocol")
             and hasattr(asyncpg.protocol.Protocol, "connection_lost")
@@ -62,7 +62,7 @@ PRIVATE: Final = {
         ),
     ),
     "_transport": Private(
-        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_transport")
             and "_transport" in names_in(asyncio.StreamReaderProtocol.__init__)
@@ -70,7 +70,7 @@ PRIVATE: Final = {
     ),
     # What a stop that was cut off leaves open. Producers name their client in public.
     "_client": Private(
-        {"orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/kafka.py"},
         lambda: (
             "_client" in names_in(aiokafka.AIOKafkaConsumer.__init__)
             and "_client" in names_in(aiokafka.admin.AIOKafkaAdminClient.__init__)
@@ -78,52 +78,55 @@ PRIVATE: Final = {
         ),
     ),
     "_conns": Private(
-        {"orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/kafka.py"},
         lambda: (
             "_conns" in names_in(aiokafka.client.AIOKafkaClient.__init__)
             and hasattr(aiokafka.conn.AIOKafkaConnection, "close")
         ),
     ),
     "_sync_task": Private(
-        {"orderchain/clients/kafka_client.py"},
+        {"orderchain/clients/kafka.py"},
         lambda: "_sync_task" in names_in(aiokafka.client.AIOKafkaClient.__init__),
     ),
     # Java's own classes behind a session of Spark.
     "_jvm": Private(
-        {"chain_verifier/sources/kafka_bounds.py", "chain_verifier/written_findings.py"},
+        {
+            "chain_verifier/spark/sources/kafka_bounds.py",
+            "chain_verifier/spark/written_findings.py",
+        },
         lambda: "_jvm" in names_in(SparkSession.__init__),
     ),
     "_jsc": Private(
-        {"chain_verifier/written_findings.py"},
+        {"chain_verifier/spark/written_findings.py"},
         lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(
         {"benchmarks/spark_scale.py"}, lambda: hasattr(pyspark.SparkContext, "_gateway")
     ),
     "_origin": Private(
-        {"chain_verifier/spark_errors.py"},
+        {"chain_verifier/spark/errors.py"},
         lambda: "_origin" in names_in(CapturedException.__init__),
     ),
     # The loop in virtual time: for simulations alone.
     "_ready": Private(
-        {"orderchain/simulation/process.py"},
+        {"orderchain/testing/process.py"},
         lambda: "_ready" in names_in(asyncio.BaseEventLoop.__init__),
     ),
     "_scheduled": Private(
-        {"orderchain/simulation/virtual_loop.py"},
+        {"orderchain/testing/virtual_loop.py"},
         lambda: (
             "_scheduled" in names_in(asyncio.BaseEventLoop.__init__)
             and hasattr(asyncio.TimerHandle, "_scheduled")
         ),
     ),
     "_when": Private(
-        {"orderchain/simulation/virtual_loop.py"}, lambda: hasattr(asyncio.TimerHandle, "_when")
+        {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.TimerHandle, "_when")
     ),
     "_run": Private(
-        {"orderchain/simulation/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_run")
+        {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_run")
     ),
     "_context": Private(
-        {"orderchain/simulation/process.py"}, lambda: hasattr(asyncio.Handle, "_context")
+        {"orderchain/testing/process.py"}, lambda: hasattr(asyncio.Handle, "_context")
     ),
 }
 """By name. A module of ours may have attributes of the same name of its own, by `self`."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[3]
 PRODUCT: Final = (
     "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
-    "chainctl", "local_stack",
+    "chainctl", "demo", "local_stack",
 )  # fmt: skip
 
 MUTE: Final = {"BaseException", "Exception", "OSError", "TimeoutError", "ConnectionError",

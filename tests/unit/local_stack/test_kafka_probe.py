@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from local_stack.kafka_probe import broker_count
+from local_stack.kafka import broker_count
 from local_stack.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ def test_public_names_are_these() -> None:
     assert sorted(local_stack.__all__) == [
         "FetchFailed",
         "FolderUnusable",
-        "KafkaConfig",
         "KafkaServer",
+        "KafkaServerConfig",
         "LocalStack",
-        "PostgresConfig",
         "PostgresServer",
+        "PostgresServerConfig",
         "Progress",
         "ProxiedListener",
         "SecuredListener",

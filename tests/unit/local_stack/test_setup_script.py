@@ -88,7 +88,12 @@ def machine(tmp_path: Path) -> Machine:
 def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> None:
     first = machine.set_up()
     assert first.returncode == 0, first.stderr
-    assert machine.calls() == ["venv", "pip", "local_stack.fetch", "chain_verifier.connectors"]
+    assert machine.calls() == [
+        "venv",
+        "pip",
+        "local_stack.fetch",
+        "chain_verifier.spark.connectors",
+    ]
     second = machine.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert machine.calls() == []
@@ -103,7 +108,7 @@ def test_setup_after_a_change_installs_again_into_the_same_venv(
     with (machine.project / changed).open("a") as file:
         file.write("# changed\n")
     assert machine.set_up().returncode == 0
-    assert machine.calls() == ["pip", "local_stack.fetch", "chain_verifier.connectors"]
+    assert machine.calls() == ["pip", "local_stack.fetch", "chain_verifier.spark.connectors"]
 
 
 def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from local_stack.errors import FolderUnusable
 from local_stack.process import ProcessIdentity
-from local_stack.state import StackState, load_state, save_state
+from local_stack.stack import StackState, load_state, save_state
 
 if TYPE_CHECKING:
     from pathlib import Path

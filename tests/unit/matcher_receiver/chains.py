@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from orderchain.batch import Batch
-from orderchain.event import Event
 from orderchain.frame import FrameHeader, encode_frame
-from orderchain.mark import ChainHead, FrameTerm, Mark
-from orderchain.page_image import event_pages
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.model import ChainHead, Event, FrameTerm, Mark
+from orderchain.seal import event_pages, genesis_seal, next_seal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,8 +15,7 @@ from orderchain.errors import (
     SealMismatch,
     StillHalted,
 )
-from orderchain.mark import Mark, Standing
-from orderchain.run import Run
+from orderchain.model import Mark, Run, Standing
 
 from .chains import Chain
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.errors import HaltError
-    from orderchain.gap import Gap
+    from orderchain.model import Gap
 
 
 class MemorySource:

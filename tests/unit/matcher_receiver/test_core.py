@@ -35,10 +35,8 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.event import Event
 from orderchain.frame import FrameHeader
-from orderchain.mark import Mark, Standing
-from orderchain.run import Run
+from orderchain.model import Event, Mark, Run, Standing
 from tests.unit.matcher_receiver.chains import (
     CHAIN_ID,
     NEXT_NONCE,

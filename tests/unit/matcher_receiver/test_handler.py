@@ -17,7 +17,7 @@ from .virtual_time import run_virtual, virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
-    from orderchain.run import Run
+    from orderchain.model import Run
 
 
 def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver, ReceiverConfig
-from matcher_receiver.gap_recorder import GapRecorder
+from matcher_receiver.stores.postgres import GapRecorder
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import ConnectError, PrimaryBehind, RetryError, SettingError
-from orderchain.gap import Gap
-from orderchain.mark import Mark
+from orderchain.model import Gap, Mark
 
 from .memory import MemoryCheckpoints, MemoryRecords
 from .rig import Rig, take, virtual

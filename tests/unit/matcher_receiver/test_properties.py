@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import RetryError
-from orderchain.event import Event
+from orderchain.model import Event
 
 from .chains import Chain, signed
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 
 if TYPE_CHECKING:
-    from orderchain.mark import Mark
+    from orderchain.model import Mark
 
 HEALED_SECONDS = 30.0
 """In so long after the last fault everything must have been delivered."""

@@ -22,7 +22,7 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.run import Run
+from orderchain.model import Run
 
 from .chains import Chain, ids_of, signed
 from .memory import MemorySource
@@ -31,7 +31,7 @@ from .virtual_time import virtual_clock
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch
-    from orderchain.mark import Mark
+    from orderchain.model import Mark
 
 
 def lying_of_the_seal(chain: Chain, batch: Batch) -> bytes:

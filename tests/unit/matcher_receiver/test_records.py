@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from matcher_receiver.lag import SIGHTS_MAX, Lag
+from matcher_receiver.head_poller import SIGHTS_MAX, Lag
 from orderchain.errors import (
     ForeignDatabase,
     HaltError,

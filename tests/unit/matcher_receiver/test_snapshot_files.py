@@ -11,8 +11,7 @@ import pytest
 
 from matcher_receiver import FileSnapshotStore
 from orderchain.errors import SettingError
-from orderchain.mark import Mark
-from orderchain.snapshot import Snapshot
+from orderchain.model import Mark, Snapshot
 
 from .chains import ids_of
 from .rig import Rig, virtual
@@ -150,7 +149,7 @@ async def test_power_cut_at_any_step_of_a_save_leaves_a_whole_newest_one(
 
     monkeypatch.setattr(os, "fsync", counted)
     if step == "write":
-        monkeypatch.setattr("matcher_receiver.snapshot_files.sha256", cut)
+        monkeypatch.setattr("matcher_receiver.stores.files.sha256", cut)
     elif step in {"replace", "unlink"}:
         monkeypatch.setattr(Path, step, _failing(getattr(Path, step), cut, step))
     with pytest.raises(PowerCut):
@@ -231,7 +230,7 @@ def test_receiver_begins_behind_the_newest_whole_snapshot(tmp_path: Path) -> Non
 def test_snapshot_of_a_state_that_is_too_large_is_refused(
     store: FileSnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("matcher_receiver.snapshot_files.STATE_BYTES_MAX", 3)
+    monkeypatch.setattr("matcher_receiver.stores.files.STATE_BYTES_MAX", 3)
     large = msgspec.structs.replace(snapshot_at(1), state=b"four")
 
     @virtual

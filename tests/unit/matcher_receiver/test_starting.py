@@ -10,13 +10,13 @@ import pytest
 
 from matcher_receiver import StartAt
 from orderchain.errors import SealMismatch, SettingError
-from orderchain.snapshot import Snapshot
+from orderchain.model import Snapshot
 
 from .chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 from .rig import Rig, take, virtual
 
 if TYPE_CHECKING:
-    from orderchain.run import Run
+    from orderchain.model import Run
 
 SIZES = [4, 6, 5]
 

@@ -24,7 +24,7 @@ from matcher_receiver.decisions import (
     IN_STEP,
     Fill,
 )
-from orderchain.mark import Standing
+from orderchain.model import Standing
 
 from .chains import NEXT_NONCE, Chain, make_chain, signed
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from matcher_receiver.decisions import FrameDecision
     from orderchain.frame import FrameHeader
-    from orderchain.mark import Mark
+    from orderchain.model import Mark
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from matcher_receiver.worked_off import WorkedOff
+from matcher_receiver.checkpoint import WorkedOff
 from orderchain.errors import HaltError, RetryError, SettingError, StoppedError
 
 from .chains import make_chain
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from matcher_receiver import Receiver
-    from orderchain.run import Run
+    from orderchain.model import Run
 
 
 def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

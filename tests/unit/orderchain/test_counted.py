@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orderchain.counted import counted
+from orderchain.text import counted
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orderchain.dsn import mask_dsn
+from orderchain.config import mask_dsn
 
 PATIENT = settings(deadline=None, print_blob=True)
 SECRET = "Tr0ub4dor"

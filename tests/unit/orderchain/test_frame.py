@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderchain import frame as frame_module
-from orderchain import link
-from orderchain.event import Event
+from orderchain import model
 from orderchain.frame import (
     HEADER_BYTES,
     MAC_BYTES,
@@ -33,6 +32,7 @@ from orderchain.limits import (
     KEY_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
+from orderchain.model import Event
 from tests.vectors.frames import mac_of
 
 KEY = bytes(range(32))
@@ -227,7 +227,7 @@ def test_frame_with_flag_of_a_later_writer_is_still_read() -> None:
         (is_signed, 0),
         (frame_module._mac, 0),
         # Measured: one pass over the rows is quicker than columns of ids and pids.
-        (link.is_linked, 1),
+        (model.is_linked, 1),
     ],
 )
 def test_hot_path_loops_over_rows_once_for_the_links(hot: object, loops: int) -> None:

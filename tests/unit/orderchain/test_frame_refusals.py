@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderchain.errors import FrameError
-from orderchain.event import Event
 from orderchain.frame import (
     HEADER_BYTES,
     MAC_BYTES,
@@ -24,7 +23,7 @@ from orderchain.frame import (
     is_signed,
 )
 from orderchain.limits import FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
-from orderchain.link import first_break, is_linked
+from orderchain.model import Event, first_break, is_linked
 from tests.vectors.frames import mac_of
 
 PATIENT = settings(deadline=None, print_blob=True)

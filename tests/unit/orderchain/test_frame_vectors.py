@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from orderchain.errors import FrameError
-from orderchain.event import Event
 from orderchain.frame import (
     HEADER_BYTES,
     MAGIC,
@@ -21,6 +20,7 @@ from orderchain.frame import (
     encode_frame,
     is_signed,
 )
+from orderchain.model import Event
 from tests.vectors.frames import frame_of, refused_frames
 
 ROOT = Path(__file__).parents[3]

@@ -13,33 +13,26 @@ import msgspec
 import pytest
 
 import orderchain
-from orderchain import frame, limits, roles, schema, seal, topic
-from orderchain.event import Event
+from orderchain import frame, limits, roles, seal, sql, topic
+from orderchain.model import Event
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
 
 PUBLIC = {
     "batch": "Batch IntakeMark IntakeReject LeaseSight Term",
-    "client_key": "client_key split_client_key",
     "clock": "Clock SystemClock",
     "collector": "calm_collector",
-    "counted": "counted",
-    "dsn": "mask_dsn",
-    "event": "Event",
+    "config": "Config expected_of mask_dsn",
     "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame is_signed",
-    "key_page": "ClientNumber KeyPage",
-    "link": "first_break is_linked",
-    "mark": "ChainHead FrameTerm Mark Standing",
+    "model": "ChainHead ClientNumber Event FrameTerm Gap KeyPage Mark Run Snapshot Standing "
+    "client_key first_break is_linked split_client_key",
     "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
     "HeadReports KeyStore Lease PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
-    "printable": "printable",
-    "reasons": "reason_of",
-    "page_image": "column_pages event_pages page_events page_image PageImage",
-    "run": "Run",
-    "schema": "require_version schema_sql",
-    "seal": "content_of genesis_seal next_seal seal_over",
-    "sql": "load_sql parse_sql",
+    "seal": "PageImage column_pages content_of event_pages genesis_seal next_seal page_events "
+    "page_image seal_over",
+    "sql": "load_sql parse_sql require_version schema_sql",
+    "text": "counted printable reason_of",
     "topic": "default_topic topic_refusal",
 }
 
@@ -129,15 +122,13 @@ def test_default_topic_names_the_chain() -> None:
 
 
 def test_schema_is_found_and_has_the_version_that_the_code_expects() -> None:
-    _, found, behind = schema.schema_sql().partition(
-        "INSERT INTO schema_version (version) VALUES ("
-    )
+    _, found, behind = sql.schema_sql().partition("INSERT INTO schema_version (version) VALUES (")
     assert found
-    assert behind.startswith(f"{schema.SCHEMA_VERSION});")
+    assert behind.startswith(f"{sql.SCHEMA_VERSION});")
 
 
 def test_roles_are_those_that_the_schema_makes() -> None:
-    text = schema.schema_sql()
+    text = sql.schema_sql()
     assert roles.OWNER == "orderchain_owner"
     assert f"CREATE ROLE {roles.OWNER} NOLOGIN;" in text
     assert "ARRAY[" + ", ".join(f"'{role}'" for role in roles.LOGIN_ROLES) + "]" in text

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orderchain.event import Event
 from orderchain.limits import ID_MAX
-from orderchain.link import first_break, is_linked
+from orderchain.model import Event, first_break, is_linked
 
 
 def rows(*ids: tuple[int, int]) -> list[Event]:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orderchain.event import Event
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.page_image import (
+from orderchain.model import Event
+from orderchain.seal import (
     COPY_HEADER,
     COPY_TRAILER,
     PAGE_BYTES_MAX,

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderchain.errors import OrderchainError, QueueFull, RetryError, SettingError
-from orderchain.printable import NO_LIMIT, printable
-from orderchain.reasons import reason_of
+from orderchain.text import NO_LIMIT, printable, reason_of
 
 ANY_TEXT = st.text(st.characters())  # surrogates, controls and all
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orderchain.event import Event
-from orderchain.page_image import PageImage, event_pages
-from orderchain.seal import SEAL_BYTES, genesis_seal, next_seal
+from orderchain.model import Event
+from orderchain.seal import SEAL_BYTES, PageImage, event_pages, genesis_seal, next_seal
 
 ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "seals.json").read_text(encoding="utf-8"))

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from outbox import alerts
 from outbox.alerts import Alerts
-from outbox.relay_config import RelayConfig
-from outbox.relay_stats import RelayStats
-from outbox.store import Abnormal
+from outbox.sender.relay_config import RelayConfig
+from outbox.sender.stats import RelayStats
+from outbox.sender.store import Abnormal
 
 if TYPE_CHECKING:
     import pytest

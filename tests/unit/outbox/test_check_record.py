@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.callback.asking import AskRules, Reply, after_ask
 from outbox.callback.check_record import CHECK_RECORD_BYTES_MAX, decode_checks, encode_checks
+from outbox.callback.resend_schedule import AskRules, Reply, after_ask
 from outbox.errors import BadRecord
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=100)

@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 
 from orderchain.errors import SettingError
-from outbox.delivery import read_delivery
+from outbox.consumer.delivery import read_delivery
+from outbox.consumer.inbox import shown
 from outbox.destination import Destination
 from outbox.errors import BadRecord
 from outbox.headers import common_headers, record_headers
-from outbox.inbox import shown
 from outbox.message import draw_message_ids
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

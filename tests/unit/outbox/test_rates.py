@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.service.rates import Bucket, Room
+from outbox.service.rates import Room, TokenBucket
 
 SECOND = 10**9
 
 
 def test_bucket_lets_a_burst_through_and_then_the_rate() -> None:
-    bucket = Bucket.full(10.0, 20, 0)
+    bucket = TokenBucket.full(10.0, 20, 0)
     assert bucket.take(20, 0) == 0
     assert bucket.take(5, 0) == 0.5, "seconds until they are there"
     assert bucket.take(5, SECOND // 2) == 0
@@ -17,7 +17,7 @@ def test_bucket_lets_a_burst_through_and_then_the_rate() -> None:
 
 
 def test_more_than_the_bucket_holds_waits_until_it_is_full_and_pays_afterwards() -> None:
-    bucket = Bucket.full(10.0, 20, 0)
+    bucket = TokenBucket.full(10.0, 20, 0)
     assert bucket.take(1, 0) == 0
     assert bucket.take(50, 0) == 0.1
     assert bucket.take(50, SECOND // 10) == 0
@@ -25,7 +25,7 @@ def test_more_than_the_bucket_holds_waits_until_it_is_full_and_pays_afterwards()
 
 
 def test_clock_that_stands_still_or_goes_back_gives_nothing_away() -> None:
-    bucket = Bucket.full(10.0, 10, 5 * SECOND)
+    bucket = TokenBucket.full(10.0, 10, 5 * SECOND)
     assert bucket.take(10, 5 * SECOND) == 0
     assert bucket.take(1, 4 * SECOND) > 0
     assert bucket.take(1, 5 * SECOND) > 0
@@ -38,7 +38,7 @@ def test_clock_that_stands_still_or_goes_back_gives_nothing_away() -> None:
 def test_never_more_goes_through_than_burst_and_rate_allow(
     burst: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket = Bucket.full(7.0, burst, 0)
+    bucket = TokenBucket.full(7.0, burst, 0)
     now, through = 0, 0
     for pause, count in steps:
         now += pause

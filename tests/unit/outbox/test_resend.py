@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import Destination, Status
-from outbox.resend import Due, Verdict, judge, queue_wait_seconds, wait_seconds
+from outbox.sender.resend import Due, ResendVerdict, judge, queue_wait_seconds, wait_seconds
 
 RULES = Destination(
     name="d", topic="t", consumers=("c",), tries_max=3, resend_seconds=10.0,
@@ -32,32 +32,32 @@ def due(**fields: Any) -> Due:
     ("fields", "progress", "verdict"),
     [
         # Never sent, or the acknowledgement was lost.
-        ({"status": Status.INIT, "send_count": 0, "offset": None}, {}, Verdict.SEND),
-        ({"status": Status.INIT, "send_count": 2}, {PLACE: 0}, Verdict.SEND),
-        ({"status": Status.INIT, "send_count": 3}, {PLACE: 0}, Verdict.GIVE_UP),
+        ({"status": Status.INIT, "send_count": 0, "offset": None}, {}, ResendVerdict.SEND),
+        ({"status": Status.INIT, "send_count": 2}, {PLACE: 0}, ResendVerdict.SEND),
+        ({"status": Status.INIT, "send_count": 3}, {PLACE: 0}, ResendVerdict.GIVE_UP),
         # Merely queued: neither sent nor given up, whatever the tries.
-        ({}, {PLACE: 50}, Verdict.WAIT),
-        ({}, {PLACE: 0}, Verdict.WAIT),
-        ({}, {}, Verdict.WAIT),
-        ({"send_count": 3}, {PLACE: 50}, Verdict.WAIT),
+        ({}, {PLACE: 50}, ResendVerdict.WAIT),
+        ({}, {PLACE: 0}, ResendVerdict.WAIT),
+        ({}, {}, ResendVerdict.WAIT),
+        ({"send_count": 3}, {PLACE: 50}, ResendVerdict.WAIT),
         # Read, and not confirmed: lost.
-        ({}, {PLACE: 51}, Verdict.SEND),
-        ({"send_count": 3}, {PLACE: 51}, Verdict.GIVE_UP),
+        ({}, {PLACE: 51}, ResendVerdict.SEND),
+        ({"send_count": 3}, {PLACE: 51}, ResendVerdict.GIVE_UP),
         # The progress of others says nothing.
-        ({}, {("x", "t", 0): 99, ("c", "x", 0): 99, ("c", "t", 1): 99}, Verdict.WAIT),
+        ({}, {("x", "t", 0): 99, ("c", "x", 0): 99, ("c", "t", 1): 99}, ResendVerdict.WAIT),
         # Unknown offset, or beyond the cap of age: by time alone.
-        ({"offset": None}, {PLACE: 0}, Verdict.SEND),
-        ({"sent_seconds": 1_000.0}, {PLACE: 0}, Verdict.SEND),
-        ({"sent_seconds": 1_000.0, "send_count": 3}, {PLACE: 0}, Verdict.GIVE_UP),
-        ({"sent_seconds": None}, {PLACE: 0}, Verdict.SEND),
+        ({"offset": None}, {PLACE: 0}, ResendVerdict.SEND),
+        ({"sent_seconds": 1_000.0}, {PLACE: 0}, ResendVerdict.SEND),
+        ({"sent_seconds": 1_000.0, "send_count": 3}, {PLACE: 0}, ResendVerdict.GIVE_UP),
+        ({"sent_seconds": None}, {PLACE: 0}, ResendVerdict.SEND),
     ],
 )
-def test_verdict(fields: dict[str, Any], progress: dict[Any, int], verdict: Verdict) -> None:
+def test_verdict(fields: dict[str, Any], progress: dict[Any, int], verdict: ResendVerdict) -> None:
     assert judge(due(**fields), RULES, progress) is verdict
 
 
 def test_verdict_without_the_filter_goes_by_time_alone() -> None:
-    assert judge(due(), BLIND, {PLACE: 0}) is Verdict.SEND
+    assert judge(due(), BLIND, {PLACE: 0}) is ResendVerdict.SEND
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
@@ -65,7 +65,7 @@ def test_message_is_lost_exactly_below_the_smallest_unfinished_offset(
     offset: int, smallest: int
 ) -> None:
     verdict = judge(due(offset=offset), RULES, {PLACE: smallest})
-    assert verdict is (Verdict.SEND if offset < smallest else Verdict.WAIT)
+    assert verdict is (ResendVerdict.SEND if offset < smallest else ResendVerdict.WAIT)
 
 
 def test_wait_doubles_up_to_its_bound() -> None:
@@ -88,6 +88,6 @@ def test_every_delivery_is_given_up_after_its_tries_within_a_bound(tries: int, a
     # However often it is queued: beyond the cap only tries are left, and they end.
     for count in range(tries):
         verdict = judge(due(send_count=count, sent_seconds=age), rules, {})
-        assert verdict is (Verdict.WAIT if age < 100.0 else Verdict.SEND)
+        assert verdict is (ResendVerdict.WAIT if age < 100.0 else ResendVerdict.SEND)
     if age >= 100.0:
-        assert judge(due(send_count=tries, sent_seconds=age), rules, {}) is Verdict.GIVE_UP
+        assert judge(due(send_count=tries, sent_seconds=age), rules, {}) is ResendVerdict.GIVE_UP

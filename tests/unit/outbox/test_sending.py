@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from outbox import Destination, Message, draw_message_ids
-from outbox.message_sender import Sent
-from outbox.sending import NO_CLAIM, Parcel, Sending, Tally
-from outbox.topics import TopicTrouble, TopicTroubles
+from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
+from outbox.sender.sending import NO_CLAIM, Parcel, Sending, Tally
 
 if TYPE_CHECKING:
-    from outbox.sending import Claims
+    from outbox.sender.sending import Claims
 
 ROWS_MAX = 60
 NAMES = ("clearing", "prices", "slow")
@@ -176,7 +175,7 @@ async def test_what_is_lost_is_counted_at_once_and_logged_by_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("outbox.sending.monotonic", lambda: now)
+    monkeypatch.setattr("outbox.sender.sending.monotonic", lambda: now)
     tally = Tally("lost")
     for _ in range(1_000):
         tally.give_up(2, "the broker is away")

@@ -5,11 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderchain.errors import SettingError
-from outbox.starts import PartitionEnds, StartAt, StartFrom, begin_offset, chosen_offset
+from outbox.consumer.starts import (
+    ConsumeStart,
+    PartitionEnds,
+    StartFrom,
+    begin_offset,
+    chosen_offset,
+)
 
-FIRST = StartAt()
-END = StartAt(position=StartFrom.END)
-TIME = StartAt(position=StartFrom.TIME, time_ns=1_700_000_000_123_999_999)
+FIRST = ConsumeStart()
+END = ConsumeStart(position=StartFrom.END)
+TIME = ConsumeStart(position=StartFrom.TIME, time_ns=1_700_000_000_123_999_999)
 
 
 def test_a_start_without_more_is_the_first_record() -> None:
@@ -31,7 +37,7 @@ def test_a_time_behind_every_record_is_the_end() -> None:
 
 
 @pytest.mark.parametrize("start", [FIRST, END, TIME])
-def test_a_committed_offset_goes_before_every_start(start: StartAt) -> None:
+def test_a_committed_offset_goes_before_every_start(start: ConsumeStart) -> None:
     assert begin_offset(start, 7, PartitionEnds(first=3, end=9, at_time=5)) == 7
     assert begin_offset(start, 9, PartitionEnds(first=3, end=9, at_time=5)) == 9
 
@@ -50,7 +56,7 @@ def test_a_time_that_is_missing_or_out_of_place_is_refused(
     position: StartFrom, time_ns: int | None
 ) -> None:
     with pytest.raises(SettingError, match="time_ns"):
-        StartAt(position=position, time_ns=time_ns)
+        ConsumeStart(position=position, time_ns=time_ns)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.none() | st.integers(0, 250), st.data())

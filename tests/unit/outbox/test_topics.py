@@ -2,7 +2,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.topics import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, TopicTrouble, TopicTroubles
+from outbox.sender.message_sender import (
+    PAUSE_SECONDS_MAX,
+    PAUSE_SECONDS_MIN,
+    TopicTrouble,
+    TopicTroubles,
+)
 
 if TYPE_CHECKING:
     import pytest

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import ClockError, OrderchainError, RetryError, UnknownOutcome
-from orderchain.link import is_linked
-from orderchain.simulation.memory_store import CommitFault
+from orderchain.model import is_linked
+from orderchain.testing.memory_store import CommitFault
 from sequencer import core
 from sequencer.batcher import Batcher
 
@@ -108,7 +108,7 @@ async def test_commit_beside_which_no_batch_can_be_made_is_acknowledged_all_the_
 ) -> None:
     """Whatever goes wrong with the next one: it is no word about the one under way."""
     monkeypatch.setattr(core, "ID_MAX", 8)
-    sequencer = await world.sequencer(batch_rows_max=5).__aenter__()
+    sequencer = await world.sequencer(batch_rows_max=5, takeover_skip_ids=0).__aenter__()
     answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(20)])
     assert [answer.id for answer in answers[:5]] == [row.id for row in world.rows()]
     with pytest.raises(OrderchainError, match="no ids left"):
@@ -151,7 +151,7 @@ async def test_part_that_comes_to_its_end_ends_the_whole_service(
     path = {
         "publisher": "sequencer.publisher.Publisher.run",
         "lease": "sequencer.leadership.Leadership.keep",
-        "keys": "sequencer.key_keeper.KeyKeeper.run",
+        "keys": "sequencer.keys.keeper.KeyKeeper.run",
     }[name]
     monkeypatch.setattr(path, end_at_once)
     with pytest.raises(RetryError, match=f"{name} task has ended"):
@@ -172,7 +172,7 @@ async def test_part_that_fails_ends_the_whole_service_with_its_error(
     path = {
         "publisher": "sequencer.publisher.Publisher.run",
         "lease": "sequencer.leadership.Leadership.keep",
-        "keys": "sequencer.key_keeper.KeyKeeper.run",
+        "keys": "sequencer.keys.keeper.KeyKeeper.run",
     }[name]
     monkeypatch.setattr(path, fail)
     with pytest.raises(PartFailed):
@@ -195,6 +195,7 @@ async def test_lease_that_dies_during_the_start_fails_the_start(
     assert not [task for task in asyncio.all_tasks() if "orderchain" in task.get_name()]
 
 
+@pytest.mark.invariant("S9")
 async def test_outcome_that_nobody_could_find_out_is_unknown_whatever_stands_in_the_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

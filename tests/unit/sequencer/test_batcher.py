@@ -6,7 +6,7 @@ import pytest
 
 from orderchain.errors import QueueFull, StoppedError
 from sequencer.batcher import Batcher
-from sequencer.entry import Entry
+from sequencer.submission import Entry
 
 from .builders import make_orders
 

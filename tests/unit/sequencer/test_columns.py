@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.assembly import columns_of_entries
-from sequencer.columns import columns_of, joined
-from sequencer.entry import Entry
-from sequencer.order import Order
+from sequencer.key_resolution import columns_of_entries
+from sequencer.order import Order, columns_of, joined
+from sequencer.submission import Entry
 
 ORDERS = st.builds(
     Order,

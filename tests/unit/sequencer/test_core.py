@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from orderchain.errors import OrderchainError
 from orderchain.limits import ID_MAX
-from orderchain.link import is_linked
-from orderchain.page_image import event_pages
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.model import is_linked
+from orderchain.seal import event_pages, genesis_seal, next_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 

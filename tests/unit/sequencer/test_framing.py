@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from orderchain.frame import decode_body, decode_header
 from orderchain.limits import FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 from sequencer.core import SequencerCore
-from sequencer.framing import batch_frames, heartbeat_frame
 from sequencer.order import Order
+from sequencer.publisher import batch_frames, heartbeat_frame
 
 from .builders import WALL_NS, make_orders, make_term
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from orderchain.batch import TERM_SPREAD_IDS
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX
-from orderchain.link import is_linked
-from sequencer.core import SequencerCore
-from sequencer.id_strategy import (
+from orderchain.model import is_linked
+from sequencer.core import (
     DAY_IDS,
     TIME_PARTITION_IDS_MIN,
     IdStrategy,
+    SequencerCore,
     first_id,
     wall_ms_of,
 )

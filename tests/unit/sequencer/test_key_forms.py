@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.client_key import split_client_key
-from sequencer.key_forms import KeyForms, forms_of
+from orderchain.model import split_client_key
+from sequencer.keys.memory import KeyForms, forms_of
 
 TEXTS = st.text(st.sampled_from("ab#0123456789\u0661 _+-"), min_size=1, max_size=6)
 CLIENT_KEYS = st.builds("{}#{}".format, st.sampled_from(["a", "b", "c d"]), st.integers(0, 2**64))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer import key_index
-from sequencer.key_index import KeyIndex, hash_keys, merge_pieces, piece_of
+from sequencer.keys import memory as key_index
+from sequencer.keys.memory import KeyIndex, hash_keys, merge_pieces, piece_of
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orderchain.client_key import client_key, split_client_key
 from orderchain.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError, RowsMissing
-from orderchain.link import is_linked
-from orderchain.simulation.memory_store import CommitFault
-from sequencer import Order, key_index
+from orderchain.model import client_key, is_linked, split_client_key
+from orderchain.testing.memory_store import CommitFault
+from sequencer import Order
+from sequencer.keys import memory as key_index
 
 from .test_service import World
 
@@ -72,6 +72,7 @@ async def test_same_key_again_returns_the_first_place_and_adds_no_row(
     assert keys_of(world) == [key]
 
 
+@pytest.mark.invariant("S4")
 @pytest.mark.parametrize("key", ["free", "client#7"])
 async def test_same_key_at_once_in_one_batch_and_in_two_shares_one_row(
     world: World, key: str

@@ -14,8 +14,8 @@ from orderchain.batch import TERM_SPREAD_IDS
 from orderchain.clock import SystemClock
 from orderchain.errors import RetryError
 from orderchain.limits import ID_MAX
-from orderchain.simulation.memory_log import MemoryFrameSink, MemoryLog
-from orderchain.simulation.memory_store import (
+from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog
+from orderchain.testing.memory_store import (
     MemoryChainStore,
     MemoryDatabase,
     MemoryKeyStore,
@@ -23,16 +23,16 @@ from orderchain.simulation.memory_store import (
 )
 from sequencer import Sequencer, SequencerConfig
 from sequencer.config import SequencerConfig as Config
-from sequencer.core import SequencerCore
-from sequencer.framing import heartbeat_frame
-from sequencer.id_strategy import (
+from sequencer.core import (
     IDS_PER_SECOND,
     SEEN_AHEAD_MAX,
     TIME_ID_BITS,
     TIME_PARTITION_IDS_MIN,
     IdStrategy,
+    SequencerCore,
     wall_ms_of,
 )
+from sequencer.publisher import heartbeat_frame
 
 from .builders import WALL_NS, make_orders, make_term
 

@@ -6,8 +6,7 @@ import pytest
 
 from orderchain.errors import OrderError
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from sequencer.columns import columns_of
-from sequencer.order import Order, check_order
+from sequencer.order import Order, check_order, columns_of
 
 
 def test_check_with_good_orders_counts_their_bytes() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.prepared import call, literal
+from sequencer.stores.session import call, literal
 
 
 @pytest.mark.parametrize(

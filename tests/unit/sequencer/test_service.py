@@ -15,16 +15,16 @@ from orderchain.clock import SystemClock
 from orderchain.errors import ChainLed, ChainMissing, Fenced, OrderError, RetryError, UnknownOutcome
 from orderchain.frame import decode_body, decode_header
 from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.link import is_linked
-from orderchain.simulation.memory_log import MemoryFrameSink, MemoryLog, SendFault
-from orderchain.simulation.memory_store import (
+from orderchain.model import is_linked
+from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog, SendFault
+from orderchain.testing.memory_store import (
     CommitFault,
     MemoryChainStore,
     MemoryDatabase,
     MemoryKeyStore,
     MemoryLease,
 )
-from orderchain.simulation.virtual_loop import run_virtual, virtual_clock
+from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from sequencer import Order, Sequencer, SequencerConfig
 from tests.small_worlds import scaled_down
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
-    from orderchain.event import Event
+    from orderchain.model import Event
 
 
 class World:
@@ -101,6 +101,7 @@ def world() -> World:
     return World()
 
 
+@pytest.mark.invariant("S4", "S9")
 @pytest.mark.parametrize(
     "fault", [CommitFault.REFUSED, CommitFault.LOST_BEFORE, CommitFault.LOST_AFTER]
 )

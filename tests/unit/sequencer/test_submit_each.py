@@ -16,8 +16,8 @@ from orderchain.errors import (
     OrderError,
 )
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.link import is_linked
-from orderchain.simulation.memory_store import CommitFault
+from orderchain.model import is_linked
+from orderchain.testing.memory_store import CommitFault
 from sequencer import Ack, Order, Refusal
 
 from .test_service import World

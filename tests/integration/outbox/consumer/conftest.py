@@ -26,7 +26,7 @@ PARTITIONS = 3
 async def admin(empty_database: str) -> AsyncIterator[asyncpg.Connection]:
     """The superuser in a fresh database with the consumer's tables, and a business table."""
     connection = await asyncpg.connect(empty_database, timeout=10)
-    schema = (files("outbox") / "inbox.sql").read_text(encoding="utf-8")
+    schema = (files("outbox") / "sql" / "inbox.sql").read_text(encoding="utf-8")
     async with connection.transaction():
         await connection.execute(schema)
     await connection.execute(CREATE)

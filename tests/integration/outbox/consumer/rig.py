@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from outbox.confirm_record import APPLIED, Confirm, ConfirmRecord, decode_confirms
-from outbox.consumer import Consumer
-from outbox.consumer_config import ConsumerConfig
+from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.consumer import Consumer
 from outbox.destination import Destination
 from outbox.headers import common_headers, record_headers
 from outbox.message import Message, draw_message_ids
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
 
 DEADLINE_SECONDS = 40
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox.retries import RetryLevels
+from outbox.consumer.retries import RetryLevels
 
 from ..cutting import cut_at, cutting_tasks
 from .rig import DEADLINE_SECONDS, apply, apply_many
@@ -15,8 +15,8 @@ from .rig import DEADLINE_SECONDS, apply, apply_many
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.consumer import Consumer
-    from outbox.delivery import Delivery
+    from outbox.consumer.consumer import Consumer
+    from outbox.consumer.delivery import Delivery
     from outbox.message import Message
 
     from .rig import Rig

@@ -8,7 +8,7 @@ import pytest
 
 from orderchain.errors import ConnectError, RetryError
 from outbox import InboxLog, draw_message_ids
-from outbox.inbox import Inbox
+from outbox.consumer.inbox import Inbox
 
 from .test_inbox_schema import delivery
 

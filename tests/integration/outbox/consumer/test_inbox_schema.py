@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from outbox.delivery import Delivery
-from outbox.inbox import Inbox
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.inbox import Inbox
 from outbox.message import MessageIds
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ async def test_two_consumers_of_one_database_apply_a_message_once_each(
 async def test_schema_applied_twice_is_refused_and_changes_nothing(
     admin: asyncpg.Connection,
 ) -> None:
-    schema = (files("outbox") / "inbox.sql").read_text(encoding="utf-8")
+    schema = (files("outbox") / "sql" / "inbox.sql").read_text(encoding="utf-8")
     with pytest.raises(asyncpg.DuplicateTableError):
         async with admin.transaction():
             await admin.execute(schema)

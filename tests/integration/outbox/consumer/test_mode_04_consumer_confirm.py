@@ -12,7 +12,7 @@ from .rig import DEADLINE_SECONDS, TOKEN, Rig, apply, apply_many
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
 
 
 async def test_confirm_follows_the_commit_of_the_effect(rig: Rig) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from orderchain.errors import SettingError
 from outbox.confirm_record import RETRYING
-from outbox.consumer_kit import Refused
-from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
-from outbox.filters import NoFilter
-from outbox.retries import LEVELS_SECONDS, RetryLevels
+from outbox.consumer.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.consumer.filters import NoFilter
+from outbox.consumer.kit import Refused
+from outbox.consumer.retries import LEVELS_SECONDS, RetryLevels
 
 from ..hand_clock import HandClock
 from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
@@ -21,7 +21,7 @@ from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
     from outbox.message import Message
 
 START_NS = 1_800_000_000_000_000_000
@@ -150,6 +150,7 @@ async def test_parked_messages_of_one_key_are_tried_in_the_order_received(rig: R
     assert await rig.effects() == dict.fromkeys(["1", "2", "3", "4", "5", "last"], 1)
 
 
+@pytest.mark.invariant("L7")
 async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_order(
     rig: Rig,
 ) -> None:

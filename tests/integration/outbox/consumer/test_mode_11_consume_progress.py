@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from outbox.filters import NoFilter
+from outbox.consumer.filters import NoFilter
 
 from .rig import DEADLINE_SECONDS, Rig, apply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
 
 WORKER = Path(__file__).with_name("worker.py")
 KILL_DEADLINE_SECONDS = 2 * DEADLINE_SECONDS
@@ -80,6 +81,7 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
     assert await rig.effects() == dict.fromkeys(notes, 1)
 
 
+@pytest.mark.invariant("S6")
 async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> None:
     notes = [f"note {number}" for number in range(120)]
     messages = [rig.message(note, key=str(number % 7)) for number, note in enumerate(notes)]

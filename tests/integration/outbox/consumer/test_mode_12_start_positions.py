@@ -9,9 +9,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from orderchain.errors import SettingError
+from outbox.consumer.record_source import move_start
+from outbox.consumer.starts import ConsumeStart, StartFrom
 from outbox.headers import common_headers, record_headers
-from outbox.record_source import move_start
-from outbox.starts import StartAt, StartFrom
 
 from .rig import DEADLINE_SECONDS, Rig
 
@@ -32,8 +32,8 @@ async def messages(rig: Rig) -> list[Message]:
     return made
 
 
-def at_ms(time_ms: int) -> StartAt:
-    return StartAt(position=StartFrom.TIME, time_ns=time_ms * 1_000_000)
+def at_ms(time_ms: int) -> ConsumeStart:
+    return ConsumeStart(position=StartFrom.TIME, time_ns=time_ms * 1_000_000)
 
 
 async def test_start_without_more_is_the_first_record(rig: Rig, messages: list[Message]) -> None:
@@ -43,7 +43,7 @@ async def test_start_without_more_is_the_first_record(rig: Rig, messages: list[M
 async def test_start_at_the_end_gets_only_what_comes_from_then_on(
     rig: Rig, messages: list[Message]
 ) -> None:
-    consumer = rig.consumer(start=StartAt(position=StartFrom.END))
+    consumer = rig.consumer(start=ConsumeStart(position=StartFrom.END))
     new = rig.message("new")
     notes: list[str] = []
     async with asyncio.timeout(DEADLINE_SECONDS), consumer:
@@ -81,7 +81,7 @@ async def test_start_from_the_last_committed_goes_on_there_whatever_the_settings
 ) -> None:
     assert await rig.work_off(rig.consumer(), until=messages[3]) == NOTES[:4]
     assert await rig.committed() == 4
-    again = rig.consumer(start=StartAt(position=StartFrom.END))
+    again = rig.consumer(start=ConsumeStart(position=StartFrom.END))
     assert await rig.work_off(again, until=messages[-1]) == NOTES[4:]
 
 
@@ -89,11 +89,11 @@ async def test_start_at_the_end_with_a_restart_skips_nothing(
     rig: Rig, messages: list[Message]
 ) -> None:
     """What comes while the consumer is down must not be skipped by choosing the end again."""
-    async with rig.consumer(start=StartAt(position=StartFrom.END)):
+    async with rig.consumer(start=ConsumeStart(position=StartFrom.END)):
         await rig.until_committed(-1)
     meanwhile = rig.message("meanwhile")
     await rig.send(meanwhile)
-    again = rig.consumer(start=StartAt(position=StartFrom.END))
+    again = rig.consumer(start=ConsumeStart(position=StartFrom.END))
     assert await rig.work_off(again, until=meanwhile) == ["meanwhile"]
     assert len(messages) == 10
 
@@ -122,13 +122,13 @@ async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> N
 @pytest.mark.parametrize(
     ("start", "offset"),
     [
-        (StartAt(), 0),
-        (StartAt(position=StartFrom.END), 10),
+        (ConsumeStart(), 0),
+        (ConsumeStart(position=StartFrom.END), 10),
         (at_ms(FIRST_MS + 7 * STEP_MS), 7),
     ],
 )
 async def test_stopped_consumer_is_moved_to_each_position(
-    rig: Rig, messages: list[Message], start: StartAt, offset: int
+    rig: Rig, messages: list[Message], start: ConsumeStart, offset: int
 ) -> None:
     assert await rig.work_off(rig.consumer(), until=messages[4]) == NOTES[:5]
     moved = await move_start(rig.config(), start)
@@ -148,9 +148,9 @@ async def test_move_of_a_running_consumer_is_refused(rig: Rig, messages: list[Me
         delivery = await anext(consumer)
         assert delivery.message_id == messages[0].message_id
         with pytest.raises(SettingError, match="no process is running"):
-            await move_start(rig.config(), StartAt())
+            await move_start(rig.config(), ConsumeStart())
 
 
 async def test_move_on_a_topic_that_is_not_there_is_refused(rig: Rig) -> None:
     with pytest.raises(SettingError, match="topic"):
-        await move_start(rig.config(topics=("nowhere",)), StartAt())
+        await move_start(rig.config(topics=("nowhere",)), ConsumeStart())

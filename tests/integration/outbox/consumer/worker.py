@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from outbox.consumer import Consumer
-from outbox.consumer_config import ConsumerConfig
+from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.consumer import Consumer
 
 if TYPE_CHECKING:
-    from outbox.delivery import Delivery
+    from outbox.consumer.delivery import Delivery
 
 
 class Plan(msgspec.Struct):

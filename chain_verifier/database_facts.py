@@ -1,0 +1,116 @@
+"""The chain in its database: what both modes read from it, besides the rows."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from orderchain.sql import load_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from chain_verifier.checks.frame_reading import FrameKeys
+    from chain_verifier.findings import Findings
+
+
+SQL: Final = load_sql("chain_verifier", "database.sql")
+"""The statements of both modes, for `filled`."""
+
+_PLACE: Final = re.compile(r"\$([0-9]+)")
+_BELOW_ALL: Final = -(2**63) + 1
+
+
+class DatabaseHead(Struct, frozen=True, kw_only=True):
+    """The state of a chain at one instant."""
+
+    last_id: int
+    """head_persisted; 0 for an empty chain."""
+    first_row_id: int | None
+    last_row_id: int | None
+    """The lowest and the highest id that pages name; None when the chain has no page."""
+    rows_counted: int
+    """The rows that the commits of the chain counted."""
+    batches_counted: int
+    has_rules: bool
+    """Validated constraints guarantee that no page holds a NULL, columns of unequal length, or ends
+    other than those it states."""
+    seal: bytes
+    """The seal after the last batch."""
+    epoch: int
+    published_id: int
+    """head_published, as far as a commit has reported it."""
+    topic: str
+    topic_partition: int
+    database_id: str
+
+
+def filled(statement: str, *values: int | bool | Sequence[int]) -> str:
+    """Return `statement` with `values` for `$1`, `$2`, ...: the first is the chain's number.
+
+    The values become constants, so that PostgreSQL plans only for the partitions of this chain; and
+    Spark cannot bind values. They are whole numbers, booleans and sequences of numbers: nothing in
+    them needs quoting.
+    """
+
+    def shown(place: re.Match[str]) -> str:
+        value = values[int(place[1]) - 1]
+        if isinstance(value, int):
+            return "true" if value is True else "false" if value is False else f"({int(value)})"
+        return f"'{{{','.join(str(int(one)) for one in value)}}}'"
+
+    return _PLACE.sub(shown, statement)
+
+
+def page_ranges(ends: Iterable[int], start: int, last_id: int) -> list[tuple[int, int]]:
+    """Return ranges (after, until] of the ends of pages: all after `start` up to `last_id`, cut at
+    `ends`; for the whole chain, also those that claim to end below its first row.
+    """
+    bounds = sorted({end for end in ends if start < end < last_id})
+    return list(pairwise((start or _BELOW_ALL, *bounds, last_id)))
+
+
+class Truth(ABC):
+    """One chain in PostgreSQL, opened: its head was read before anything else."""
+
+    name: str
+    head: DatabaseHead
+
+    @abstractmethod
+    def head_now(self) -> int:
+        """Read head_persisted once more. Raises SourceBroken."""
+
+    @abstractmethod
+    def skips(self) -> list[tuple[int, int]]:
+        """Return the ranges (after, until] that were never published. Raises SourceBroken."""
+
+    @abstractmethod
+    def seal_at(self, last_id: int) -> bytes | None:
+        """Return the seal after the batch that ends with `last_id`; None if none does."""
+
+    @abstractmethod
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that exist by now. Raises SourceBroken."""
+
+    @abstractmethod
+    def page_faults(self) -> Findings:
+        """Return what is wrong with pages as such, whatever their rows are; searched for once.
+
+        Links and seals cover the rows, and may be whole even if a page misstates what it holds. But
+        then rows are not found where they are searched for. Raises SourceBroken.
+        """
+
+    @property
+    def last_row_id(self) -> int:
+        """The last id that is looked at; beyond the head only if the table contradicts it."""
+        return max(self.head.last_id, self.head.last_row_id or 0)
+
+    @property
+    def span(self) -> int:
+        """How many ids lie between the first row and the last."""
+        first = self.head.first_row_id
+        return 0 if first is None else self.last_row_id - first + 1

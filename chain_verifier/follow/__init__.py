@@ -1,0 +1,1 @@
+"""`verify --follow`: the checks on a topic as it grows."""

@@ -1,0 +1,199 @@
+"""`verify --follow`: the checks on a topic as it grows, as a Structured Streaming query.
+
+Each micro-batch is a few frames. The walk over their places continues where the last micro-batch
+ended, and their rows are compared with the same rows of the database.
+"""
+
+from __future__ import annotations
+
+import json
+from threading import Event
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.checks.frame_reading import FORGED
+from chain_verifier.checks.published import place_of
+from chain_verifier.checks.topic_walk import FrameHead
+from chain_verifier.config import FINDINGS_MAX
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.follow.log import FollowLog
+from chain_verifier.follow.topic_follower import Arrived, Pursuit
+from chain_verifier.spark.errors import as_broken
+from chain_verifier.spark.reconcile import by_id, findings_of, pairs_of
+from chain_verifier.spark.sources.database import DatabaseTable
+from chain_verifier.spark.sources.frames import (
+    HEADS_SCHEMA,
+    ROWS_SCHEMA,
+    STANDING,
+    heads_decoder,
+    rows_decoder,
+)
+from chain_verifier.spark.sources.kafka_bounds import bounds_of
+from chain_verifier.spark.sources.table import CONTENT
+from chain_verifier.spark.sources.topic import is_genuine
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_options import spark_kafka_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from chain_verifier.config import DatabaseSource, TopicSource
+
+    Tell = Callable[[Finding], None]
+
+
+FRAMES_A_STEP: Final = 500
+"""Maximum number of records per micro-batch: they are judged on the driver, and their rows are read
+from the database at once."""
+
+TRIGGER_SECONDS: Final = 1
+"""How often the topic is looked at: a fault must be reported within 10 s."""
+
+_LOOK_SECONDS: Final = 0.5
+"""How often the query is checked to be still running."""
+
+
+class Follower:
+    """Follows the topic of one chain, compared with its database.
+
+    `folder` keeps the state of the chain, Spark's offsets and all findings: a second follower on it
+    continues where the first one ended, and reports nothing twice.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        topic: TopicSource,
+        database: DatabaseSource,
+        chain_id: int,
+        folder: Path,
+        tell: Tell,
+    ) -> None:
+        """Open everything. Raises RefusedError for a source or a folder that cannot be used."""
+        self._spark = spark
+        self._chain_id = chain_id
+        self._tell = tell
+        self._source = topic.name
+        self._database = DatabaseTable(spark, database, chain_id)
+        self._topic, self._partition = place_of(topic, chain_id, self._database.head)
+        kafka = KafkaConfig.of(topic.kafka)
+        self._options = spark_kafka_options(kafka)
+        bounds = bounds_of(spark, kafka, self._topic, self._partition)
+        self._log = FollowLog(folder, chain_id)
+        step = self._log.step
+        is_cut = bool(bounds.first)
+        self._pursuit = Pursuit(self._source, step.walk if step else None, is_cut=is_cut)
+        self._floor = 0
+        """The end of the batch before the one that the last frame belongs to."""
+        self.count = 0
+        """Findings reported by this follower."""
+
+    def run(self, stop: Event | None = None, *, until_end: bool = False) -> None:
+        """Follow until `stop` is set; with `until_end`, only to the present end.
+
+        Raises SourceBroken when topic or database can no longer be read.
+        """
+        with as_broken(self._source):
+            writer = self._records().writeStream.foreachBatch(self._step)
+            writer = writer.option("checkpointLocation", self._log.spark_folder)
+            if until_end:
+                query = writer.trigger(availableNow=True).start()
+            else:
+                query = writer.trigger(processingTime=f"{TRIGGER_SECONDS} seconds").start()
+            try:
+                self._wait(query, stop or Event())
+            finally:
+                query.stop()
+
+    @staticmethod
+    def _wait(query: StreamingQuery, stop: Event) -> None:
+        """Wait in Python: a signal that came during a call to Java would look like a failure."""
+        while query.isActive and not stop.is_set():
+            stop.wait(_LOOK_SECONDS)
+        failed = query.exception()
+        if failed is not None:
+            raise failed
+
+    def _records(self) -> DataFrame:
+        reader = self._spark.readStream.format("kafka").options(
+            **self._options,
+            assign=json.dumps({self._topic: [self._partition]}),
+            startingOffsets="earliest",
+            failOnDataLoss="true",
+            maxOffsetsPerTrigger=str(FRAMES_A_STEP),
+        )
+        return reader.load().select("offset", "value")
+
+    def _step(self, records: DataFrame, number: int) -> None:
+        if self._log.is_done(number):
+            return
+        kept = records.persist()
+        try:
+            findings = self._judged(kept)
+        finally:
+            kept.unpersist()
+        self._log.write(number, self._pursuit.state(), findings)
+        for finding in findings:
+            self.count += 1
+            self._tell(finding)
+
+    def _judged(self, records: DataFrame) -> list[Finding]:
+        found = self._frames_in(records)
+        true_frames = [_arrived(row) for row in found if row["is_genuine"]]
+        self._floor = max((r["anchor_id"] for r in found if r["is_genuine"]), default=self._floor)
+        placed = self._pursuit.take(true_frames, self._database.skips())
+        forged = frozenset(row["offset"] for row in found if not row["is_genuine"])
+        return [*placed, *self._differences(records, forged)]
+
+    def _frames_in(self, records: DataFrame) -> list[Row]:
+        """Return the frames in the order of offsets, with what the database says of each."""
+        # Read each time: leaders change while a topic is followed.
+        decoder = heads_decoder(self._chain_id, self._database.frame_keys())
+        heads = records.mapInArrow(decoder, HEADS_SCHEMA)
+        heads = heads.where(F.col("reason").isNull())
+        lowest = heads.agg(F.min("first_pid")).head()
+        if lowest is None or lowest[0] is None:
+            return []
+        # Old batches are read only when old rows were published again.
+        floor = self._floor if lowest[0] >= self._floor else 0
+        batches = self._database.batches().where(F.col("anchor_id") >= floor)
+        joined = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
+        genuine = F.coalesce(is_genuine(), F.lit(False)).alias("is_genuine")
+        names = [*FrameHead.__struct_fields__, "is_heartbeat", "anchor_id", "batch_epoch"]
+        return joined.select(*names, genuine).orderBy("offset").collect()
+
+    def _differences(self, records: DataFrame, forged: frozenset[int]) -> list[Finding]:
+        """Compare the rows of all frames, true or forged, with the same rows of the database."""
+        decoded = records.mapInArrow(rows_decoder(self._chain_id, {}, forged), ROWS_SCHEMA)
+        rows = decoded.where(F.col(STANDING) != FORGED).select(*CONTENT).distinct()
+        found = self._difference(rows, None)
+        if forged:
+            # Their ids may be anywhere, so these rows are read one by one.
+            strays = decoded.where(F.col(STANDING) == FORGED).select(*CONTENT).distinct()
+            ids = [row[0] for row in strays.select("id").distinct().limit(FINDINGS_MAX).collect()]
+            found += self._difference(strays.where(F.col("id").isin(ids)), ids)
+        return found
+
+    def _difference(self, rows: DataFrame, ids: list[int] | None) -> list[Finding]:
+        ends = rows.agg(F.min("id"), F.max("id")).head()
+        if ends is None or ends[0] is None:
+            return []
+        if ids is None:
+            there = self._database.rows_between(ends[0], ends[1])
+        else:
+            there = self._database.rows_at(ids)
+        pairs = pairs_of(by_id(rows), by_id(there))
+        wrong = pairs.where(F.col("kind") != Kind.LACKING.value)
+        return list(findings_of(wrong, self._source, self._database.name).kept)
+
+
+def _arrived(row: Row) -> Arrived:
+    frame = FrameHead(**{name: row[name] for name in FrameHead.__struct_fields__})
+    is_heartbeat = row["is_heartbeat"]
+    epoch = None if is_heartbeat else row["batch_epoch"]
+    return Arrived(frame=frame, is_heartbeat=is_heartbeat, batch_epoch=epoch)

@@ -1,0 +1,227 @@
+"""Checks one source against the theorem in plain Python, and names what is wrong."""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import TYPE_CHECKING
+
+from chain_verifier.checks.bucket import is_one_path, row_count
+from chain_verifier.checks.locate import Link, locate
+from chain_verifier.config import FINDINGS_MAX
+from chain_verifier.findings import Finding, Findings, Kind, collected, gathered, joined
+from chain_verifier.local.database import LocalDatabaseTable
+from chain_verifier.local.scan import LocalScan, Scanner, in_buckets, is_placed, looked_at
+from chain_verifier.local.spool import SQL, open_spool
+from chain_verifier.local.table import CONTENT
+from chain_verifier.scan_plan import Examined
+from orderchain.errors import InputError, SourceBroken
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from chain_verifier.checks.bucket import Bucket, Horizon
+    from chain_verifier.local.table import LocalTable, Row
+    from chain_verifier.scan_plan import How
+
+
+def rows_out_of_order(table: LocalTable, horizon: Horizon) -> Findings:
+    """Return the rows that come after a higher id, grouped by that id.
+
+    A row that occurs twice is a duplicate; only its first occurrence counts here. Runs only if the
+    scan found something, since it keeps every id on disk for a while.
+    """
+
+    def look() -> Iterator[Finding]:
+        with open_spool("firsts", table.name) as spool:
+            for pairs in _with_highest_before(table, horizon):
+                spool.executemany(SQL["first"], pairs)
+            for first_id, last_id, highest, rows in spool.execute(SQL["late"]):
+                yield Finding(
+                    kind=Kind.OUT_OF_ORDER,
+                    source=table.name,
+                    id=first_id,
+                    until_id=last_id,
+                    after_id=highest,
+                    count=rows,
+                )
+
+    return collected(look)
+
+
+def _with_highest_before(table: LocalTable, horizon: Horizon) -> Iterator[list[tuple[int, int]]]:
+    highest = horizon.start
+    for page in table.pages(content=False):
+        pairs = []
+        for row in looked_at(page, horizon):
+            if is_placed(row, horizon):
+                pairs.append((row[1], highest))
+                highest = max(highest, row[1])
+        yield pairs
+
+
+def examine(table: LocalTable, horizon: Horizon, how: How) -> Examined:
+    """Scan one source, and locate its faults if there are any.
+
+    Raises InputError for content that belongs to no chain, SourceBroken when the source cannot be
+    read to its end or changes between two looks.
+    """
+    # Fingerprints are kept per bucket in any case.
+    if isinstance(table, LocalDatabaseTable) and not how.fingerprints:
+        whole = table.whole(horizon)
+        if whole is not None:
+            return _faultless(whole)
+    scanner = Scanner(horizon, how.bits, how.key, fingerprints=how.fingerprints)
+    for page in table.pages(_ids_of(horizon), content=how.fingerprints):
+        scanner.take(page)
+    found = scanner.end()
+    _require_own_rows(table, horizon, found)
+    findings = [
+        _faults(table, horizon, how, found),
+        _nulls(table, horizon, found),
+        _foreign(table, horizon, found),
+    ]
+    return Examined(
+        buckets=found.buckets,
+        findings=joined(findings),
+        notes=table.notes(),
+        rows_beyond=found.beyond,
+        beyond_id=found.beyond_id,
+    )
+
+
+def _faultless(whole: Bucket) -> Examined:
+    return Examined(
+        buckets=[whole],
+        findings=Findings(),
+        notes=(),
+        rows_beyond=0,
+        beyond_id=None,
+        is_whole=True,
+    )
+
+
+def _require_own_rows(table: LocalTable, horizon: Horizon, found: LocalScan) -> None:
+    """Refuse a source that holds rows, but none of this chain: it is the wrong one."""
+    others = found.foreign + found.unplaced
+    if others and not row_count(found.buckets) + found.beyond:
+        raise InputError(
+            table.name,
+            f"{counted(others, 'row')}, none of chain {horizon.chain_id}",
+            "rows of the chain",
+        )
+
+
+def _faults(table: LocalTable, horizon: Horizon, how: How, found: LocalScan) -> Findings:
+    if table.has_positions and found.is_in_order:
+        return Findings()
+    faults = _link_faults(table, horizon, how, found.buckets)
+    if not table.has_positions:
+        return faults
+    return joined([faults, rows_out_of_order(table, horizon)])
+
+
+def _link_faults(table: LocalTable, horizon: Horizon, how: How, buckets: list[Bucket]) -> Findings:
+    if is_one_path(buckets, horizon):
+        return Findings()
+    faults = locate(table.name, buckets, horizon, _RowOpener(table, horizon, how), how.leaf_bits)
+    if not faults:
+        raise SourceBroken(table.name, "it changed while it was being read")
+    return gathered(faults)
+
+
+class _RowOpener:
+    """The `Opener` of `chain_verifier.checks.locate` on a source that is read once more."""
+
+    def __init__(self, table: LocalTable, horizon: Horizon, how: How) -> None:
+        self._table = table
+        self._horizon = horizon
+        self._how = how
+
+    def split(self, buckets: Sequence[Bucket], bits: int) -> list[Bucket]:
+        """Return the rows of `buckets`, all of one width, in buckets of 2^bits ids."""
+        scanner = Scanner(self._horizon, bits, self._how.key, fingerprints=False)
+        for rows in self._chosen(buckets):
+            scanner.take(rows)
+        return scanner.end().buckets
+
+    def links(self, buckets: Sequence[Bucket]) -> list[Link]:
+        """Return every row of `buckets`."""
+        chosen = self._chosen(buckets)
+        return [Link(pid, row_id, row_id) for rows in chosen for _, row_id, pid, *_ in rows]
+
+    def _chosen(self, buckets: Sequence[Bucket]) -> Iterator[Iterator[Row]]:
+        ids, membership = in_buckets(buckets)
+        for page in self._table.pages(ids, content=False):
+            yield membership.chosen(page, self._horizon)
+
+
+def _nulls(table: LocalTable, horizon: Horizon, found: LocalScan) -> Findings:
+    count = sum(bucket.nulls for bucket in found.buckets) + found.unplaced
+
+    def look() -> Iterator[Finding]:
+        for row in _rows(table, horizon):
+            if _has_null_of_its_own(row, horizon):
+                pairs = zip(CONTENT, row, strict=True)
+                columns = tuple(name for name, value in pairs if value is None)
+                yield Finding(
+                    kind=Kind.NULL, source=table.name, id=row[1], pid=row[2], columns=columns
+                )
+
+    return _lowest(Kind.NULL, look, count)
+
+
+def _has_null_of_its_own(row: Row, horizon: Horizon) -> bool:
+    """Whether a row has a NULL, and is not counted as one of another chain or after the head."""
+    if None not in row or row[0] not in (None, horizon.chain_id):
+        return False
+    is_unplaced = None in row[:3]
+    return is_unplaced or horizon.head is None or row[1] <= horizon.head
+
+
+def _foreign(table: LocalTable, horizon: Horizon, found: LocalScan) -> Findings:
+    def look() -> Iterator[Finding]:
+        for chain_id, row_id, pid, *_ in _rows(table, horizon):
+            if chain_id not in (None, horizon.chain_id):
+                yield Finding(
+                    kind=Kind.FOREIGN_CHAIN, source=table.name, id=row_id, pid=pid,
+                    chain_id=chain_id,
+                )  # fmt: skip
+
+    return _lowest(Kind.FOREIGN_CHAIN, look, found.foreign)
+
+
+def rows_beyond(table: LocalTable, horizon: Horizon, head: int) -> Findings:
+    """Return the rows after `head`, which may itself be after that of `horizon`."""
+
+    def look() -> Iterator[Finding]:
+        for row in _rows(table, horizon):
+            if row[0] == horizon.chain_id and None not in row[1:3] and row[1] > head:
+                yield Finding(
+                    kind=Kind.BEYOND_HEAD, source=table.name, until_id=head, id=row[1], pid=row[2]
+                )
+
+    return _lowest(Kind.BEYOND_HEAD, look, sum(1 for _ in look()))
+
+
+def _lowest(kind: Kind, look: Callable[[], Iterator[Finding]], count: int) -> Findings:
+    """Return the findings with the lowest ids, of the `count` that `look` yields in any order."""
+    if not count:
+        return Findings()
+    kept = nsmallest(FINDINGS_MAX, look(), key=_by_ids)
+    return Findings(kept=tuple(kept), counts={kind.value: count}, wholes=(look,))
+
+
+def _rows(table: LocalTable, horizon: Horizon) -> Iterator[Row]:
+    for page in table.pages(_ids_of(horizon), content=False):
+        yield from looked_at(page, horizon)
+
+
+def _ids_of(horizon: Horizon) -> tuple[int, int] | None:
+    """Return the ids after the start, so that a source need not read earlier rows."""
+    return (horizon.start + 1, 2**63) if horizon.start else None
+
+
+def _by_ids(finding: Finding) -> tuple[tuple[bool, int], ...]:
+    """Sort by id, then pid; a finding without one comes first."""
+    return tuple((value is not None, value or 0) for value in (finding.id, finding.pid))

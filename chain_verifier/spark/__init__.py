@@ -1,0 +1,1 @@
+"""The verifier on Spark: for chains of any length."""

@@ -1,0 +1,94 @@
+"""What Spark and Java raise, turned into what a caller can act on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from orderchain.errors import (
+    ConnectError,
+    OrderchainError,
+    SchemaError,
+    SourceBroken,
+)
+from orderchain.roles import AUDITOR
+from orderchain.sql import SCHEMA_VERSION
+from orderchain.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orderchain.clients.database_config import DatabaseConfig
+
+
+_CAUSES_MAX: Final = 20
+"""Java's chains of causes are short; a circular one must end too."""
+
+_NOT_ALLOWED: Final = "42501"
+
+_MISSING_OBJECT: Final = frozenset({"42P01", "42703", "3F000"})
+"""undefined_table, undefined_column, invalid_schema_name"""
+
+
+@contextmanager
+def as_broken(source: str) -> Iterator[None]:
+    """Raise SourceBroken for every error that Spark raises while it reads `source`."""
+    try:
+        yield
+    except OrderchainError:
+        raise
+    except (PySparkException, Py4JError, OSError) as error:
+        raise SourceBroken(source, reason_of(error)) from error
+
+
+@contextmanager
+def at_connect(database: DatabaseConfig) -> Iterator[None]:
+    """Raise ConnectError or SchemaError for what a database answers at the first contact."""
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError) as error:
+        state, reason = sql_state(error), reason_of(error)
+        if state in _MISSING_OBJECT:
+            raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
+        expected = f"to get in ({reason})"
+        if state == _NOT_ALLOWED:
+            expected = f"a login that is a member of {AUDITOR} (login {database.login}: {reason})"
+        raise ConnectError("database", database.shown, expected) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the innermost reason in one line, without Spark's plans and Java's traces."""
+    causes = list(_java_causes(error))
+    text = str(causes[-1].getMessage() or causes[-1].toString()) if causes else str(error)
+    return printable(" ".join(text.partition("\n")[0].split()) or type(error).__name__)
+
+
+def sql_state(error: BaseException) -> str | None:
+    """Return the SQLSTATE of the first SQLException among the causes."""
+    for cause in _java_causes(error):
+        if hasattr_java(cause, "getSQLState"):
+            return str(cause.getSQLState())
+    return None
+
+
+def hasattr_java(cause: Any, method: str) -> bool:  # noqa: ANN401 - a Java object
+    """Return whether a Java object has a method; py4j itself finds out only when it is called."""
+    return any(found.getName() == method for found in cause.getClass().getMethods())
+
+
+def _java_causes(error: BaseException) -> Iterator[Any]:
+    cause = _java_exception(error)
+    for _ in range(_CAUSES_MAX):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.getCause()
+
+
+def _java_exception(error: BaseException) -> Any:  # noqa: ANN401 - a Java object
+    if isinstance(error, Py4JJavaError):
+        return error.java_exception
+    return getattr(error, "_origin", None)

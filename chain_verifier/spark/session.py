@@ -1,0 +1,285 @@
+"""A Spark session for a verification: quiet, on loopback, with its connectors."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+import pyspark
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from orderchain.clients.kafka_options import SPARK_REDACTION_REGEX
+from orderchain.errors import ConnectError, RefusedError, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark import StatusTracker
+
+    Tell = Callable[[int, int], None]
+
+MAJOR_MIN: Final = 17
+"""Spark 4 does not start below it."""
+
+MODULE: Final = "jdk.incubator.vector"
+"""Spark 4 names it on Java's command line; slimmed-down runtimes lack it."""
+
+EXPECTED: Final = (
+    f"Java {MAJOR_MIN} or newer with the module {MODULE} "
+    "(Debian and Ubuntu: apt-get install default-jre-headless)"
+)
+
+_VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
+_MODULES: Final = re.compile(r'^MODULES="([^"]*)"', re.MULTILINE)
+
+
+def require_java(environ: Mapping[str, str]) -> None:
+    """Raise SettingError unless the Java that Spark would start can run it.
+
+    Reads the `release` file of the installation; without one Spark must find out by itself.
+    """
+    program = _java_program(environ)
+    if program is None:
+        raise SettingError("java", environ.get("JAVA_HOME"), EXPECTED)
+    release = program.resolve().parent.parent / "release"
+    if release.is_file():
+        _require_release(program, release.read_text(encoding="utf-8", errors="replace"))
+
+
+def _java_program(environ: Mapping[str, str]) -> Path | None:
+    """Return what Spark's launcher would run: `JAVA_HOME` first, then `PATH`."""
+    home = environ.get("JAVA_HOME")
+    if home:
+        program = Path(home) / "bin" / "java"
+        return program if program.is_file() else None
+    found = shutil.which("java", path=environ.get("PATH"))
+    return Path(found) if found else None
+
+
+def _require_release(program: Path, release: str) -> None:
+    version, modules = _VERSION.search(release), _MODULES.search(release)
+    too_old = version is not None and int(version[1]) < MAJOR_MIN
+    slimmed = modules is not None and MODULE not in modules[1].split()
+    if too_old or slimmed:
+        raise SettingError("java", str(program), EXPECTED)
+
+
+POSTGRESQL_JDBC: Final = "org.postgresql:postgresql:42.7.11"
+"""The JDBC driver; needs nothing else."""
+
+OWN_JARS: Final = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
+"""What the Kafka connector requires, and Spark already includes: 50 MB that need no fetching."""
+
+
+def kafka_connector() -> str:
+    """Return the Kafka connector of the Spark that is installed; other versions do not load."""
+    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+
+
+def packages_for(*, kafka: bool) -> tuple[str, ...]:
+    """Return what a verification needs; a topic also needs the Kafka connector: a slower start."""
+    return (POSTGRESQL_JDBC, kafka_connector()) if kafka else (POSTGRESQL_JDBC,)
+
+
+LOOK_SECONDS: Final = 0.25
+"""How often Spark is asked: a progress bar is for the eye."""
+
+
+@contextmanager
+def watched_stages(spark: SparkSession, tell: Tell | None) -> Iterator[None]:
+    """While the block runs, report to `tell` how many tasks of the running stages are done, and of
+    how many.
+
+    A separate thread reports it; without `tell`, nothing is read from Spark.
+    """
+    if tell is None:
+        yield
+        return
+    ended = Event()
+    tracker = spark.sparkContext.statusTracker()
+    watcher = Thread(target=_watch, args=(tracker, tell, ended), name="spark-stages", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _watch(tracker: StatusTracker, tell: Tell, ended: Event) -> None:
+    # A Java process that died is reported by the caller that waits for its answer.
+    with suppress(Py4JError, OSError):
+        while not ended.wait(LOOK_SECONDS):
+            infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            found = [info for info in infos if info is not None]
+            if found:
+                done = sum(info.numCompletedTasks for info in found)
+                tell(done, sum(info.numTasks for info in found))
+
+
+LOCAL_MASTER: Final = "local[*]"
+
+LOG_FILE: Final = "spark.log"
+
+_SHUFFLE_PARTITIONS: Final = 4
+"""A check shuffles one row per bucket, so more partitions would only be more tasks to start."""
+
+_COMMON: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS),
+    # Plans here are small and known; planning them again after each stage costs more than it gains.
+    "spark.sql.adaptive.enabled": "false",
+    # Records of a topic that cross to Python at once: each may hold a frame of many rows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
+    # The place in our code that made a column helps nobody, and took two of three calls to Java.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Only buckets and samples reach the driver; code that wants more is wrong.
+    "spark.driver.maxResultSize": "256m",
+    # No table is ever registered.
+    "spark.sql.catalogImplementation": "in-memory",
+    # The key of a client's certificate and the login's line are options of a topic's reader.
+    "spark.redaction.regex": SPARK_REDACTION_REGEX,
+}
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+_SHORT_RUN: Final = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+"""Only Java's quick compiler: a check of a million rows ends before the thorough one has paid for
+itself (measured: Spark's start and a first check of 200,000 rows take 18 s of CPU time, not 28)."""
+
+
+@contextmanager
+def open_session(
+    master: str | None, *, is_long_run: bool = False, kafka: bool = False
+) -> Iterator[SparkSession]:
+    """Start Spark, yield its session, stop it. `kafka` loads the connector that reads a topic.
+
+    Without a `master`, it runs inside a Java process of our own, tuned for a short run unless
+    `is_long_run` is set. A session that is already active is yielded as it is, and not stopped.
+
+    The output of Java and Spark goes to a file in a temporary folder, which is removed at the end.
+    Raises SettingError when there is no Java or Spark does not start, ConnectError when its
+    connectors were never fetched and cannot be fetched now.
+
+    If `spark-submit` started this process, all settings given there apply, above all the master;
+    only a `master` given here takes precedence over it.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    if is_submitted(os.environ):
+        session = _submitted(master)
+        try:
+            yield session
+        finally:
+            with suppress(Py4JError, OSError):
+                session.stop()
+        return
+    require_java(os.environ)
+    packages = ",".join(packages_for(kafka=kafka))
+    with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
+        session = _start(master, Path(folder), {} if is_long_run else _SHORT_RUN, packages)
+        try:
+            yield session
+        finally:
+            # A Java process that died must not hide the error that reported it.
+            with suppress(Py4JError, OSError):
+                session.stop()
+
+
+def is_submitted(environ: Mapping[str, str]) -> bool:
+    """Return whether `spark-submit` runs this process, whose Java is already running."""
+    return "PYSPARK_GATEWAY_PORT" in environ
+
+
+def _submitted(master: str | None) -> SparkSession:
+    """Return the session of `spark-submit`: jars, memory and master are as given there."""
+    builder: Any = SparkSession.builder
+    for name, value in _COMMON.items():
+        builder = builder.config(name, value)
+    if master:
+        builder = builder.master(master)
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except (PySparkRuntimeError, Py4JError, OSError) as error:
+        text = str(error).strip() or type(error).__name__
+        raise SettingError("spark-submit", text.splitlines()[0], "a Spark that starts") from error
+    _prepare(session)
+    return session
+
+
+def _prepare(session: SparkSession) -> None:
+    session.sparkContext.setLogLevel("ERROR")
+    if "PYSPARK_PYTHON" not in os.environ:
+        # Our own code unpacks frames and seals: the workers need exactly this environment.
+        session.sparkContext.pythonExec = sys.executable
+
+
+def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: str) -> SparkSession:
+    builder: Any = SparkSession.builder.appName("chain-verifier")
+    settings = {
+        **_COMMON,
+        **(_LOCAL if (master or LOCAL_MASTER).startswith("local") else {}),
+        **({} if master else tuning),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.jars.packages": packages,
+        "spark.jars.excludes": ",".join(OWN_JARS),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    log = folder / LOG_FILE
+    try:
+        with _error_output_to(log):
+            session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
+    except (PySparkRuntimeError, OSError) as error:
+        raise start_error(_text_of(log), str(error), packages) from error
+    _prepare(session)
+    return session
+
+
+@contextmanager
+def _error_output_to(path: Path) -> Iterator[None]:
+    """Make the Java process inherit `path` as its stderr.
+
+    Java and Ivy write there before any setting of Spark is read, and must not break up a progress
+    line of the caller.
+    """
+    with path.open("ab") as file:
+        kept = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def start_error(log: str, error: str, packages: str) -> RefusedError:
+    """Return the error of a Spark that did not start, by what it and Java wrote into `log`."""
+    if _UNRESOLVED in log:
+        return ConnectError("spark.jars.packages", packages, "to be fetched once over the network")
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return SettingError("java", lines[-1] if lines else error, EXPECTED)
+
+
+_UNRESOLVED: Final = "unresolved dependency"
+"""What Ivy writes of a jar that is neither in its cache nor available."""
+
+
+def _text_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""

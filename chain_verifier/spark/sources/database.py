@@ -1,0 +1,245 @@
+"""The chain in PostgreSQL, read by JDBC: the head first, then the pages below it, in parallel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.checks.frame_reading import FrameKeys
+from chain_verifier.config import (
+    CONNECT_TIMEOUT_S,
+    CONNECTIONS_MAX,
+    FETCH_PAGES,
+    FETCH_ROWS,
+    READ_TIMEOUT_S,
+    DatabaseSource,
+)
+from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
+from chain_verifier.spark.errors import as_broken, at_connect
+from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.sources.table import (
+    CONTENT,
+    HAS_NULL,
+    MALFORMED,
+    PAGE_FIRST_ID,
+    PAGE_LAST_ID,
+    ROWS,
+)
+from orderchain.clients.database_config import DatabaseConfig, warn_of_exposure
+from orderchain.clients.jdbc import JdbcAddress, jdbc_address
+from orderchain.errors import ChainMissing
+from orderchain.sql import require_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chain_verifier.findings import Findings
+
+
+_DEFAULTS: Final = {
+    "driver": "org.postgresql.Driver",
+    "ApplicationName": "chain_verifier",
+    "connectTimeout": str(CONNECT_TIMEOUT_S),
+    "loginTimeout": str(CONNECT_TIMEOUT_S),
+    "socketTimeout": str(READ_TIMEOUT_S),
+    "tcpKeepAlive": "true",
+}
+
+
+def chain_address(database: str | DatabaseConfig) -> JdbcAddress:
+    """Return the JDBC address of a chain's database.
+
+    Raises SettingError for what JDBC cannot do. For a host where another one may pose as the
+    server, a warning is logged, as with asyncpg.
+    """
+    config = DatabaseConfig.of(database)
+    warn_of_exposure(config)
+    address = jdbc_address(config)
+    return replace(address, properties={**_DEFAULTS, **address.properties})
+
+
+_ROWS_A_CONNECTION: Final = 50_000
+"""A second connection costs more than it saves below this many rows."""
+
+_SEALED_PARTS: Final = 64
+"""Parts in which seals are recomputed: the steps of a bar, and what a failed task repeats."""
+
+
+class DatabaseTable(Truth):
+    """The rows of one chain after `start`, up to the last one that existed when the head was read.
+
+    Opening it reads the head, and raises ChainMissing, SchemaError or ConnectError.
+
+    Pages committed later are left out: each connection reads its own snapshot, and pages below the
+    head no longer change. Every statement names the chain as a constant, so that the server plans
+    only for its partitions.
+    """
+
+    has_positions: Final = False
+
+    def __init__(
+        self, spark: SparkSession, source: DatabaseSource, chain_id: int, start: int = 0
+    ) -> None:
+        self.name = source.name
+        self._spark = spark
+        self._chain_id = chain_id
+        self._start = start
+        self._faults: Findings | None = None
+        database = DatabaseConfig.of(source.database)
+        self._address = chain_address(database)
+        with at_connect(database):
+            self.head = self._read_head()
+
+    def head_now(self) -> int:
+        """Read the head once more. Raises SourceBroken."""
+        with as_broken(self.name):
+            return self._read_head().last_id
+
+    def _read_head(self) -> DatabaseHead:
+        head = self._query("head").collect()[0].asDict()
+        require_version(head.pop("version"))
+        if head["last_id"] is None:
+            raise ChainMissing(self._chain_id)
+        return DatabaseHead(**(head | {"seal": bytes(head["seal"])}))
+
+    def batches(self) -> DataFrame:
+        """Return, by seal, what the batch after it must be; as of when it is read."""
+        return self._query("batches")
+
+    def seal_at(self, last_id: int) -> bytes | None:
+        """Return the seal after the batch that ends with `last_id`; None if none does."""
+        found = self._query("seal_at", last_id).head()
+        return None if found is None else bytes(found[0])
+
+    def sealed(self) -> tuple[DataFrame, list[int]]:
+        """Return all batches up to the head with what is stored of them, in parts.
+
+        The last batch of each part is repeated with the next one; the list has the ends of these.
+        """
+        parts = self._parts(_SEALED_PARTS, -1)
+        until_ids = sorted({min(until_id, self.head.last_id) for until_id in parts})
+        afters = [-1, *(parts.get(until_id, until_id) for until_id in until_ids)]
+        predicates = [
+            f"id > {after} AND id <= {until_id}"
+            for after, until_id in zip(afters, until_ids, strict=False)
+        ]
+        return self._read("sealed", predicates or ["false"], FETCH_PAGES), until_ids
+
+    def skips(self) -> list[tuple[int, int]]:
+        """Return the ranges (after, until] that were never published. Raises SourceBroken."""
+        with as_broken(self.name):
+            found = self._query("skips").collect()
+        return [(row["after_id"], row["until_id"]) for row in found]
+
+    def frame_keys(self) -> FrameKeys:
+        """Return the keys of all terms that exist by now. Raises SourceBroken.
+
+        They come to the driver, and from there to the workers inside the function that uses them.
+        They are in no plan, and so in no page or log of Spark.
+        """
+        with as_broken(self.name):
+            found = self._query("terms").collect()
+        return FrameKeys({bytes(row["nonce"]): bytes(row["frame_key"]) for row in found})
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    @property
+    def paths(self) -> DataFrame:
+        """The pages, each as the one path that its rows form.
+
+        The server compares the rows of a page with each other: the rows of a whole chain need not
+        be sent. For a page that is no path, or begins at or before the start, `has_null` is true.
+        """
+        pages = self._read("edges", self._ranges(), FETCH_ROWS, self.head.has_rules)
+        # A page that begins before the start holds rows that are not looked at.
+        is_path = F.col("is_path") & (F.col("first_id") > self._start)
+        return pages.select(
+            F.lit(self._chain_id).alias("chain_id"),
+            F.col("last_id").alias("id"),
+            "pid",
+            "first_id",
+            F.col("rows").cast("bigint").alias(ROWS),
+            (~is_path).alias(HAS_NULL),
+            F.lit(False).alias(MALFORMED),
+        )
+
+    def page_faults(self) -> Findings:
+        """Return what is wrong with pages as such; searched for once. Raises SourceBroken."""
+        if self._faults is None:
+            with as_broken(self.name):
+                pages = self._read(
+                    "page_faults", self._ranges(), FETCH_ROWS, self.head.has_rules
+                ).persist()
+                try:
+                    self._faults = sampled(finding_frame(pages, source=self.name))
+                finally:
+                    pages.unpersist()
+        return self._faults
+
+    @property
+    def rows(self) -> DataFrame:
+        """The rows, read over several connections, with the ends of their pages.
+
+        If pages misstate what they hold, these ends are left out: they must not be used to find
+        rows.
+        """
+        rows = self._read("rows", self._ranges("page_last_id"), FETCH_ROWS)
+        # What the database has compared, or does not accept, need not be sent with every row.
+        known = {"chain_id": F.lit(self._chain_id), MALFORMED: F.lit(False)}
+        if self.head.has_rules:
+            known[HAS_NULL] = F.lit(False)
+        ends = () if self.page_faults().total else (PAGE_FIRST_ID, PAGE_LAST_ID)
+        return rows.withColumns(known).select(*CONTENT, HAS_NULL, MALFORMED, *ends)
+
+    def rows_between(self, first_id: int, last_id: int) -> DataFrame:
+        """Return the rows with ids from `first_id` to `last_id`, as they are when they are read."""
+        is_within = (F.col("id") >= first_id) & (F.col("id") <= last_id)
+        is_page_within = (F.col(PAGE_LAST_ID) >= first_id) & (F.col(PAGE_FIRST_ID) <= last_id)
+        return self._of_chain(self._query("rows").where(is_page_within & is_within))
+
+    def rows_at(self, ids: Sequence[int]) -> DataFrame:
+        """Return the rows with one of `ids`, as they are when they are read."""
+        return self._of_chain(self._query("rows_at", ids).where(F.col("id").isin(list(ids))))
+
+    def _of_chain(self, rows: DataFrame) -> DataFrame:
+        return rows.withColumn("chain_id", F.lit(self._chain_id)).select(*CONTENT)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _ranges(self, last_id: str = "last_id") -> list[str]:
+        """Return conditions on the end of a page that cut all pages into ranges with about the same
+        number of rows each.
+        """
+        count = min(
+            CONNECTIONS_MAX,
+            self._spark.sparkContext.defaultParallelism,
+            self.head.rows_counted // _ROWS_A_CONNECTION + 1,
+        )
+        ends = self._parts(count, self._start) if count > 1 else ()
+        ranges = page_ranges(ends, self._start, self.last_row_id)
+        return [f"{last_id} > {after} AND {last_id} <= {until}" for after, until in ranges]
+
+    def _parts(self, count: int, after_id: int) -> dict[int, int]:
+        """Return the ends of ranges of batches, and where the last batch of each begins."""
+        parts = self._query("parts", count, after_id).collect()
+        return {part["until_id"]: part["next_after_id"] for part in parts}
+
+    def _read(
+        self, name: str, predicates: Sequence[str], fetch_rows: int, *values: bool
+    ) -> DataFrame:
+        return self._spark.read.jdbc(
+            self._address.url,
+            f"({filled(SQL[name], self._chain_id, *values)}) AS {name}",
+            predicates=list(predicates),
+            properties={**self._address.properties, "fetchsize": str(fetch_rows)},
+        )
+
+    def _query(self, name: str, *values: int | bool | Sequence[int]) -> DataFrame:
+        reader = self._spark.read.format("jdbc").option("url", self._address.url)
+        statement = filled(SQL[name], self._chain_id, *values)
+        reader = reader.options(**self._address.properties, fetchsize=FETCH_ROWS)
+        return reader.option("dbtable", f"({statement}) AS {name}").load()

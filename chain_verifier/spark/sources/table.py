@@ -1,0 +1,76 @@
+"""Rows of one source as Spark reads them, in the columns that every check works on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+EVENT_TYPES: Final = {
+    "chain_id": "int",
+    "id": "bigint",
+    "pid": "bigint",
+    "key": "string",
+    "event_time_ns": "bigint",
+    "payload": "binary",
+}
+"""The columns of `chain_event`, with their types in Spark."""
+
+CONTENT: Final = tuple(EVENT_TYPES)
+"""The columns by which two sources are compared."""
+
+HAS_NULL: Final = "has_null"
+"""True when any column of the row is NULL: hashes leave NULLs out, so they are marked here."""
+
+MALFORMED: Final = "malformed"
+"""True for what is no row at all: a line that cannot be read."""
+
+BLOCK: Final = "block"
+POSITION: Final = "position"
+"""The place of a row in a file: its block, and its position among the rows of that block. Positions
+rise by one from row to row of a block; blocks are named by their offset in the file."""
+
+
+ROWS: Final = "rows_held"
+"""How many rows a path has, which is described by the `pid` of its first row, its `first_id`, and
+the `id` of its last row."""
+
+PAGE_FIRST_ID: Final = "page_first_id"
+PAGE_LAST_ID: Final = "page_last_id"
+"""The ends of the page in which the database holds a row. Other sources have no pages."""
+
+
+class Table(Protocol):
+    """One source, opened: its rows, read again at every use."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        ...
+
+    @property
+    def rows(self) -> DataFrame:
+        """`CONTENT`, `has_null`, `malformed`, and for a file of lines `block` and `position`."""
+        ...
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether rows have an order of their own, which must be that of the chain."""
+        ...
+
+    @property
+    def span(self) -> int | None:
+        """About how many ids lie between the first row and the last; None if not known."""
+        ...
+
+
+def any_null(names: tuple[str, ...] = CONTENT) -> Column:
+    """Return whether one of the columns `names` is NULL."""
+    found = F.col(names[0]).isNull()
+    for name in names[1:]:
+        found = found | F.col(name).isNull()
+    return found

@@ -1,0 +1,192 @@
+"""`verify` on Spark: one session for all chains, each of them verified by the same steps."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, TopicSource
+from chain_verifier.findings import Findings
+from chain_verifier.report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.request_check import require_sound
+from chain_verifier.spark.errors import as_broken
+from chain_verifier.spark.keys import repeated_keys
+from chain_verifier.spark.reconcile import compare, strays
+from chain_verifier.spark.row_lookup import rows_beyond
+from chain_verifier.spark.seals import check_seals
+from chain_verifier.spark.session import open_session, watched_stages
+from chain_verifier.spark.source_check import examine
+from chain_verifier.spark.sources.database import DatabaseTable, chain_address
+from chain_verifier.spark.sources.journal import JournalTable
+from chain_verifier.spark.sources.parquet import ParquetTable
+from chain_verifier.spark.sources.topic import TopicTable
+from chain_verifier.spark.written_findings import require_free, write_findings
+from chain_verifier.verification import Verification, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from chain_verifier.checks.bucket import Bucket, Horizon
+    from chain_verifier.config import KeptSeal, Source, VerifyRequest
+    from chain_verifier.report import Report
+    from chain_verifier.scan_plan import Examined, How
+    from chain_verifier.spark.session import Tell as Stages
+    from chain_verifier.spark.sources.table import Table
+    from chain_verifier.verification import Progress, Ranges
+
+
+_LONG_RUN_BYTES: Final = 128 * 2**20
+"""From this size on, a scan runs long enough for Java's thorough compiler to pay for itself
+(measured: half a million rows of a journal cost as much CPU time either way)."""
+
+
+def verify(
+    request: VerifyRequest,
+    session: SparkSession | None = None,
+    progress: Progress = silent,
+    stages: Stages | None = None,
+) -> Report:
+    """Verify the sources of `request`, each alone and then against each other.
+
+    Starts Spark, and stops it afterwards, unless a `session` is given. `progress` receives one line
+    per step; `stages` receives, in a separate thread, how many tasks of Spark's running stages are
+    done, and of how many. Raises RefusedError (a source cannot be used, nothing was found out) or
+    SourceBroken (it broke off: nothing is known of the whole). A report means that everything was
+    read.
+    """
+    with _spark_for([request], session, progress, stages) as (spark, start_seconds):
+        return Verification(request, SparkMode(spark, request), progress).run(start_seconds)
+
+
+def verify_chains(
+    chains: Sequence[VerifyRequest | Unverified],
+    session: SparkSession | None = None,
+    progress: Progress = silent,
+    stages: Stages | None = None,
+) -> ChainsReport:
+    """Verify several chains, one after the other, in one Spark.
+
+    Raises RefusedError for what shows before anything is read. Later, a chain that cannot be
+    verified does not stop the others: its outcome gives the reason, as for one that is `Unverified`
+    already.
+    """
+    began = time.monotonic()
+    requests = [one for one in chains if not isinstance(one, Unverified)]
+    with _spark_for(requests, session, progress, stages) as (spark, start_seconds):
+
+        def verified(request: VerifyRequest) -> Report:
+            progress(f"chain {request.chain_id}")
+            return Verification(request, SparkMode(spark, request), progress).run()
+
+        outcomes = outcomes_of(chains, verified)
+    return ChainsReport(
+        outcomes=outcomes,
+        spark_start_seconds=round(start_seconds, 3),
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+@contextmanager
+def _spark_for(
+    requests: Sequence[VerifyRequest],
+    session: SparkSession | None,
+    progress: Progress,
+    stages: Stages | None,
+) -> Iterator[tuple[SparkSession, float]]:
+    """Yield a Spark that can read all sources, and how long its start took."""
+    require_sound(requests)
+    sources = [source for request in requests for source in request.sources]
+    for source in sources:
+        if isinstance(source, DatabaseSource):
+            chain_address(source.database)
+    folders = {r.findings_folder for r in requests if r.findings_folder is not None}
+    if session is not None:
+        _require_free(session, folders)
+        with watched_stages(session, stages):
+            yield session, 0.0
+        return
+    progress("starting Spark")
+    began = time.monotonic()
+    kafka = any(isinstance(source, TopicSource) for source in sources)
+    master = next((request.master for request in requests), None)
+    with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
+        start_seconds = time.monotonic() - began
+        _require_free(own, folders)
+        with watched_stages(own, stages):
+            yield own, start_seconds
+
+
+def _require_free(spark: SparkSession, folders: Iterable[str]) -> None:
+    for folder in folders:
+        require_free(spark, folder)
+
+
+def _is_long(sources: Sequence[Source]) -> bool:
+    """Whether the files alone are so large that tuning Spark for a short run would cost more."""
+    paths = [Path(s.path) for s in sources if isinstance(s, JournalSource | ParquetSource)]
+    return sum(path.stat().st_size for path in paths if path.is_file()) > _LONG_RUN_BYTES
+
+
+class SparkMode:
+    """The steps of a verification as jobs of Spark. Implements `verification.Mode`."""
+
+    def __init__(self, spark: SparkSession, request: VerifyRequest) -> None:
+        self._spark = spark
+        self._chain_id = request.chain_id
+        self._start = request.start
+        self._database: DatabaseTable | None = None
+
+    def open(self, source: Source) -> Table:
+        """Open a source, the database first."""
+        with as_broken(source.name):
+            if isinstance(source, DatabaseSource):
+                self._database = DatabaseTable(self._spark, source, self._chain_id, self._start)
+                return self._database
+            if isinstance(source, TopicSource):
+                return TopicTable(self._spark, source, self._chain_id, self._database)
+            if isinstance(source, JournalSource):
+                return JournalTable(self._spark, source)
+            return ParquetTable(self._spark, source)
+
+    def examine(self, table: Table, horizon: Horizon, how: How) -> Examined:
+        """Scan a source, and name its faults."""
+        return examine(table, horizon, how)
+
+    def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
+        """Return the rows after `head`."""
+        with as_broken(table.name):
+            return rows_beyond(table.name, table.rows, horizon, head)
+
+    def compare(
+        self,
+        table: Table,
+        base: Table,
+        differing: Sequence[Bucket],
+        horizon: Horizon,
+        skips: Ranges,
+    ) -> Findings:
+        """Compare two sources row by row, in the buckets that differ."""
+        return compare(table, base, differing, horizon, skips)
+
+    def strays(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
+        """Return the rows of forged frames that `base` does not hold with the same content."""
+        forged = topic.forged_rows if isinstance(topic, TopicTable) else None
+        return Findings() if forged is None else strays(topic.name, forged, base, horizon)
+
+    def check_seals(self, table: Table, kept: KeptSeal | None) -> Findings:
+        """Recompute the seals of the database."""
+        if not isinstance(table, DatabaseTable):
+            return Findings()
+        return check_seals(self._spark, table, self._chain_id, kept)
+
+    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+        """Return the rows whose key an earlier row has."""
+        return repeated_keys(table, horizon, window_rows, how.bits)
+
+    def write_findings(self, findings: Findings, folder: str) -> None:
+        """Add all `findings` to the files in `folder`."""
+        write_findings(self._spark, self._chain_id, findings, folder)

@@ -1,0 +1,134 @@
+"""The verified mark of a chain: up to which row it was proven whole, by whom, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from chain_verifier.config import ContradictedMark
+from chain_verifier.server import connection_to
+from orderchain.errors import ChainMissing, ConnectError, InputError
+from orderchain.roles import AUDITOR
+from orderchain.sql import load_sql, require_version
+
+if TYPE_CHECKING:
+    from orderchain.clients.database_config import DatabaseConfig
+
+
+_SQL: Final = load_sql("chain_verifier", "marks.sql")
+
+
+class VerifiedMark(Struct, frozen=True, kw_only=True):
+    """How far a chain was proven whole."""
+
+    until_id: int
+    """The last row of a batch."""
+    seal: bytes
+    """The seal after that batch, as it was then."""
+    verified_by: str
+    verified_at: datetime
+
+
+class VerifiedStanding(Struct, frozen=True, kw_only=True):
+    """Where a chain begins and ends in its database, and how far it was verified."""
+
+    head: int
+    boundary_id: int
+    """Rows up to it were archived; 0 for a chain that begins with its first row."""
+    mark: VerifiedMark | None
+    contradicted: ContradictedMark | None
+    """The first mark whose rows are no longer those that were verified."""
+
+    @property
+    def start(self) -> int:
+        """Where a verification of what is new begins.
+
+        It begins after the mark. If a mark is contradicted, it begins at the boundary: what was
+        verified must then be verified once more.
+        """
+        if self.mark is None or self.contradicted is not None:
+            return self.boundary_id
+        return max(self.mark.until_id, self.boundary_id)
+
+    @property
+    def known_head(self) -> int:
+        """The highest id that the chain is known to have reached."""
+        return max(self.head, self.mark.until_id if self.mark else 0)
+
+
+def read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedStanding:
+    """Return the chain's standing. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
+    return asyncio.run(_read_standing(database, chain_id))
+
+
+async def require_marks_hold(connection: Any, chain_id: int) -> None:  # noqa: ANN401 - asyncpg's
+    """Raise InputError when what was verified of a chain is not what it holds now."""
+    mark = await _contradicted(connection, chain_id)
+    if mark is not None:
+        raise InputError(
+            f"seal after {mark.until_id}, verified by {mark.verified_by}",
+            None if mark.found is None else mark.found.hex()[:16],
+            f"{mark.seal.hex()[:16]}, as it was verified: chainctl verify tells what differs",
+        )
+
+
+async def _contradicted(connection: Any, chain_id: int) -> ContradictedMark | None:  # noqa: ANN401
+    row = await connection.fetchrow(_SQL["contradicted"], chain_id)
+    return None if row is None else ContradictedMark(**row)
+
+
+def set_mark(
+    database: str | DatabaseConfig,
+    primary: str | DatabaseConfig,
+    chain_id: int,
+    *,
+    after_id: int,
+    until_id: int,
+    verified_by: str,
+) -> bool:
+    """Move the mark to `until_id` after a verification that began after `after_id`.
+
+    It is stored through `database`, or through `primary` if `database` is a standby. Returns
+    whether the mark moved: it does not if rows between the mark and `after_id` were left out, or if
+    there was nothing new.
+    """
+    return asyncio.run(_set_mark(database, primary, chain_id, after_id, until_id, verified_by))
+
+
+async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedStanding:
+    async with connection_to(database, AUDITOR) as connection:
+        row = await connection.fetchrow(_SQL["standing"], chain_id)
+        require_version(row and row["version"])
+        contradicted = await _contradicted(connection, chain_id)
+    if row["last_id"] is None:
+        raise ChainMissing(chain_id)
+    mark = None
+    if row["until_id"] is not None:
+        mark = VerifiedMark(**{name: row[name] for name in VerifiedMark.__struct_fields__})
+    return VerifiedStanding(
+        head=row["last_id"],
+        boundary_id=row["boundary_id"],
+        mark=mark,
+        contradicted=contradicted,
+    )
+
+
+async def _set_mark(
+    database: str | DatabaseConfig,
+    primary: str | DatabaseConfig,
+    chain_id: int,
+    after_id: int,
+    until_id: int,
+    verified_by: str,
+) -> bool:
+    values = (chain_id, after_id, until_id, verified_by)
+    async with connection_to(database, AUDITOR) as connection:
+        if not await connection.fetchval(_SQL["is_standby"]):
+            return await connection.fetchval(_SQL["set_mark"], *values) is not None
+    async with connection_to(primary, AUDITOR) as connection:
+        if await connection.fetchval(_SQL["is_standby"]):
+            raise ConnectError("database", "a standby", "the primary, to store a verified mark")
+        return await connection.fetchval(_SQL["set_mark"], *values) is not None

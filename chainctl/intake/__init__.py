@@ -1,1 +1,0 @@
-"""Reads orders from files, as streams. No network, no event loop."""

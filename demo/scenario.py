@@ -1,0 +1,304 @@
+"""The demo's scenario: sequence, lose, kill, restart, deliver.
+
+Nothing in it is left to chance. The matching service is killed while the first part is sequenced,
+because the second part is sequenced only when the service is live again; and the last frame of the
+chain is lost live, because it belongs to the second part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
+
+from chainctl.output import talk
+from demo.chain_setup import Stage
+from demo.lossy_link import LinkFaults
+from demo.messages import (
+    Delivered,
+    FinishAt,
+    Finished,
+    GoOn,
+    Live,
+    MatchingJob,
+    Resumed,
+    Sequenced,
+    SequencingJob,
+)
+from demo.preparation import Prepared
+from demo.processes import Child, ChildDied
+from orderchain.errors import OrderchainError
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chainctl.output import ProgressBar
+    from demo.messages import Command, Report
+    from demo.messages import Stage as SequencingStage
+
+
+_R = TypeVar("_R")
+
+
+class Player:
+    """A child whose reports are taken in as they come."""
+
+    def __init__(self, child: Child, changed: asyncio.Event) -> None:
+        self._child = child
+        self._changed = changed
+        self._reports: dict[type, Report] = {}
+        self._is_killed = False
+
+    @classmethod
+    async def start(cls, name: str, module: str, job: Struct, changed: asyncio.Event) -> Player:
+        """Start a process; `changed` is set at every report of it."""
+        return cls(await Child.start(name, module, job), changed)
+
+    def last(self, kind: type[_R]) -> _R | None:
+        """Return the last report of a kind."""
+        report = self._reports.get(kind)
+        return report if isinstance(report, kind) else None
+
+    async def listen(self) -> None:
+        """Take in reports until the last one. Raises ChildDied when it never comes.
+
+        What a killed process had reported before is taken in too.
+        """
+        try:
+            while not self._is_over():
+                report = await self._child.report()
+                self._reports[type(report)] = report
+                self._changed.set()
+            await self._child.wait()
+        except ChildDied:
+            if not self._is_killed:
+                raise
+
+    async def tell(self, command: Command) -> None:
+        """Give the process a command."""
+        await self._child.tell(command)
+
+    async def kill(self) -> None:
+        """Kill it, with SIGKILL."""
+        self._is_killed = True
+        await self._child.kill()
+
+    async def stop(self) -> None:
+        """End it, if it still runs."""
+        await self._child.stop()
+
+    def _is_over(self) -> bool:
+        if self.last(Finished) is not None:
+            return True
+        sequenced = self.last(Sequenced)
+        return sequenced is not None and sequenced.stage == "closed"
+
+
+_T = TypeVar("_T")
+
+STALL_SECONDS: Final = 60.0
+"""How long nothing may move before the demo gives up: far longer than a process takes to start, or
+a server to answer, on a slow machine."""
+
+RECEIVER: Final = "demo-matching"
+
+FRAMES_WANTED: Final = 800
+BATCH_ROWS_MAX: Final = 1_000
+"""Small inputs are cut into small frames, so that shares of a few per cent hit some of them."""
+
+SAVES_WANTED: Final = 20
+SAVE_ROWS_MIN: Final = 100
+SAVE_ROWS_MAX: Final = 20_000
+"""Rows that a killed service has to process again, at most."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What is to be played, and where."""
+
+    stage: Stage
+    prepared: Prepared
+    faults: LinkFaults
+    journal: Path
+
+    @property
+    def rows(self) -> int:
+        """Rows of the input; at least 1."""
+        return self.prepared.straight.rows
+
+    @property
+    def pause_at_row(self) -> int:
+        """Last row of the first part."""
+        return max(1, self.rows // 2)
+
+    @property
+    def save_rows(self) -> int:
+        """The matching service stores its state after this many rows."""
+        return min(max(self.rows // SAVES_WANTED, SAVE_ROWS_MIN), SAVE_ROWS_MAX)
+
+    @property
+    def kill_at_row(self) -> int:
+        """The matching service is killed once this many rows are delivered.
+
+        Half of the first part, and half of the way from one stored state to the next: so there is
+        work to lose.
+        """
+        saves = self.rows // 4 // self.save_rows
+        return max(1, min(saves * self.save_rows + self.save_rows // 2, self.pause_at_row))
+
+
+class Life(Struct, frozen=True, kw_only=True):
+    """What one process of the matching service did."""
+
+    resumed: Resumed
+    delivered: Delivered
+    """Its last report; for a killed process, the last one before."""
+
+
+class ScenarioOutcome(Struct, frozen=True, kw_only=True):
+    """How the play ended: everything is delivered."""
+
+    sequenced: Sequenced
+    lives: list[Life]
+    finished: Finished
+
+
+async def play(plan: Plan, bar: ProgressBar) -> ScenarioOutcome:
+    """Play to the end. Every process it starts has ended when this returns or raises.
+
+    Raises ChildDied when one ends early, OrderchainError when nothing moves any more.
+    """
+    async with AsyncExitStack() as exits, asyncio.TaskGroup() as listeners:
+        return await _Play(plan, bar, exits, listeners).run()
+
+
+class _Play:
+    """The running processes, and what they have reported."""
+
+    def __init__(
+        self, plan: Plan, bar: ProgressBar, exits: AsyncExitStack, listeners: asyncio.TaskGroup
+    ) -> None:
+        self._plan = plan
+        self._bar = bar
+        self._exits = exits
+        self._listeners = listeners
+        self._changed = asyncio.Event()
+        self._lives: list[Player] = []
+        self._sequencing: Player | None = None
+
+    async def run(self) -> ScenarioOutcome:
+        first = await self._start_matching()
+        await self._until(lambda: first.last(Live), "the matching service to be live")
+        sequencing = self._sequencing = await self._start_sequencing()
+        await self._kill(first)
+        second = await self._start_matching()
+        await self._until(lambda: second.last(Live), "the matching service to be live again")
+        await self._until(lambda: _at(sequencing, "first part"), "the first part to be sequenced")
+        await sequencing.tell(GoOn())
+        head = await self._until(lambda: _at(sequencing, "all"), "the second part to be sequenced")
+        await second.tell(FinishAt(head.last_id))
+        awaited = f"the delivery of id {head.last_id}"
+        finished = await self._until(lambda: second.last(Finished), awaited)
+        await sequencing.tell(GoOn())
+        sequenced = await self._until(lambda: _at(sequencing, "closed"), "the sequencer to close")
+        lives = [_life(first, first.last(Delivered)), _life(second, finished.delivered)]
+        return ScenarioOutcome(sequenced=sequenced, lives=lives, finished=finished)
+
+    async def _kill(self, matching: Player) -> None:
+        """Kill the matching service once it has stored something, and works on more."""
+        reached = await self._until(
+            lambda: _reached(matching, self._plan.kill_at_row), "the first rows to be delivered"
+        )
+        await matching.kill()
+        talk(f"Killed the matching service (SIGKILL) at {counted(reached.events, 'row')}")
+
+    async def _start_matching(self) -> Player:
+        plan, stage = self._plan, self._plan.stage
+        job = MatchingJob(
+            database=stage.receiver_database,
+            gap_database=stage.gap_database,
+            kafka=stage.kafka,
+            chain_id=stage.chain_id,
+            topic=stage.topic,
+            receiver=RECEIVER,
+            handler=plan.prepared.straight.handler,
+            journal=str(plan.journal),
+            faults=plan.faults,
+            last_key=plan.prepared.straight.last_key,
+            life=len(self._lives),
+            save_rows=plan.save_rows,
+        )
+        player = await self._start("matching service", "demo.matching_service", job)
+        self._lives.append(player)
+        return player
+
+    async def _start_sequencing(self) -> Player:
+        plan, stage = self._plan, self._plan.stage
+        job = SequencingJob(
+            database=stage.sequencer_database,
+            kafka=stage.kafka,
+            chain_id=stage.chain_id,
+            input=str(plan.prepared.path),
+            batch_rows=min(max(plan.rows // FRAMES_WANTED, 1), BATCH_ROWS_MAX),
+            pause_at_row=plan.pause_at_row,
+        )
+        return await self._start("sequencing service", "demo.sequencing_service", job)
+
+    async def _start(self, name: str, module: str, job: Struct) -> Player:
+        player = await Player.start(name, module, job, self._changed)
+        self._exits.push_async_callback(player.stop)
+        self._listeners.create_task(player.listen(), name=f"reports of the {name}")
+        return player
+
+    async def _until(self, find: Callable[[], _T | None], awaited: str) -> _T:
+        """Return what `find` finds once it finds something.
+
+        Raises OrderchainError when no row moves for STALL_SECONDS before.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STALL_SECONDS) as deadline:
+                while (found := find()) is None:
+                    before = self._rows_moved()
+                    self._changed.clear()
+                    await self._changed.wait()
+                    if self._rows_moved() != before:
+                        deadline.reschedule(loop.time() + STALL_SECONDS)
+        except TimeoutError:
+            message = f"nothing moved for {STALL_SECONDS:.0f} s, awaiting {awaited}"
+            raise OrderchainError(message) from None
+        return found
+
+    def _rows_moved(self) -> tuple[int, int]:
+        """Return rows sequenced and delivered, and show them."""
+        sequenced = self._sequencing.last(Sequenced) if self._sequencing else None
+        told = [life.last(Delivered) for life in self._lives]
+        rows = sequenced.rows if sequenced else 0
+        # The last life that has reported: a new one must not seem to begin at nothing.
+        delivered = next((report.events for report in reversed(told) if report), 0)
+        self._bar.move_to(delivered, f"delivered, {rows:,} sequenced")
+        return rows, delivered
+
+
+def _reached(matching: Player, row: int) -> Delivered | None:
+    """Return the service's report once it is at `row`, and has stored its state before."""
+    delivered = matching.last(Delivered)
+    if delivered is None or delivered.events < row or not delivered.saves:
+        return None
+    return delivered
+
+
+def _at(sequencing: Player, stage: SequencingStage) -> Sequenced | None:
+    """Return the report of the sequencing service once it has reached `stage`."""
+    sequenced = sequencing.last(Sequenced)
+    return sequenced if sequenced is not None and sequenced.stage == stage else None
+
+
+def _life(player: Player, delivered: Delivered | None) -> Life:
+    resumed = player.last(Resumed)
+    if resumed is None or delivered is None:
+        raise OrderchainError("a matching service worked without a word")
+    return Life(resumed=resumed, delivered=delivered)

@@ -1,0 +1,183 @@
+"""The result of a demo: for people as a table, for machines as JSON."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from demo.handlers import HANDLERS
+from demo.lossy_link import LinkCounters
+from demo.messages import ReceiverCounters
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from demo.expected_state import Straight
+    from demo.options import DemoOptions
+    from demo.scenario import Life, Plan, ScenarioOutcome
+    from demo.spark_check import SparkVerdict
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """All that a demo reports. The counters of a killed process are those of its last report."""
+
+    whole: bool
+    """Every order was delivered once, in order, and all results are the same."""
+    not_whole: list[str]
+    """What speaks against it, one line each; empty when `whole`."""
+    chain: int
+    input: str
+    seed: int
+    handler: str
+    """What processed the orders; chosen by the input's columns."""
+    orders: int
+    first_id: int
+    last_id: int
+    frames_sent: int
+    """Frames with orders that Kafka has acknowledged."""
+    link: LinkCounters
+    receiver: ReceiverCounters
+    last_gap_shown_by: str
+    rows_delivered: int
+    """Rows handed to the service in all its lives; more than `orders` after a kill."""
+    restarts: int
+    journal_rows_cut: int
+    """Journal rows after the stored state, cut off at the restart and written again."""
+    saves: int
+    sequenced_per_second: float
+    delivered_per_second: float
+    book: dict[str, int]
+    digest: str
+    """Digest of the matching service's state."""
+    digest_straight: str
+    """Digest of the same orders applied straight from the input."""
+    spark_clean: bool
+    spark: dict[str, Any]
+    """The report of `chainctl verify`."""
+    journal: str
+    commands: dict[str, str]
+    """Shell lines for what the demo has left."""
+    phases: dict[str, float]
+    """Seconds of each part of the demo."""
+    seconds: float
+
+
+def summarize(
+    plan: Plan,
+    options: DemoOptions,
+    outcome: ScenarioOutcome,
+    verdict: SparkVerdict,
+    *,
+    commands: dict[str, str],
+    phases: dict[str, float],
+) -> Summary:
+    """Return the summary, the judgement included."""
+    straight, finished, lives = plan.prepared.straight, outcome.finished, outcome.lives
+    not_whole = _objections(straight, outcome, verdict)
+    return Summary(
+        whole=not not_whole,
+        not_whole=not_whole,
+        chain=plan.stage.chain_id,
+        input=str(plan.prepared.path),
+        seed=options.seed,
+        handler=HANDLERS[straight.handler].name,
+        orders=straight.rows,
+        first_id=outcome.sequenced.first_id,
+        last_id=outcome.sequenced.last_id,
+        frames_sent=outcome.sequenced.frames,
+        link=reduce(add, (life.delivered.link for life in lives), LinkCounters()),
+        receiver=reduce(add, (life.delivered.receiver for life in lives), ReceiverCounters()),
+        last_gap_shown_by=finished.last_gap_shown_by,
+        rows_delivered=sum(life.delivered.rows for life in lives),
+        restarts=len(lives) - 1,
+        journal_rows_cut=sum(life.resumed.journal_rows_cut for life in lives),
+        saves=sum(life.delivered.saves for life in lives),
+        sequenced_per_second=_rate(outcome.sequenced.rows, outcome.sequenced.seconds),
+        delivered_per_second=_delivery_rate(lives),
+        book=finished.counters,
+        digest=finished.digest,
+        digest_straight=straight.digest,
+        spark_clean=not verdict.objections(straight.rows),
+        spark=verdict.report,
+        journal=str(plan.journal),
+        commands=commands,
+        phases=phases,
+        seconds=sum(phases.values()),
+    )
+
+
+def _objections(straight: Straight, outcome: ScenarioOutcome, verdict: SparkVerdict) -> list[str]:
+    """Return what speaks against a whole demo; empty when all results are the same."""
+    finished, rows = outcome.finished, straight.rows
+    told = finished.counters | {
+        "state": finished.digest,
+        "rows delivered": finished.delivered.events,
+        "rows sequenced": outcome.sequenced.rows,
+    }
+    due = straight.counters | {
+        "state": straight.digest,
+        "rows delivered": rows,
+        "rows sequenced": rows,
+    }
+    objections = [
+        f"{name}: {told.get(name)}, straight from the input {due.get(name)}"
+        for name in sorted(told.keys() | due.keys())
+        if told.get(name) != due.get(name)
+    ]
+    return objections + verdict.objections(rows)
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return the summary as lines of a table."""
+    link, receiver = summary.link, summary.receiver
+    is_same = summary.digest == summary.digest_straight
+    digests = "equal" if is_same else "DIFFERENT"
+    return [
+        ("orders sequenced", f"{summary.orders:,} (chain {summary.chain}, seed {summary.seed})"),
+        ("worked off by", summary.handler),
+        ("frames sent", f"{summary.frames_sent:,}"),
+        ("frames dropped", f"{link.dropped:,} of {link.frames:,} that came while it was alive"),
+        ("the last frame", _last_frame(summary)),
+        ("heartbeats dropped", f"{link.heartbeats_dropped:,} of {link.heartbeats:,}"),
+        ("frames repeated", f"{link.repeated:,}"),
+        ("frames reordered", f"{link.reordered:,}, delayed {link.delayed:,}"),
+        ("gaps found and filled", f"{receiver.gaps:,}"),
+        ("rows filled", f"{receiver.rows_filled:,}"),
+        ("duplicates dropped", counted(receiver.frames_duplicate, "frame")),
+        (
+            "restarts",
+            f"{summary.restarts}, after SIGKILL: "
+            f"{counted(receiver.rows_caught_up, 'row')} caught up, "
+            f"{counted(summary.journal_rows_cut, 'journal row')} cut back",
+        ),
+        ("rate of sequencing", f"{summary.sequenced_per_second:,.0f} orders/s"),
+        ("rate of delivery", f"{summary.delivered_per_second:,.0f} orders/s"),
+        ("book", ", ".join(f"{name} {count:,}" for name, count in summary.book.items())),
+        ("state and straight input", f"{digests} ({summary.digest[:16]}...)"),
+        ("Spark", "database and journal whole and equal" if summary.spark_clean else "FINDINGS"),
+        ("in all", f"{summary.seconds:.1f} s: {_phases(summary)}"),
+        ("verdict", "WHOLE" if summary.whole else "NOT WHOLE"),
+    ]
+
+
+def _last_frame(summary: Summary) -> str:
+    if not summary.link.last_dropped:
+        return "came"
+    return f"dropped; that it was lacking showed by {summary.last_gap_shown_by or 'nothing'}"
+
+
+def _phases(summary: Summary) -> str:
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary.phases.items())
+
+
+def _rate(rows: int, seconds: float) -> float:
+    return rows / seconds if seconds > 0 else 0.0
+
+
+def _delivery_rate(lives: list[Life]) -> float:
+    """Return rows per second from the first row to the last of each life."""
+    return _rate(
+        sum(life.delivered.rows for life in lives), sum(life.delivered.seconds for life in lives)
+    )

@@ -1,0 +1,157 @@
+"""The checkpoint: how far the chain was processed, and when that is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING
+
+from orderchain.errors import RowsMissing, SettingError
+
+if TYPE_CHECKING:
+    from orderchain.model import Mark, Run
+    from orderchain.ports import CheckpointStore, HeadReports
+
+
+class WorkedOff:
+    """The last row that was processed; it never falls. Each waiter waits for one row."""
+
+    def __init__(self, start_id: int) -> None:
+        self.id = start_id
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = count()  # so that two futures are never compared
+        self._end: Exception | None = None
+        self._end_id = 0
+
+    def rise(self, row_id: int) -> None:
+        """Note that everything up to `row_id` was processed."""
+        self.id = max(self.id, row_id)
+        while self._waiting and self._waiting[0][0] <= self.id:
+            future = heapq.heappop(self._waiting)[-1]
+            if not future.done():
+                future.set_result(None)
+
+    def end(self, error: Exception, after_id: int) -> None:
+        """Note that nothing after `after_id` will ever be processed, and why.
+
+        A later call counts only if its `after_id` is lower.
+        """
+        if self._end is not None and after_id >= self._end_id:
+            return
+        self._end, self._end_id = error, after_id
+        for row_id, _, future in self._waiting:
+            if row_id > after_id and not future.done():
+                future.set_exception(error)
+
+    async def until(self, row_id: int) -> None:
+        """Return once the row was processed. Raises the reason if it never will be."""
+        if row_id <= self.id:
+            return
+        if self._end is not None and row_id > self._end_id:
+            raise self._end
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = row_id, next(self._numbers), future
+        heapq.heappush(self._waiting, waiter)
+        try:
+            await future
+        finally:
+            if waiter in self._waiting:  # cancelled, or ended by an error
+                self._waiting.remove(waiter)
+                heapq.heapify(self._waiting)
+
+
+class CheckpointProgress:
+    """Moves the checkpoint past what was delivered, by compare-and-set."""
+
+    def __init__(
+        self,
+        store: CheckpointStore | None,
+        start: Mark,
+        stored: Mark | None,
+        reports: HeadReports | None = None,
+    ) -> None:
+        self._store = store
+        self._reports = reports
+        self._report(start)
+        self._start_id = start.id
+        self.delivered = start
+        """The place after the last row that was delivered. Its id never falls."""
+        # If a snapshot or the caller's own place is another one, the checkpoint stays where it is
+        # until the receiver has come past it.
+        self._saved = stored or start
+        self._saved_from = self._saved.id
+        self._is_saved_by_caller = False
+        self._in_callers_hands = start.id
+        self.worked_off = WorkedOff(start.id)
+        """What waits for rows to be processed; see `Receiver.until_delivered`."""
+
+    def come_back(self) -> None:
+        """Note that the caller asks for more, and so is done with what it had before.
+
+        If a place is kept, only a checkpoint shows that: the caller may collect runs. A checkpoint
+        that was stored in the caller's own transaction has been committed by now.
+        """
+        done = self._in_callers_hands if self._is_kept else self.delivered.id
+        self.worked_off.rise(done)
+
+    def deliver(self, run: Run) -> None:
+        """Note that `run` is delivered now.
+
+        Raises RowsMissing for a run that does not link to the one before: that never happens, and
+        if it did, the checkpoint must not pass what was not delivered.
+        """
+        if run.first_pid != self.delivered.id:
+            raise RowsMissing(run.chain_id, self.delivered.id, run.first_pid)
+        self.delivered = run.end
+
+    async def save(self, run: Run, connection: object | None) -> None:
+        """Store that everything up to the end of `run` was processed; see `Receiver.checkpoint`."""
+        if not self._is_kept:
+            raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
+        self._refuse_foreign(run)
+        # We cannot see whether the caller's transaction was committed: the same run again means
+        # that it was not, and that the place is where it was.
+        is_repeat = run.last_id == self._saved.id and self._is_saved_by_caller
+        if run.last_id > self._saved.id or is_repeat:
+            await self._save(run, connection, is_repeat=is_repeat)
+        self._note_worked_off(run.last_id, connection)
+
+    async def _save(self, run: Run, connection: object | None, *, is_repeat: bool) -> None:
+        first_pid = self._saved_from if is_repeat else self._saved.id
+        if self._store is not None:
+            await self._store.save(first_pid, run.end, connection)
+        if connection is None:
+            self._report(run.end)
+        elif not is_repeat:
+            self._report(self._saved)  # the caller has come past it, so that one was committed
+        self._saved, self._saved_from = run.end, first_pid
+        self._is_saved_by_caller = connection is not None
+
+    def _note_worked_off(self, row_id: int, connection: object | None) -> None:
+        if connection is None:
+            self.worked_off.rise(row_id)
+        elif row_id > self._in_callers_hands:
+            # Nobody else sees the effect before the caller's transaction ends. The one before has
+            # ended.
+            self.worked_off.rise(self._in_callers_hands)
+            self._in_callers_hands = row_id
+
+    def _refuse_foreign(self, run: Run) -> None:
+        """Refuse a run that was not delivered here. Raises SettingError."""
+        if run.last_id > self.delivered.id:
+            raise SettingError("run", run.last_id, f"a run up to {self.delivered.id}")
+        if run.last_id > self._saved.id and run.first_pid < self._start_id:
+            raise SettingError("run", run.first_pid, f"a run after {self._start_id}")
+
+    @property
+    def _is_kept(self) -> bool:
+        return self._store is not None or self._reports is not None
+
+    def _report(self, done: Mark) -> None:
+        if self._reports is not None:
+            self._reports.report(done)
+
+    def must_save(self, run: Run) -> bool:
+        """Return whether there is a store, or are reports, that do not know `run` yet."""
+        return self._is_kept and run.last_id > self._saved.id

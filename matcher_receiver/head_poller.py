@@ -1,0 +1,302 @@
+"""Asks the database for the chain's head, and reports how far behind it the receiver is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from matcher_receiver.decisions import Compare, Halt
+from matcher_receiver.gap_log import archived_gap
+from matcher_receiver.waits import AWAY, SECOND_NS
+from orderchain.errors import OrderchainError, RowsArchived
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from matcher_receiver.config import ReceiverConfig
+    from matcher_receiver.core import ReceiveCore
+    from matcher_receiver.decisions import StandingDecision
+    from matcher_receiver.gap_log import GapLedger
+    from matcher_receiver.stats import Counters
+    from matcher_receiver.waits import Waits
+    from orderchain.clock import Clock
+    from orderchain.model import Cause, Event, Mark, Run, Standing
+    from orderchain.ports import GapSource
+
+
+SIGHTS_MAX: Final = 256
+"""Sights of the head kept while behind; each shows since when an id has been known."""
+
+
+class Lag:
+    """The heads that were seen and are not delivered yet, and when they were seen."""
+
+    def __init__(self, clock: Clock, delivered_id: int) -> None:
+        self._clock = clock
+        self._delivered_id = delivered_id
+        self._sights: deque[tuple[int, int]] = deque()  # id, first known at; both rise
+        self._known_head = delivered_id  # never falls
+        self._told: tuple[int, int] | None = None  # only by a frame: id, since when
+
+    @property
+    def head_seen(self) -> int:
+        """The highest id known to be committed, or reported by a frame that is not refuted yet."""
+        return self._known_head if self._told is None else max(self._known_head, self._told[0])
+
+    @property
+    def ids(self) -> int:
+        """How many ids `head_seen` is above the last delivered id; rows may be fewer: ids skip."""
+        return self.head_seen - self._delivered_id
+
+    @property
+    def seconds(self) -> float:
+        """How long undelivered rows have been known; 0 when all are delivered."""
+        since = [sight[1] for sight in (*list(self._sights)[:1], self._told) if sight is not None]
+        return (self._clock.monotonic_ns() - min(since)) / SECOND_NS if since else 0.0
+
+    def suspect(self, head_id: int) -> None:
+        """Note that a frame reports `head_id`, which the database has not been asked for."""
+        self._told = (head_id, self._clock.monotonic_ns())
+
+    def dismiss(self) -> None:
+        """Forget what a frame reported: it is not so."""
+        self._told = None
+
+    def see(self, head_id: int) -> None:
+        """Note that the chain goes at least up to `head_id`."""
+        if head_id <= self._known_head:
+            return
+        self._known_head = head_id
+        if len(self._sights) >= SIGHTS_MAX:
+            # Every second one is dropped: what is between two sights counts as seen at the first.
+            kept = list(self._sights)[1::2]
+            since = list(self._sights)[::2]
+            self._sights = deque((at[0], was[1]) for at, was in zip(kept, since, strict=True))
+        self._sights.append((head_id, self._clock.monotonic_ns()))
+
+    def deliver(self, delivered_id: int) -> None:
+        """Note that everything up to `delivered_id` was delivered."""
+        self._delivered_id = delivered_id
+        self._known_head = max(self._known_head, delivered_id)
+        if self._told is not None and self._told[0] <= delivered_id:
+            self._told = None
+        while self._sights and self._sights[0][0] <= delivered_id:
+            self._sights.popleft()
+
+
+_log = logging.getLogger(__name__)
+
+
+async def next_run(runs: AsyncIterator[Run]) -> Run | None:
+    """Return the next run; None at the end."""
+    return await anext(runs, None)
+
+
+async def end_runs(runs: AsyncIterator[Run]) -> None:
+    """Release what a source holds for `runs`, if it is a generator."""
+    close: Callable[[], Awaitable[None]] | None = getattr(runs, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def compare(core: ReceiveCore, gap_source: GapSource, waits: Waits) -> None:
+    """Read the last batch again: only rows that differ halt, not a seal alone.
+
+    It reads from the primary: the answer of a standby never halts. Raises HaltError. If the
+    database is away, this waits a little and decides nothing.
+    """
+    rows: list[Event] = []
+    end = core.head
+    runs = gap_source.runs(core.compared_from, core.head.id, from_primary=True)
+    try:
+        while (run := await next_run(runs)) is not None:
+            rows += run.events
+            end = run.end
+    except AWAY as error:
+        await waits.pause(error)
+        return
+    finally:
+        await end_runs(runs)
+    decision = core.compare(rows, end)
+    if isinstance(decision, Halt):
+        raise decision.error
+
+
+class HeadWatch:
+    """Reads the chain's head, not more often than is good, and decides when to look."""
+
+    def __init__(
+        self,
+        config: ReceiverConfig,
+        core: ReceiveCore,
+        gap_source: GapSource,
+        waits: Waits,
+        *,
+        ledger: GapLedger,
+        counters: Counters,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._gap_source = gap_source
+        self._waits = waits
+        self._ledger = ledger
+        self._counters = counters
+        self._clock = clock
+        self._last_use_ns = clock.monotonic_ns()
+        self._last_check_ns: int | None = None
+        self._last_phantom_ns: int | None = None
+        self._prove_at_ns = self._last_use_ns + int(config.prove_seconds * SECOND_NS)
+        self._proving: asyncio.Task[None] | None = None
+        self.is_contradicted = False
+        """Whether the database has denied a place that we have passed: see `answer_denial`."""
+        self.patience = config.poll_after_seconds
+        """How long to wait for records before a look at the head."""
+        self.lag = Lag(clock, core.head.id)
+        """How far the database is ahead of what was delivered."""
+        self.source_name = "primary"
+        """What answered last: `primary` or `standby`."""
+
+    # -- when to look --------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing useful has come for long, whatever else has come."""
+        idle_ns = self._clock.monotonic_ns() - self._last_use_ns
+        return idle_ns > self._config.poll_after_seconds * SECOND_NS
+
+    @property
+    def is_wary(self) -> bool:
+        """Whether a frame has just reported a row that the database does not have."""
+        return self._is_recent(self._last_phantom_ns)
+
+    def _is_recent(self, at_ns: int | None) -> bool:
+        """Return whether `at_ns` is less than `check_seconds` ago."""
+        if at_ns is None:
+            return False
+        return self._clock.monotonic_ns() - at_ns < self._config.check_seconds * SECOND_NS
+
+    def note_phantom(self) -> None:
+        """A frame of a leader reported a row that the primary does not have."""
+        self._last_phantom_ns = self._clock.monotonic_ns()
+
+    def note_use(self) -> None:
+        """A frame was useful: Kafka brings what it should."""
+        self._last_use_ns = now = self._clock.monotonic_ns()
+        self.patience = self._config.poll_after_seconds
+        if now >= self._prove_at_ns:
+            self._begin_proof(now)
+
+    def note_look(self) -> None:
+        """The database has just been read, for whatever reason."""
+        self._last_use_ns = self._clock.monotonic_ns()
+
+    def note_outage(self) -> None:
+        """Kafka does not bring what it should: look more often."""
+        self.patience = self._config.outage_poll_seconds
+
+    def forgive(self, nanoseconds: int) -> None:
+        """Exclude a time from what counts as silence."""
+        self._last_use_ns += nanoseconds
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def poll(self) -> StandingDecision | None:
+        """Look at the head, since Kafka says nothing; see `ask`."""
+        self.note_look()
+        return await self.ask("poll")
+
+    async def check(self) -> StandingDecision | None:
+        """Look at the head because of a frame; also None when it was looked at just now."""
+        if self._is_recent(self._last_check_ns):
+            return None
+        self._last_check_ns = self._clock.monotonic_ns()
+        return await self.ask("frame")
+
+    async def ask(self, cause: Cause) -> StandingDecision | None:
+        """Read the standing of our own head; compare if it requires that. Raises HaltError.
+
+        Returns None when the database is away. It does not wait: live frames of known publishers
+        continue.
+        """
+        core, counters = self._core, self._counters
+        try:
+            return await self._ask(cause)
+        except AWAY as error:
+            counters.database_retries += 1
+            _log.warning("chain %d: the database is away: %s", core.chain_id, error)
+            return None
+
+    async def answer_denial(self) -> None:
+        """Read the standing that the database has denied us, and pause while it is away.
+
+        No frame is judged until it has answered. Raises HaltError.
+        """
+        try:
+            await self._ask("poll")
+        except AWAY as error:
+            await self._waits.pause(error)
+        else:
+            self._waits.succeeded()
+
+    async def _ask(self, cause: Cause) -> StandingDecision:
+        """Read and judge the standing of our own head; see `ask`. Also raises what AWAY names."""
+        core = self._core
+        standing = await self.read(core.head.id, core.head.batch_last_id)
+        self.is_contradicted = False
+        decision = core.judge_standing(standing, cause)
+        if isinstance(decision, Halt):
+            raise decision.error
+        if isinstance(decision, Compare):
+            await compare(core, self._gap_source, self._waits)
+        return decision
+
+    async def read(self, at_id: int, batch_id: int | None = None) -> Standing:
+        """Read the standing at a row. Raises as `orderchain.ports.GapSource.standing`."""
+        self._counters.reads += 1
+        try:
+            standing = await self._gap_source.standing(at_id, batch_id)
+        except RowsArchived as error:
+            self._ledger.add(archived_gap(error, self._core.head.id, "poll", self._clock))
+            raise
+        self.note(standing)
+        return standing
+
+    def note(self, standing: Standing) -> None:
+        """Remember what a reading shows."""
+        self.source_name = "primary" if standing.is_primary else "standby"
+        self.lag.see(standing.head.last_id)
+
+    # -- proving -------------------------------------------------------------------------------
+
+    def _begin_proof(self, now: int) -> None:
+        """Ask the database to confirm our place, while live frames continue.
+
+        Frames alone would never move the seal that a checkpoint holds, and a restart would compare
+        a place of days ago. Nothing waits for the answer, so a database that hangs delays nothing.
+        """
+        self._prove_at_ns = now + int(self._config.prove_seconds * SECOND_NS)
+        if not self._core.is_proven and (self._proving is None or self._proving.done()):
+            self._counters.reads += 1
+            self._proving = asyncio.create_task(
+                self._prove(self._core.head), name="orderchain proof"
+            )
+
+    async def _prove(self, asked: Mark) -> None:
+        core = self._core
+        try:
+            standing = await self._gap_source.standing(asked.id, asked.batch_last_id)
+            self.is_contradicted = not core.accept_proof(asked, standing)
+        except AWAY as error:
+            self._counters.database_retries += 1
+            _log.info("chain %d: nothing proven at %d: %s", core.chain_id, asked.id, error)
+        except OrderchainError:
+            self.is_contradicted = True  # `answer_denial` reports to the caller what is wrong
+
+    async def close(self) -> None:
+        """End a proof that is under way."""
+        if self._proving is not None:
+            self._proving.cancel()
+            await asyncio.wait([self._proving])

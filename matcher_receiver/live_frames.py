@@ -1,0 +1,235 @@
+"""The inbox: frames as they come, each judged by the core, one kept aside while it is checked.
+
+It pulls. While the caller works on a run, or a fill is delivered, live frames wait in the
+consumer's bounded fetch buffer, and then in Kafka. What is lost there is read from the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from matcher_receiver.decisions import (
+    CONFIRM_NONCE,
+    DROP_NONCE,
+    DROP_SUSPECT,
+    Check,
+    ConfirmNonce,
+    Deliver,
+    DeliverNewPart,
+    Drop,
+    Fill,
+    Halt,
+    InStep,
+    Wait,
+)
+from matcher_receiver.waits import AWAY, SECOND_NS, Patience
+from orderchain.errors import FrameError, NotYetReadable, RetryError
+from orderchain.frame import decode_header
+
+if TYPE_CHECKING:
+    from matcher_receiver.core import ReceiveCore
+    from matcher_receiver.decisions import FrameDecision
+    from matcher_receiver.fill import Filling
+    from matcher_receiver.head_poller import HeadWatch
+    from matcher_receiver.stats import Counters
+    from matcher_receiver.waits import Waits
+    from orderchain.clock import Clock
+    from orderchain.frame import FrameHeader
+    from orderchain.model import Run
+    from orderchain.ports import FrameSource
+
+
+_log = logging.getLogger(__name__)
+
+
+class LiveFrames:
+    """The frames of one chain, in the order in which they came."""
+
+    def __init__(
+        self,
+        core: ReceiveCore,
+        frames: FrameSource,
+        watch: HeadWatch,
+        filling: Filling,
+        waits: Waits,
+        *,
+        counters: Counters,
+        clock: Clock,
+        standby_wait_seconds: float,
+    ) -> None:
+        self._core = core
+        self._frames = frames
+        self._watch = watch
+        self._filling = filling
+        self._waits = waits
+        self._counters = counters
+        self._clock = clock
+        self._records: deque[bytes | None] = deque()
+        self._aside: tuple[FrameHeader, bytes] | None = None
+        self._question: FrameDecision | None = None
+        self._patience = Patience(standby_wait_seconds, clock)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at: call `receive` first."""
+        return self._aside is None and not self._records
+
+    @property
+    def has_question(self) -> bool:
+        """Whether the database must be asked about the frame aside: call `settle` first."""
+        return self._question is not None
+
+    async def receive(self, patience_seconds: float) -> None:
+        """Wait for records; look at the database when none came."""
+        began_ns = self._clock.monotonic_ns()
+        try:
+            records = await self._frames.records(patience_seconds)
+        except RetryError as error:
+            self._counters.broker_failures += 1
+            _log.warning("chain %d: the broker is away: %s", self._core.chain_id, error)
+            self._watch.note_outage()
+            await self._rest_of(self._watch.patience, began_ns)
+            records = []
+        if records:
+            self._records.extend(records)
+        else:
+            await self.poll()
+
+    async def _rest_of(self, seconds: float, began_ns: int) -> None:
+        """Wait until `seconds` after `began_ns`: a source that fails at once must not spin."""
+        left = seconds - (self._clock.monotonic_ns() - began_ns) / SECOND_NS
+        if left > 0:
+            await self._waits.sleep(left)
+
+    async def poll(self) -> None:
+        """Look at the database's head, since Kafka brings nothing useful."""
+        if self._filling.open_if_behind(await self._watch.poll()):
+            # Kafka should have brought these rows and did not.
+            self._watch.note_outage()
+
+    # -- one frame -----------------------------------------------------------------------------
+
+    def next(self) -> Run | None:
+        """Look at the next frame; return its rows if they are the next ones. Raises HaltError."""
+        if self._aside is not None:
+            return self._judge(*self._aside)
+        return self._look_at(self._records.popleft())
+
+    def _look_at(self, record: bytes | None) -> Run | None:
+        counters = self._counters
+        counters.records += 1
+        try:
+            header = decode_header(record)
+        except FrameError as error:
+            counters.drop(error.reason)
+            return None
+        if header.count == 0:
+            counters.heartbeats += 1
+        return self._judge(header, record or b"")
+
+    def _judge(self, header: FrameHeader, record: bytes) -> Run | None:
+        core = self._core
+        decision = core.admit(header, record) or core.judge(header)
+        self._aside = None
+        match decision:
+            case Deliver() | DeliverNewPart():
+                return self._deliver(decision, header, record)
+            case Drop(reason):
+                self._counters.drop(reason)
+            case InStep():
+                self._watch.note_use()
+            case Fill() if self._watch.is_wary:
+                # A phantom has just been found. The next ones are not checked for a while, no
+                # matter who sent them: a faulty leader must not cause a flood of reads, and what is
+                # dropped wrongly shows again, at the latest by a poll.
+                self._counters.drop(DROP_SUSPECT.reason)
+            case _:
+                self._aside, self._question = (header, record), decision
+                if isinstance(decision, Fill):
+                    self._filling.see(decision)
+        return None
+
+    def _deliver(self, decision: FrameDecision, header: FrameHeader, record: bytes) -> Run | None:
+        core, counters = self._core, self._counters
+        deliver = core.deliver if isinstance(decision, Deliver) else core.deliver_new_part
+        try:
+            run = deliver(header, record)
+        except FrameError as error:
+            counters.drop(error.reason)
+            return None
+        if isinstance(run, Check):
+            # The frame is dropped. The gap that it leaves will show by the next one, or by a poll.
+            counters.drop(run.reason)
+            return None
+        self._watch.note_use()
+        counters.frames_live += 1
+        counters.rows_live += len(run.events)
+        return run
+
+    # -- a frame that needs a reading ----------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Ask the database about the frame aside. Raises HaltError, RowsArchived."""
+        is_done = True
+        match self._question:
+            case Check(reason):
+                self._filling.open_if_behind(await self._watch.check())
+                self._counters.drop(reason)
+            case ConfirmNonce():
+                is_done = not await self._confirm_nonce()
+            case Fill() as fill:
+                is_done = await self._confirm_gap(fill)
+        self._question = None
+        if is_done:
+            self._aside = None
+
+    async def _confirm_nonce(self) -> bool:
+        """Ask the database who led; return whether the frame aside must be judged again.
+
+        If the database is ahead of us, it is usually by this very frame: no fill is opened.
+        """
+        await self._watch.check()
+        aside = self._aside
+        if aside is None or self._core.admit(*aside) is CONFIRM_NONCE:
+            self._counters.drop(DROP_NONCE.reason)
+            return False
+        return True
+
+    async def _confirm_gap(self, fill: Fill) -> bool:
+        """Ask the database for the row that a frame reports, and open the fill.
+
+        Returns whether the frame is done: a heartbeat is, a phantom is, a frame that must be judged
+        again after the fill is not.
+        """
+        try:
+            standing = await self._watch.read(fill.until_id)
+        except AWAY as error:
+            await self._waits.pause(error)
+            return False
+        decision = self._core.judge_gap(standing, fill)
+        if isinstance(decision, Halt):
+            raise decision.error
+        if isinstance(decision, Wait):
+            return await self._wait_for_standby(fill.until_id)
+        self._patience.reset()
+        self._waits.succeeded()
+        if isinstance(decision, Drop):
+            self._filling.deny()
+            self._counters.drop(decision.reason)
+            self._watch.note_phantom()
+            return True
+        self._watch.note_use()
+        self._filling.open(decision)
+        return decision.cause == "heartbeat"
+
+    async def _wait_for_standby(self, until_id: int) -> bool:
+        """Wait for a standby to get a row; after the deadline drop the frame."""
+        error = NotYetReadable(self._core.head.id, until_id)
+        if self._patience.is_over():
+            self._filling.deny()
+            self._counters.drop("unreadable")
+            return True
+        await self._waits.pause(error)
+        return False

@@ -1,0 +1,1 @@
+"""Where a receiver keeps its checkpoint, and where frames come from."""

@@ -1,0 +1,243 @@
+"""Frames of one chain, read from its topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Self
+
+from matcher_receiver.config import KafkaSourceConfig
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicPartition,
+    close_client,
+    connecting,
+    describe_topic,
+    make_admin,
+    make_consumer,
+    not_allowed,
+    start_client,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import RetryError, SettingError, TopicError
+from orderchain.text import reason_of
+from orderchain.topic import topic_refusal
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from matcher_receiver.config import ReceiverConfig
+    from orderchain.ports import GapSource
+
+
+class ChainFrames:
+    """Implements `orderchain.ports.FrameSource` over the topic and partition of a chain.
+
+    They are read from the database at the start, so nobody has to configure them. If `config` names
+    one of them anyway, the receiver compares it with the chain's row.
+    """
+
+    def __init__(self, config: ReceiverConfig, gap_source: GapSource) -> None:
+        self._config = config
+        self._gap_source = gap_source
+        self._frames: KafkaFrameSource | None = None
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Topic and partition; None before the start."""
+        return None if self._frames is None else self._frames.place
+
+    async def start(self) -> None:
+        """Read the chain's row, check the topic and go to the live end.
+
+        Raises ConnectError, TopicError, and as `orderchain.ports.GapSource.standing`.
+        """
+        if self._frames is None:
+            head = (await self._gap_source.standing(0)).head
+            self._frames = self._frames_of(head.topic, head.partition)
+        await self._frames.start()
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the next records; see `orderchain.ports.FrameSource.records`."""
+        if self._frames is None:
+            raise SettingError("frame source", "not started", "start() first")
+        return await self._frames.records(timeout_seconds)
+
+    async def close(self) -> None:
+        """Close; see `orderchain.ports.FrameSource.close`."""
+        if self._frames is not None:
+            await self._frames.close()
+
+    def _frames_of(self, topic: str, partition: int) -> KafkaFrameSource:
+        config = self._config
+        if config.kafka is None:
+            raise SettingError("kafka", None, "host:port, or a KafkaConfig")
+        return KafkaFrameSource(
+            KafkaSourceConfig(
+                kafka=config.kafka,
+                topic=topic if config.topic is None else config.topic,
+                partition=partition if config.partition is None else config.partition,
+                fetch_bytes=config.fetch_bytes,
+                connect_seconds=config.connect_seconds,
+                request_seconds=config.request_seconds,
+                close_seconds=config.close_seconds,
+            )
+        )
+
+
+_log = logging.getLogger(__name__)
+
+PROBE_EVERY_SECONDS: Final = 5.0
+"""Time between two requests to a silent broker; a broker that sends records is not asked."""
+
+PROBE_SECONDS: Final = 1.0
+"""Deadline of such a request: the receiver does not look at the database for so long."""
+
+
+class KafkaFrameSource:
+    """Implements `orderchain.ports.FrameSource` over aiokafka.
+
+    It starts at the live end and goes back there whenever its offset is no longer in the log. The
+    pids show the rows in between, and they are read from the database. Values come as raw bytes;
+    their checksum is in the frame, so the broker's is not computed again.
+    """
+
+    def __init__(self, config: KafkaSourceConfig) -> None:
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._role = f"receiver-{config.topic}"
+        self._doing = f"read topic {config.topic}"
+        self._at = TopicPartition(config.topic, config.partition)
+        self._consumer: AIOKafkaConsumer | None = None
+        self._is_away = False
+        self._next_probe = 0.0
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition that it reads."""
+        return self._at.topic, self._at.partition
+
+    async def start(self) -> None:
+        """Check the topic and go to the live end; see `orderchain.ports.FrameSource.start`."""
+        try:
+            async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
+                await self._check_topic()
+                await self._start_consumer()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the values of the next records, empty when none came within `timeout_seconds`.
+
+        Raises RetryError when the broker does not answer; it is asked when nothing has come.
+        """
+        consumer = self._running()
+        try:
+            found = await consumer.getmany(
+                self._at,
+                timeout_ms=int(timeout_seconds * 1000),
+                max_records=self._config.records_max,
+            )
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            _log.warning("%s: back to the live end: %s", self._config.topic, reason_of(error))
+            await self._seek_to_live_end(consumer)
+            return []
+        except DRIVER_ERRORS as error:
+            raise self._unanswered(error) from error
+        if found:
+            self._is_away = False
+            return [record.value for record in found[self._at]]
+        await self._probe(consumer)
+        return []
+
+    async def _probe(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask a silent broker whether it is there: aiokafka itself never reports that.
+
+        It does not ask at every silence: while the broker is away the receiver reads from the
+        database, and must not wait for a deadline of ours each time.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_EVERY_SECONDS
+            self._is_away = True
+            await self._live_end(consumer, PROBE_SECONDS)
+            self._is_away = False
+        elif self._is_away:
+            raise RetryError("the broker did not answer when last asked")
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond `close_seconds`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_client(consumer, self._config.close_seconds)
+
+    # -- the topic -----------------------------------------------------------------------------
+
+    async def _check_topic(self) -> None:
+        """Refuse a topic that does not exist, has not exactly one partition, or is compacted."""
+        admin = make_admin(self._kafka, self._role, request_timeout_ms=self._request_ms())
+        async with started(admin, self._config.close_seconds):
+            topic = await describe_topic(admin, self._kafka, self._config.topic)
+        if refusal := topic_refusal(topic.name, topic.partitions, topic.settings):
+            raise refusal
+        if self._config.partition >= topic.partitions:
+            raise TopicError("partition", self._config.partition, "partition 0, the only one")
+
+    # -- the consumer --------------------------------------------------------------------------
+
+    async def _start_consumer(self) -> None:
+        config = self._config
+        self._consumer = consumer = make_consumer(
+            self._kafka,
+            self._role,
+            check_crcs=False,
+            fetch_max_bytes=config.fetch_bytes,
+            max_partition_fetch_bytes=config.fetch_bytes,
+            request_timeout_ms=self._request_ms(),
+        )
+        await start_client(consumer)
+        consumer.assign([self._at])
+        await self._seek_to_live_end(consumer)
+
+    async def _seek_to_live_end(self, consumer: AIOKafkaConsumer) -> None:
+        consumer.seek(self._at, await self._live_end(consumer, self._config.request_seconds))
+
+    async def _live_end(self, consumer: AIOKafkaConsumer, seconds: float) -> int:
+        """Return the offset after the last record. Raises RetryError."""
+        try:
+            async with asyncio.timeout(seconds):
+                ends = await consumer.end_offsets([self._at])
+        except DRIVER_ERRORS as error:
+            raise self._unanswered(error) from error
+        return int(ends[self._at])
+
+    def _running(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise SettingError("frame source", "not started", "start() first")
+        return self._consumer
+
+    def _request_ms(self) -> int:
+        return int(self._config.request_seconds * 1000)
+
+    def _unanswered(self, error: Exception) -> RetryError:
+        refusal = not_allowed(error, self._kafka, self._doing)
+        return RetryError(
+            reason_of(refusal) if refusal else f"the broker did not answer: {error!r}"
+        )

@@ -1,0 +1,500 @@
+"""The receiver's rows in PostgreSQL: checkpoint, gap ledger, reported heads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from matcher_receiver.waits import AWAY
+from orderchain.backoff import Backoff
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.postgres import sqlstate_of
+from orderchain.clients.session import Session, SessionConfig
+from orderchain.errors import (
+    ChainMissing,
+    CheckpointLost,
+    ForeignDatabase,
+    OrderchainError,
+    RetryError,
+    SettingError,
+    StillHalted,
+)
+from orderchain.model import Mark
+from orderchain.roles import RECEIVER_WRITER
+from orderchain.sql import load_sql, require_version
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from types import TracebackType
+    from uuid import UUID
+
+    from matcher_receiver.config import CheckpointConfig
+    from orderchain.errors import HaltError
+    from orderchain.model import Gap
+
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS_MAX: Final = 2.0
+"""The pause after a write that failed because the database is away."""
+
+
+class WriteBehind:
+    """Writes repeatedly as long as something waits, in a task that ends when nothing does.
+
+    Once the database refuses a write permanently, none is retried. On close, one more write is
+    tried, within the deadline.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        waits: Callable[[], bool],
+        write: Callable[[], Awaitable[None]],
+        gather_seconds: float = 0.0,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        self._what = what
+        self._waits = waits
+        self._write_once = write
+        self._gather_seconds = gather_seconds
+        self._pause_seconds = pause_seconds
+        self._backoff = Backoff(_AGAIN_SECONDS_MAX, _AGAIN_SECONDS_MAX)
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self.is_refused = False
+        """Whether the database has refused a write permanently."""
+
+    def wake(self) -> None:
+        """Ensure that what waits is written; never waits, never raises."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name=f"orderchain {self._what}")
+
+    async def close(self, seconds: float) -> None:
+        """Write what waits, within `seconds`, twice that at most; never raises."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _write(self) -> None:
+        while self._waits() and not self.is_refused:
+            await self._rest(self._gather_seconds)
+            try:
+                await self._write_once()
+            except AWAY as error:
+                _log.warning("%s, again: %s", self._what, error)
+                if self._closing.is_set():
+                    return
+                await self._rest(self._backoff.next_seconds())
+            except OrderchainError as error:
+                self.is_refused = True
+                _log.error("no %s: %s", self._what, error)
+            else:
+                await self._rest(self._pause_seconds)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, unless it is time to end."""
+        if seconds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._closing.wait()
+
+
+_SQL: Final = load_sql("matcher_receiver", "queries.sql")
+
+_NO_SUCH_CHAIN: Final = "23503"
+
+
+class StoredReceiver:
+    """Reads and writes what is stored about a receiver, with the role `receiver_writer`.
+
+    It keeps one connection, and a second one while there are gaps to store.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self.config = config
+        self._session = self._new_session()
+        self._gaps = GapRecorder(config, self._new_session())
+        self.database_id: UUID | None = None
+        """The id of this database; None before `load`."""
+
+    async def load(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
+        """Return the row of the query `load`.
+
+        Raises SchemaError, ConnectError, RetryError; SettingError if the name is another login's;
+        StillHalted for a receiver that has halted.
+        """
+        row = await self.row()
+        require_version(row["version"])
+        self.database_id = row["database_id"]
+        if row["held_by"] is not None:
+            holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
+            expected = f"one of this login's own ({holder})"
+            raise SettingError("receiver's name", self.config.name, expected)
+        if row["reason"] is not None:
+            config = self.config
+            where = row["halted_at_id"], row["halted_at"]
+            detail = f"{row['reason']}: {row['detail']}"
+            raise StillHalted(config.chain_id, config.name, *where, detail)
+        await self.fetch("end_gaps")
+        return row
+
+    async def row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
+        """Return the row of the query `load` unchecked. Raises as `load` except StillHalted."""
+        rows = await self.fetch("load")
+        if not rows:
+            require_version(None)
+        return rows[0]
+
+    async def fetch(self, query: str, *values: object) -> Sequence[Any]:
+        """Return the rows of a named query of this receiver; see `Session.fetch`.
+
+        Raises ChainMissing, too.
+        """
+        config = self.config
+        return await self._session.fetch(_SQL[query], config.chain_id, config.name, *values)
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        await self.fetch("halt", at_id, type(error).__name__, str(error))
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` in the background; see `orderchain.ports.ReceiverRecords`."""
+        self._gaps.record(gap)
+
+    async def close(self) -> None:
+        """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
+        await self._gaps.close()
+        await self._session.close()
+
+    def _new_session(self) -> Session:
+        config = self.config
+        return Session(
+            SessionConfig(
+                database=DatabaseConfig.of(config.database),
+                application_name="orderchain receiver",
+                role=RECEIVER_WRITER,
+                # A place that a standby may lack is stored again, until the standby has it.
+                watches_standby=True,
+                connect_seconds=config.connect_seconds,
+                statement_seconds=config.statement_seconds,
+                close_seconds=config.close_seconds,
+            ),
+            refusal=self._missing_chain,
+        )
+
+    def _missing_chain(self, error: Exception) -> ChainMissing | None:
+        return ChainMissing(self.config.chain_id) if sqlstate_of(error) == _NO_SUCH_CHAIN else None
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+GATHER_SECONDS: Final = 0.2
+"""Time between two writes: gaps come in bursts, and one statement takes all that have gathered."""
+
+
+class GapRecorder:
+    """The stored ledger of one receiver: its last `gaps_kept` gaps.
+
+    Gaps that were not yet written when the process ends are not stored: the ledger shows people
+    what happened, and nothing is decided by it. Closes the session, which is its own.
+    """
+
+    def __init__(self, config: CheckpointConfig, session: Session) -> None:
+        self._config = config
+        self._session = session
+        # By after_id: the last entry of a place counts. Bounded; the oldest are dropped first.
+        self._waiting: dict[int, Gap] = {}
+        self._behind = WriteBehind(
+            f"gap ledger of chain {config.chain_id}",
+            waits=lambda: bool(self._waiting),
+            write=self._write,
+            gather_seconds=GATHER_SECONDS,
+        )
+
+    def record(self, gap: Gap) -> None:
+        """Store `gap` in the background; never waits, never raises."""
+        if self._behind.is_refused:
+            return
+        self._waiting.pop(gap.after_id, None)
+        self._waiting[gap.after_id] = gap
+        if len(self._waiting) > self._config.gaps_kept:
+            # The table keeps no more than this: it would trim the oldest at once.
+            self._waiting.pop(next(iter(self._waiting)))
+        self._behind.wake()
+
+    async def close(self) -> None:
+        """Write what waits, within `close_seconds`, and close; never raises."""
+        await self._behind.close(self._config.close_seconds)
+        await self._session.close()
+
+    async def _write(self) -> None:
+        gaps = list(self._waiting.values())
+        await self._store(gaps)
+        self._drop(gaps)
+
+    async def _store(self, gaps: list[Gap]) -> None:
+        config = self._config
+        await self._session.fetch(
+            _SQL["record_gaps"],
+            config.chain_id,
+            config.name,
+            [gap.after_id for gap in gaps],
+            [gap.until_id for gap in gaps],
+            [gap.cause for gap in gaps],
+            [gap.outcome for gap in gaps],
+            [gap.source for gap in gaps],
+            [gap.rows for gap in gaps],
+            [_EPOCH + timedelta(microseconds=gap.found_at_ns // 1_000) for gap in gaps],
+            [timedelta(microseconds=gap.duration_ns // 1_000) for gap in gaps],
+        )
+        await self._session.fetch(_SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept)
+
+    def _drop(self, stored: list[Gap]) -> None:
+        """Drop what is stored, unless a newer entry of the same place has come meanwhile."""
+        for gap in stored:
+            if self._waiting.get(gap.after_id) is gap:
+                del self._waiting[gap.after_id]
+
+
+REPORT_SECONDS: Final = 1.0
+"""Time between two reports: what operators see is at most this old, and each receiver costs one
+small statement per interval while it moves."""
+
+
+class PostgresHeadReports:
+    """Implements HeadReports of `orderchain.ports`: head, gaps and halts, as rows in PostgreSQL.
+
+    The role `receiver_writer` is enough. With `reports_head=False` only gaps and halts are stored:
+    a head that is reported and never moves again keeps old rows from being archived.
+    """
+
+    def __init__(self, config: CheckpointConfig, *, reports_head: bool = True) -> None:
+        self._config = config
+        self._kept = StoredReceiver(config)
+        self._reports_head = reports_head
+        self._waiting: Mark | None = None  # only the last place counts
+        self._behind = WriteBehind(
+            f"head report of chain {config.chain_id}",
+            waits=lambda: self._waiting is not None,
+            write=self._write,
+            pause_seconds=REPORT_SECONDS,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def begin(self) -> None:
+        """Check whether this receiver may start; see `orderchain.ports.HeadReports`."""
+        row = await self._kept.load()
+        if row["is_report"] is False:
+            raise self._taken()
+
+    @property
+    def chain_id(self) -> int:
+        """The chain of the receiver that is reported."""
+        return self._config.chain_id
+
+    @property
+    def receiver(self) -> str:
+        """The name of that receiver."""
+        return self._config.name
+
+    @property
+    def database_id(self) -> UUID | None:
+        """The database that gets the reports; None before `begin`."""
+        return self._kept.database_id
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        await self._kept.record_halt(error, at_id)
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` in the background; see `orderchain.ports.ReceiverRecords`."""
+        self._kept.record_gap(gap)
+
+    def report(self, done: Mark) -> None:
+        """Store `done` in the background; see `orderchain.ports.HeadReports`."""
+        if self._reports_head and not self._behind.is_refused:
+            self._waiting = done
+            self._behind.wake()
+
+    async def close(self) -> None:
+        """Write what waits and close; never raises, waits for three times `close_seconds`."""
+        await self._behind.close(self._config.close_seconds)
+        await self._kept.close()
+
+    async def _write(self) -> None:
+        done = self._waiting
+        if done is not None:
+            await self._store(done)
+            if self._waiting is done:
+                self._waiting = None
+
+    async def _store(self, done: Mark) -> None:
+        values = done.id, done.batch_last_id, done.seal, done.epoch
+        if not await self._kept.fetch("report", *values):
+            raise self._taken()
+
+    def _taken(self) -> SettingError:
+        expected = "one under which no receiver keeps its checkpoint in this database"
+        return SettingError("receiver's name", self._config.name, expected)
+
+
+IN_DOUBT_MAX: Final = 16
+"""Saves whose outcome is not known. Each is a try whose answer was lost with its connection; a
+caller that loses more of them in a row has stopped looking."""
+
+
+class PostgresCheckpointStore:
+    """Implements CheckpointStore and ReceiverRecords of `orderchain.ports`.
+
+    The role `receiver_writer` is enough. It keeps one connection, and a second one while there are
+    gaps to store. A save in the caller's transaction uses neither.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+        self._kept = StoredReceiver(config)
+        self._in_doubt: deque[Mark] = deque(maxlen=IN_DOUBT_MAX)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def chain_id(self) -> int:
+        """The chain of the place."""
+        return self._config.chain_id
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        return self._config.name
+
+    async def load(self) -> Mark | None:
+        """Return the stored place, None for a receiver that never existed.
+
+        Raises SchemaError, ConnectError, RetryError; StillHalted for a receiver that has halted;
+        ForeignDatabase for a place that was stored in another database and carried here;
+        SettingError if another receiver of this name reports a place that it keeps elsewhere.
+        """
+        row = await self._kept.load()
+        config = self._config
+        if row["is_report"]:
+            # What that one has processed is not in this one's state: it would be skipped.
+            expected = "one by which nobody reports a place that is kept elsewhere"
+            raise SettingError("receiver's name", config.name, expected)
+        if row["stored_in"] not in (None, row["database_id"]):
+            raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
+        return _mark_of(row)
+
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        """Move the place from `first_pid` to `end`; see `orderchain.ports.CheckpointStore.save`.
+
+        `connection` is an asyncpg connection of the caller inside its transaction: nothing is
+        stored until that commits, and what it raises is the caller's own.
+        """
+        if end.id < first_pid:
+            raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
+        if connection is None:
+            await self._save_alone(first_pid, end)
+        else:
+            await self._move(partial(self._fetch_with, connection), first_pid, end)
+
+    async def _save_alone(self, first_pid: int, end: Mark) -> None:
+        try:
+            await self._move(self._kept.fetch, first_pid, end)
+        except BaseException as error:
+            # If the answer was lost, or the wait for it cancelled, the statement may still land.
+            if isinstance(error, RetryError) or not isinstance(error, OrderchainError):
+                self._in_doubt.append(end)
+            raise
+        self._in_doubt.clear()
+
+    async def _move(
+        self, fetch: Callable[..., Awaitable[Sequence[Any]]], first_pid: int, end: Mark
+    ) -> None:
+        """Move the place, from where an earlier save has put it if that was in doubt.
+
+        The place is read after the compare-and-set has failed, never before: until then a statement
+        that was given up may still land. Nobody else could have moved the place to the same end
+        without having been where we were.
+        """
+        if await fetch("save", first_pid, *_values_of(end)):
+            return
+        found = _mark_of((await fetch("load"))[0])
+        if (
+            found is None
+            or found not in self._in_doubt
+            or not await fetch("save", found.id, *_values_of(end))
+        ):
+            found_id = None if found is None else found.id
+            config = self._config
+            raise CheckpointLost(config.chain_id, config.name, first_pid, found_id)
+
+    @property
+    def database_id(self) -> UUID | None:
+        """The database that keeps the place; None before `load`."""
+        return self._kept.database_id
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        await self._kept.record_halt(error, at_id)
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` in the background; see `orderchain.ports.ReceiverRecords`."""
+        self._kept.record_gap(gap)
+
+    async def close(self) -> None:
+        """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
+        await self._kept.close()
+
+    async def _fetch_with(self, connection: Any, query: str, *values: object) -> Sequence[Any]:  # noqa: ANN401
+        # The connection is the caller's, and so are its errors: the caller has to roll back anyway.
+        rows: Sequence[Any] = await connection.fetch(
+            _SQL[query],
+            self._config.chain_id,
+            self._config.name,
+            *values,
+            timeout=self._config.statement_seconds,
+        )
+        return rows
+
+
+def _values_of(end: Mark) -> tuple[object, ...]:
+    return end.id, end.batch_last_id, end.seal, end.epoch
+
+
+def _mark_of(row: Any) -> Mark | None:  # noqa: ANN401 - a record of asyncpg, which is untyped
+    if row["head_delivered"] is None:
+        return None
+    return Mark(
+        id=row["head_delivered"],
+        batch_last_id=row["batch_last_id"],
+        seal=row["seal"],
+        epoch=row["epoch"],
+    )

@@ -1,0 +1,283 @@
+"""The database in memory, as receivers read it: the primary, and standbys that lag."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from orderchain.errors import (
+    BatchDamaged,
+    ChainMissing,
+    ForkFound,
+    NotYetReadable,
+    RetryError,
+    RowsMissing,
+    SealMismatch,
+)
+from orderchain.model import TERMS_MAX, ChainHead, FrameTerm, Mark, Run, Standing
+from orderchain.seal import event_pages, genesis_seal, next_seal
+from orderchain.testing.memory_store import CommittedChain
+from orderchain.testing.wire import WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from uuid import UUID
+
+    from orderchain.batch import Batch
+    from orderchain.model import Event
+    from orderchain.testing.memory_store import MemoryDatabase
+    from orderchain.testing.wire import Wire
+
+
+_T = TypeVar("_T")
+
+PAGE_ROWS: Final = 5_000
+"""Rows of a run, as the real reader has it."""
+
+
+class StoredChain(Protocol):
+    """What a reader sees of a chain: a `CommittedChain`, or what a test uses instead."""
+
+    @property
+    def chain_id(self) -> int: ...  # noqa: D102 - the words of design and kernel
+    @property
+    def database_id(self) -> UUID: ...  # noqa: D102
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+    @property
+    def nonce(self) -> bytes: ...  # noqa: D102
+    @property
+    def terms(self) -> Sequence[FrameTerm]: ...  # noqa: D102
+    @property
+    def published_id(self) -> int: ...  # noqa: D102
+    @property
+    def batches(self) -> Sequence[Batch]: ...  # noqa: D102
+
+
+def mark_at(chain: StoredChain, at_id: int) -> Mark:
+    """Return the mark after `at_id`, whether there is such a row or not."""
+    for batch in reversed(chain.batches):
+        if batch.last_id <= at_id:
+            return Mark(id=at_id, batch_last_id=batch.last_id, seal=batch.seal, epoch=batch.epoch)
+    genesis = genesis_seal(chain.database_id, chain.chain_id)
+    return Mark(id=at_id, batch_last_id=0, seal=genesis, epoch=0)
+
+
+def seal_at(chain: StoredChain, batch_id: int | None) -> bytes | None:
+    """Return the seal after the batch that ends at `batch_id`; None when none ends there."""
+    mark = None if batch_id is None else mark_at(chain, batch_id)
+    return mark.seal if mark is not None and mark.is_batch_end else None
+
+
+def head_of(chain: StoredChain) -> ChainHead:
+    """Return the head row of `chain`."""
+    last_id = chain.batches[-1].last_id if chain.batches else 0
+    return ChainHead(
+        chain_id=chain.chain_id,
+        database_id=chain.database_id,
+        epoch=chain.epoch,
+        nonce=chain.nonce,
+        last_id=last_id,
+        last_seal=mark_at(chain, last_id).seal,
+        published_id=chain.published_id,
+        topic=f"orders.{chain.chain_id}",
+        partition=0,
+    )
+
+
+def rows_between(chain: StoredChain, after_id: int, until_id: int, at_most: int) -> list[Event]:
+    """Return the next rows after `after_id`, up to `until_id`."""
+    found: list[Event] = []
+    for batch in chain.batches:
+        if batch.last_id > after_id:
+            found += [event for event in batch.events if after_id < event.id <= until_id]
+        if len(found) >= at_most or batch.last_id >= until_id:
+            break
+    return found[:at_most]
+
+
+def damage_of(chain: StoredChain, batch: Batch) -> BatchDamaged | None:
+    """Return what is wrong with a batch whose rows do not give its seal."""
+    found = next_seal(
+        mark_at(chain, batch.pid).seal,
+        epoch=batch.epoch,
+        first_id=batch.first_id,
+        last_id=batch.last_id,
+        row_count=batch.row_count,
+        committed_at_us=batch.committed_at_us,
+        pages=event_pages(batch.events),
+    )
+    if found == batch.seal:
+        return None
+    return BatchDamaged(chain.chain_id, batch.first_id, batch.last_id, batch.seal, found)
+
+
+class MemoryReplica:
+    """A standby of a database: it shows its primary as it was at the last replay."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
+        self._database = database
+        self._chain_id = chain_id
+        self.chain = self._copy()
+
+    def replay(self) -> None:
+        """Catch up with the primary."""
+        self.chain = self._copy()
+
+    def _copy(self) -> CommittedChain:
+        primary = self._database.chains[self._chain_id]
+        copy = CommittedChain(primary.chain_id, primary.database_id, primary.partition_ids)
+        copy.epoch, copy.nonce, copy.owner = primary.epoch, primary.nonce, primary.owner
+        copy.terms = primary.terms
+        copy.lease_counter, copy.lease_released = primary.lease_counter, primary.lease_released
+        copy.published_id = primary.published_id
+        copy.batches = list(primary.batches)
+        copy.checkpoints = dict(primary.checkpoints)
+        copy.intake = dict(primary.intake)
+        return copy
+
+
+class MemoryGapSource:
+    """Reads what a receiver lacks; implements `orderchain.ports.GapSource`.
+
+    `see` returns the chain as the server shows it now: the primary's, or with `is_primary=False` a
+    standby's. With a `wire` every question takes its time, and may get lost.
+    """
+
+    def __init__(
+        self,
+        see: Callable[[], StoredChain],
+        *,
+        is_primary: bool = True,
+        page_rows: int = PAGE_ROWS,
+        wire: Wire | None = None,
+        chain_id: int | None = None,
+    ) -> None:
+        self._see = see
+        self._chain_id = chain_id
+        self._wire = wire
+        self.is_primary = is_primary
+        self.page_rows = page_rows
+        self.is_closed = False
+
+    @classmethod
+    def of_database(
+        cls,
+        database: MemoryDatabase,
+        chain_id: int,
+        *,
+        page_rows: int = PAGE_ROWS,
+        wire: Wire | None = None,
+    ) -> MemoryGapSource:
+        """Return a source over the primary."""
+
+        def see() -> StoredChain:
+            if database.is_away:
+                raise RetryError("the database is away")
+            if chain_id not in database.chains:
+                raise ChainMissing(chain_id)
+            return database.chains[chain_id]
+
+        return cls(see, page_rows=page_rows, wire=wire, chain_id=chain_id)
+
+    @property
+    def chain_id(self) -> int:
+        """The chain that it reads."""
+        return self._see().chain_id if self._chain_id is None else self._chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+        """Return head and mark of one instant; see `orderchain.ports.GapSource.standing`."""
+
+        async def look() -> Standing:
+            chain = self._see()
+            is_there = at_id == 0 or bool(rows_between(chain, at_id - 1, at_id, 1))
+            mark = mark_at(chain, at_id) if is_there else None
+            return Standing(
+                head=head_of(chain),
+                mark=mark,
+                is_primary=self.is_primary,
+                terms=tuple(chain.terms[:TERMS_MAX]),
+                batch_seal=seal_at(chain, batch_id),
+            )
+
+        return await self._ask(look)
+
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncIterator[Run]:
+        """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
+        after = await self._check_start(after)
+        if from_primary and not self.is_primary:
+            raise NotYetReadable(after.id, until_id)
+        start_id = after.id
+
+        async def page() -> Run:
+            chain = self._see()
+            events = rows_between(chain, after.id, until_id, self.page_rows)
+            if not events and not self.is_primary:
+                raise NotYetReadable(after.id, until_id)
+            if not events:
+                raise RowsMissing(chain.chain_id, after.id, until_id)
+            if events[0].pid != after.id:
+                raise ForkFound(chain.chain_id, events[0].pid, after.id, events[0].id)
+            events = self._proven(chain, events, start_id, until_id)
+            end = mark_at(chain, events[-1].id)
+            return Run(chain_id=chain.chain_id, events=events, end=end)
+
+        try:
+            while after.id < until_id:
+                run = await self._ask(page)
+                yield run
+                after = run.end
+        finally:
+            # Like the real one, which at its end waits for a page that it was reading ahead: there
+            # the caller that closes it may be cancelled.
+            await asyncio.sleep(0)
+
+    def _proven(
+        self, chain: StoredChain, events: list[Event], start_id: int, until_id: int
+    ) -> list[Event]:
+        """Return the first of `events`, as far as a fill that began at `start_id` may hand them on.
+
+        As in the real one, rows of a batch wait for its end, unless they are more than a page; and
+        a batch whose rows were all read gives its seal. Raises BatchDamaged; on a standby
+        NotYetReadable.
+        """
+        first_pid, last_id = events[0].pid, events[-1].id
+        ends = [batch for batch in chain.batches if first_pid < batch.last_id <= last_id]
+        if ends and last_id < until_id:
+            events = [event for event in events if event.id <= ends[-1].last_id]
+        for batch in ends:
+            damaged = damage_of(chain, batch) if batch.pid >= start_id else None
+            if damaged is None:
+                continue
+            events = [event for event in events if event.id <= batch.pid]
+            if not events:
+                raise damaged if self.is_primary else NotYetReadable(first_pid, until_id)
+            break
+        return events
+
+    async def close(self) -> None:
+        """Nothing is held."""
+        self.is_closed = True
+
+    async def _check_start(self, after: Mark) -> Mark:
+        """Return the database's mark for `after`; refuse a place that it does not have."""
+        standing = await self.standing(after.id, after.batch_last_id)
+        mark = standing.mark
+        if mark is not None and standing.batch_seal == after.seal:
+            return mark
+        if not standing.is_primary:
+            raise NotYetReadable(after.batch_last_id, after.id)
+        if mark is None:
+            raise ForkFound(standing.head.chain_id, after.batch_last_id, after.id, None)
+        found = standing.batch_seal or b""
+        raise SealMismatch(standing.head.chain_id, after.batch_last_id, after.seal, found)
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        if self._wire is None:
+            return await work()
+        try:
+            return await self._wire.call(work)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error

@@ -1,0 +1,155 @@
+"""Fixtures for those who embed the engine: real servers, a chain and an outbox in memory.
+
+pytest loads this in every project of an environment where the engine is installed. So it imports
+nothing but pytest until a fixture is used, adds no hook, and every name begins with
+`orderchain_`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from local_stack.kafka import KafkaServer
+    from local_stack.postgres import PostgresServer
+    from orderchain.testing.memory_chain import MemoryChain
+    from outbox.testing import MemoryOutbox
+
+
+def make_server_folder() -> Path:
+    """Make a temporary folder that the servers' account can pass through, even if root makes it.
+
+    pytest's `tmp_path` is below a folder that only its owner can open.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="orderchain-test-"))
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def orderchain_folder() -> Iterator[Path]:
+    """A temporary folder for the servers of the whole run."""
+    folder = make_server_folder()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def orderchain_postgres(orderchain_folder: Path) -> Iterator[PostgresServer]:
+    """A real PostgreSQL for the whole run, with the engine's login roles."""
+    from local_stack.ports import free_port
+    from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
+    from orderchain.roles import LOGIN_ROLES
+
+    config = PostgresServerConfig(
+        directory=orderchain_folder / "postgres",
+        port=free_port(),
+        passwords={role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)},
+        max_wal_size_mb=512,
+    )
+    with PostgresServer(config) as server:
+        server.prepare_roles()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def orderchain_kafka(orderchain_folder: Path) -> Iterator[KafkaServer]:
+    """A real Kafka for the whole run; `bootstrap` is its address. The first use ever fetches it."""
+    from local_stack.kafka import KafkaServer, KafkaServerConfig
+    from local_stack.ports import free_port
+
+    port = free_port()
+    config = KafkaServerConfig(
+        directory=orderchain_folder / "kafka", port=port, controller_port=free_port([port])
+    )
+    with KafkaServer(config) as server:
+        yield server
+
+
+@pytest.fixture
+def orderchain_empty_database_name(orderchain_postgres: PostgresServer) -> Iterator[str]:
+    """The name of a fresh database without a schema, dropped afterwards with its connections."""
+    name = f"test_{secrets.token_hex(8)}"
+    orderchain_postgres.create_database(name)
+    try:
+        yield name
+    finally:
+        orderchain_postgres.drop_database(name)
+
+
+@pytest.fixture
+def orderchain_database_name(
+    orderchain_postgres: PostgresServer, orderchain_empty_database_name: str
+) -> str:
+    """The name of a fresh database with the engine's schema."""
+    from orderchain.sql import schema_sql
+
+    # In one transaction, as a DBA would.
+    statements = f"BEGIN;\n{schema_sql()}\nCOMMIT;\n"
+    orderchain_postgres.execute(statements, database=orderchain_empty_database_name)
+    return orderchain_empty_database_name
+
+
+@pytest.fixture
+def orderchain_role_dsn(
+    orderchain_postgres: PostgresServer, orderchain_database_name: str
+) -> Callable[[str], str]:
+    """Gives the DSN of the fresh database for a role, one of `orderchain.roles`."""
+    return lambda role: orderchain_postgres.dsn(role, orderchain_database_name)
+
+
+@pytest.fixture
+def orderchain_database(orderchain_role_dsn: Callable[[str], str]) -> str:
+    """The superuser's DSN of a fresh database with the engine's schema."""
+    from local_stack.postgres import SUPERUSER
+
+    return orderchain_role_dsn(SUPERUSER)
+
+
+@pytest.fixture
+def orderchain_environment(
+    orderchain_kafka: KafkaServer,
+    orderchain_database: str,
+    orderchain_role_dsn: Callable[[str], str],
+) -> dict[str, str]:
+    """The settings of a whole stack, as `chainctl stack env` gives them, with a fresh database."""
+    from orderchain.roles import AUDITOR, GAP_READER
+
+    return {
+        "CHAINCTL_DATABASE": orderchain_database,
+        "CHAINCTL_GAP_DATABASE": orderchain_role_dsn(GAP_READER),
+        "CHAINCTL_AUDIT_DATABASE": orderchain_role_dsn(AUDITOR),
+        "CHAINCTL_KAFKA": orderchain_kafka.bootstrap,
+    }
+
+
+@pytest.fixture
+def orderchain_memory_chain() -> MemoryChain:
+    """A chain in memory with a dial for faults; see `orderchain.testing.memory_chain`."""
+    from orderchain.testing.memory_chain import MemoryChain
+
+    return MemoryChain()
+
+
+@pytest.fixture
+def orderchain_outbox(request: pytest.FixtureRequest) -> Iterator[MemoryOutbox]:
+    """The outbox in memory, with crashes, repeats and reordering; see `outbox.testing`.
+
+    Its seed is the fixture's parameter, or else ORDERCHAIN_OUTBOX_SEED, or else 0.
+    """
+    from outbox.testing import MemoryOutbox
+
+    seed = int(getattr(request, "param", os.environ.get("ORDERCHAIN_OUTBOX_SEED", "0")))
+    print(f"outbox with ORDERCHAIN_OUTBOX_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
+    outbox = MemoryOutbox(seed)
+    yield outbox
+    outbox.close()

@@ -1,0 +1,194 @@
+"""The way between a process and a server: it takes time, and loses questions and answers.
+
+A question runs at the server at one instant, whatever has happened to its process meanwhile: so a
+commit may land after its client is gone, or after it was given up for lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct
+
+from orderchain.testing.process import check_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from random import Random
+
+
+_T = TypeVar("_T")
+
+_CLOSE_WAYS: Final = 4
+"""A close race is decided within this many ways to the server: the time of a question or two."""
+
+_ANY_TIME_SHARE: Final = 0.4
+"""Share of late questions that come any time; others race with what the asker does next."""
+
+_NOBODY: Final = Context()
+"""Where servers run: in no process, so that no pause holds them up."""
+
+
+class WireBroken(Exception):
+    """There is no answer. `may_be_done`: the question may have been, or may yet be, executed."""
+
+    def __init__(self, server: str, *, may_be_done: bool) -> None:
+        super().__init__(f"{server}: {'the answer was lost' if may_be_done else 'not reached'}")
+        self.may_be_done = may_be_done
+
+
+class Dial(Struct, kw_only=True):
+    """How bad a wire is: shares of questions, drawn independently. It may be turned any time."""
+
+    refused: float = 0.0
+    """Refused at once; not executed."""
+    question_lost: float = 0.0
+    """Never arrives; the asker learns later that there is no answer."""
+    answer_lost: float = 0.0
+    """Executed, but the answer does not come back."""
+    late: float = 0.0
+    """Arrives much later, most often when the asker has given up: it is executed anyway."""
+    seconds_max: float = 0.005
+    """The longest time of each way, when nothing is wrong."""
+    patience_seconds: float = 1.0
+    """How long an asker waits at most for an answer that does not come."""
+    late_seconds_max: float = 3.0
+    """How late a late question may be: longer than anybody's patience."""
+
+    def heal(self) -> None:
+        """Lose nothing from now on."""
+        self.refused = self.question_lost = self.answer_lost = self.late = 0.0
+
+
+class WiredServer:
+    """What wires lead to. It may be away for a while, or crash."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_away = False
+        self.boots = 0
+        """Raised by each crash: what was under way to or from an earlier life is lost."""
+
+    def crash(self) -> None:
+        """Break every connection; the server is away until somebody resets `is_away`."""
+        self.boots += 1
+        self.is_away = True
+
+
+class Wire:
+    """One process's way to one server."""
+
+    def __init__(self, server: WiredServer, dial: Dial, random: Random) -> None:
+        self.server = server
+        self.dial = dial
+        self._random = random
+
+    async def call(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Make the server do `work`, which must not wait for anything, and return its result.
+
+        Raises what `work` raises, WireBroken when there is no answer, and StoppedError in a
+        process that was killed.
+        """
+        check_alive()
+        if self.server.is_away or self._happens(self.dial.refused):
+            await asyncio.sleep(self._seconds())
+            check_alive()
+            raise WireBroken(self.server.name, may_be_done=False)
+        return await self.answered(self.ask(work))
+
+    def ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> asyncio.Future[_T]:
+        """Send the question, and return where `answered` finds its answer."""
+        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._send(work, answer)
+        return answer
+
+    async def answered(self, answer: asyncio.Future[_T]) -> _T:
+        """Wait for an answer. Raises as `call`."""
+        try:
+            result = await answer
+        except Exception:
+            check_alive()
+            raise
+        check_alive()
+        return result
+
+    def _send(
+        self, work: Callable[[], Coroutine[Any, Any, _T]], answer: asyncio.Future[_T]
+    ) -> None:
+        later = asyncio.get_running_loop().call_later
+        boots = self.server.boots
+        if self._happens(self.dial.late):
+            given_up = self._give_up_on(answer)
+            later(self._lateness(given_up), self._arrive, work, answer, boots, context=_NOBODY)
+        elif self._happens(self.dial.question_lost):
+            self._give_up_on(answer)
+        else:
+            later(self._seconds(), self._arrive, work, answer, boots, context=_NOBODY)
+
+    def _lateness(self, given_up: float) -> float:
+        """Return when a late question arrives: any time, or right after it is given up.
+
+        At that moment an asker that takes silence for an answer goes wrong.
+        """
+        if self._random.random() < _ANY_TIME_SHARE:
+            return self._random.uniform(0.0, self.dial.late_seconds_max)
+        return given_up + self._random.uniform(0.0, _CLOSE_WAYS * self.dial.seconds_max)
+
+    def _give_up_on(self, answer: asyncio.Future[_T]) -> float:
+        delay = self._random.uniform(0.0, self.dial.patience_seconds)
+        asyncio.get_running_loop().call_later(delay, self._break, answer, context=_NOBODY)
+        return delay
+
+    def _arrive(
+        self, work: Callable[[], Coroutine[Any, Any, _T]], answer: asyncio.Future[_T], boots: int
+    ) -> None:
+        """At the server: do what is asked, and send the answer."""
+        if self.server.is_away or boots != self.server.boots:
+            self._break(answer)
+            return
+        result: _T | None = None
+        error: Exception | None = None
+        try:
+            result = run_at_once(work())
+        except Exception as raised:  # noqa: BLE001 - it is the answer
+            error = raised
+        if self._happens(self.dial.answer_lost):
+            self._give_up_on(answer)
+            return
+        asyncio.get_running_loop().call_later(
+            self._seconds(), self._answer, answer, boots, result, error, context=_NOBODY
+        )
+
+    def _answer(
+        self, answer: asyncio.Future[Any], boots: int, result: object, error: Exception | None
+    ) -> None:
+        if boots != self.server.boots:
+            self._break(answer)
+        elif answer.done():
+            return
+        elif error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    def _break(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.done():
+            answer.set_exception(WireBroken(self.server.name, may_be_done=True))
+
+    def _happens(self, share: float) -> bool:
+        return share > 0.0 and self._random.random() < share
+
+    def _seconds(self) -> float:
+        return self._random.uniform(0.0, self.dial.seconds_max)
+
+
+def run_at_once(work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what `work` returns, which waits for nothing but turns of the loop."""
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as end:
+        result: _T = end.value
+        return result

@@ -1,0 +1,410 @@
+"""What sequencers, publishers and intakes see at the end of a wire: time, losses, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orderchain.errors import ConnectError, RetryError, UnknownOutcome
+from orderchain.testing.memory_log import MemoryFrameSink
+from orderchain.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
+from orderchain.testing.process import check_alive
+from orderchain.testing.wire import WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+
+    from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
+    from orderchain.model import ClientNumber, Event, KeyPage
+    from orderchain.ports import SourceRecord
+    from orderchain.testing.memory_log import MemoryLog
+    from orderchain.testing.memory_store import MemoryDatabase
+    from orderchain.testing.memory_topic import MemoryTopic
+    from orderchain.testing.wire import Wire
+
+
+class WiredFrameSink:
+    """Implements `orderchain.ports.FrameSink`. What was given up may still be stored, late.
+
+    The topic comes from the broker's `log`, whatever name and partition are asked for.
+    """
+
+    def __init__(self, log: MemoryLog, wire: Wire) -> None:
+        self._sink = MemoryFrameSink(log)
+        self._wire = wire
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the topic takes, as it was last read."""
+        return self._sink.frame_bytes_max
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Connect; see `orderchain.ports.FrameSink.start`."""
+        try:
+            await self._wire.call(lambda: self._sink.start(topic, partition))
+        except WireBroken as error:
+            expected = "a broker that answers"
+            raise ConnectError("kafka", self._wire.server.name, expected) from error
+
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return what the log ends with; see `orderchain.ports.FrameSink.last_records`."""
+        try:
+            return await self._wire.call(lambda: self._sink.last_records(topic, partition, at_most))
+        except WireBroken as error:
+            raise RetryError(f"last records: {error}") from error
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Store `frames`, or not, or later; see `orderchain.ports.FrameSink.send`."""
+        try:
+            await self._wire.call(lambda: self._sink.send(frames))
+        except WireBroken as error:
+            raise RetryError(f"send: {error}") from error
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+_T = TypeVar("_T")
+
+
+class WiredChainStore:
+    """Implements `orderchain.ports.ChainStore`: one `MemoryChainStore` per connection.
+
+    A connection is lost with the first lost answer, and whenever the server crashes. What was asked
+    over it may still land, until a higher epoch prevents it. `commit_wire`, to the same server, may
+    be worse for commits than the wire of other questions.
+    """
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        chain_id: int,
+        wire: Wire,
+        commit_wire: Wire | None = None,
+    ) -> None:
+        self._database = database
+        self._chain_id = chain_id
+        self._wire = wire
+        self._commit_wire = commit_wire or wire
+        self._connection: MemoryChainStore | None = None
+        self._boots = 0
+        self._committing: _Question | None = None
+        self._sent_ahead: _Question | None = None
+        # The last take-over, whose answer may have been lost: it is ours anyway.
+        self._drawn: Term | None = None
+
+    async def look(self) -> LeaseSight:
+        """Return who leads; see `orderchain.ports.ChainStore.look`."""
+        return await self._ask(lambda store: store.look())
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+        """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
+
+        async def raise_epoch(store: MemoryChainStore) -> Term:
+            try:
+                return await store.take_over(owner, seen)
+            finally:
+                self._drawn = store.drawn or self._drawn
+
+        return await self._ask(raise_epoch)
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
+
+        async def raise_epoch(store: MemoryChainStore) -> Term:
+            sight, drawn = await store.look(), self._drawn
+            is_ours = drawn is not None and sight.nonce == drawn.nonce
+            try:
+                return await store.take_over_again(owner, drawn if is_ours and drawn else held)
+            finally:
+                self._drawn = store.drawn or self._drawn
+
+        self._lose_connection()
+        return await self._ask(raise_epoch)
+
+    async def commit(
+        self,
+        batch: Batch,
+        *,
+        published_id: int,
+        intake: Sequence[IntakeMark] = (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Commit through the fence, or not, or unknown; see `orderchain.ports.ChainStore`."""
+        sent = self._sent_ahead
+        if sent is not None and sent.batch is batch:
+            is_sent, question, self._sent_ahead = True, sent, None
+        else:
+            is_sent, question = False, _Question(batch, published_id, intake)
+        self._committing = question
+        try:
+            if meanwhile is not None:
+                meanwhile()
+            if is_sent:
+                await self._commit_wire.answered(question.answer)
+            else:
+                work = partial(question.arrive, self._connected())
+                await self._commit_wire.call(work)
+        except WireBroken as error:
+            self._lose_connection()
+            if error.may_be_done:
+                raise UnknownOutcome(
+                    batch.chain_id, batch.epoch, batch.first_id, batch.last_id
+                ) from error
+            raise RetryError(f"commit: {error}") from error
+        finally:
+            self._committing = None
+
+    def send_ahead(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> bool:
+        """Send one after the commit under way; see `orderchain.ports.ChainStore.send_ahead`."""
+        before = self._committing
+        if before is None or self._connection is None or self._sent_ahead is not None:
+            return False
+        if self._boots != self._wire.server.boots:
+            return False
+        question = _Question(batch, published_id, intake)
+        before.follow_with(partial(question.set_out, self._commit_wire, self._connection))
+        self._sent_ahead = question
+        return True
+
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
+        await self._ask(lambda store: store.move_intake(intake))
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Return whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
+        return await self._ask(lambda store: store.has_committed(batch))
+
+    async def mark_published(self, published_id: int) -> None:
+        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
+        await self._ask(lambda store: store.mark_published(published_id))
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record a skipped range; see `orderchain.ports.ChainStore.skip_published`."""
+        await self._ask(lambda store: store.skip_published(after_id, until_id))
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count rows; see `orderchain.ports.ChainStore.rows_after`."""
+        return await self._ask(lambda store: store.rows_after(after_id, at_most))
+
+    async def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the batches after `after_id`; see `orderchain.ports.ChainStore.batches`."""
+
+        async def read(store: MemoryChainStore) -> list[Batch]:
+            return [batch async for batch in store.batches(after_id)]
+
+        for batch in await self._ask(read):
+            yield batch
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read; see `orderchain.ports.ChainStore.intake`."""
+        return await self._ask(lambda store: store.intake(source))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._lose_connection()
+
+    def _lose_connection(self) -> None:
+        self._connection = None
+        if self._sent_ahead is not None:
+            self._sent_ahead.lose(self._wire.server.name)
+
+    def _connected(self) -> MemoryChainStore:
+        """Return the connection; a new one, without a term, where the last one was lost."""
+        boots = self._wire.server.boots
+        if self._connection is None or self._boots != boots:
+            self._connection = MemoryChainStore(self._database, self._chain_id)
+            self._boots = boots
+        return self._connection
+
+    async def _ask(self, work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]]) -> _T:
+        is_new = self._connection is None
+        store = self._connected()
+        try:
+            return await self._wire.call(lambda: work(store))
+        except WireBroken as error:
+            self._lose_connection()
+            if is_new and not error.may_be_done:
+                expected = "a server that answers"
+                raise ConnectError("database", self._wire.server.name, expected) from error
+            raise RetryError(str(error)) from error
+
+
+class _Question:
+    """A commit on its way. One sent after it starts at the server when this one has arrived.
+
+    So a connection keeps their order, whatever happens to the answers.
+    """
+
+    def __init__(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
+        self.batch = batch
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._published_id = published_id
+        self._intake = intake
+        self._has_arrived = False
+        self._behind: Callable[[], None] | None = None
+
+    async def arrive(self, store: MemoryChainStore) -> None:
+        """Run at the server."""
+        self._has_arrived = True
+        try:
+            await store.commit(self.batch, published_id=self._published_id, intake=self._intake)
+        finally:
+            if self._behind is not None:
+                self._behind()
+
+    def follow_with(self, set_out: Callable[[], None]) -> None:
+        """Call `set_out` when this has arrived, or now if it has."""
+        if self._has_arrived:
+            set_out()
+        else:
+            self._behind = set_out
+
+    def set_out(self, wire: Wire, store: MemoryChainStore) -> None:
+        """Go to the server over `wire`, for an answer of its own."""
+        wire.ask(partial(self.arrive, store)).add_done_callback(self._take_answer)
+
+    def lose(self, server: str) -> None:
+        """Fail the answer, unless there is one."""
+        if not self.answer.done():
+            self.answer.set_exception(WireBroken(server, may_be_done=True))
+            self.answer.exception()  # perhaps nobody asks for it
+
+    def _take_answer(self, answer: asyncio.Future[None]) -> None:
+        error = answer.exception()
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(None)
+        else:
+            self.answer.set_exception(error)
+            self.answer.exception()
+
+
+class _Wired:
+    """A port whose every call is one question."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        try:
+            return await self._wire.call(work)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class WiredLease(_Wired):
+    """Implements `orderchain.ports.Lease` at the end of a wire."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
+        super().__init__(wire)
+        self._lease = MemoryLease(database, chain_id)
+
+    async def renew(self, term: Term) -> None:
+        """Raise the counter; see `orderchain.ports.Lease.renew`."""
+        await self._ask(lambda: self._lease.renew(term))
+
+    async def release(self, term: Term) -> None:
+        """Hand over; see `orderchain.ports.Lease.release`."""
+        await self._ask(lambda: self._lease.release(term))
+
+
+class WiredKeyStore(_Wired):
+    """Implements `orderchain.ports.KeyStore` at the end of a wire."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
+        super().__init__(wire)
+        self._keys = MemoryKeyStore(database, chain_id)
+
+    async def rows(self, ids: Sequence[int]) -> list[Event]:
+        """Return rows by id; see `orderchain.ports.KeyStore.rows`."""
+        return await self._ask(lambda: self._keys.rows(ids))
+
+    async def outline(self) -> list[tuple[int, int, int]]:
+        """Return which pages there are; see `orderchain.ports.KeyStore.outline`."""
+        return await self._ask(self._keys.outline)
+
+    async def page(self, after_id: int) -> KeyPage:
+        """Return one page; see `orderchain.ports.KeyStore.page`."""
+        return await self._ask(lambda: self._keys.page(after_id))
+
+    async def clients(self) -> list[ClientNumber]:
+        """Return all clients; see `orderchain.ports.KeyStore.clients`."""
+        return await self._ask(self._keys.clients)
+
+    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+        """Return the next keys; see `orderchain.ports.KeyStore.keys`."""
+        return await self._ask(lambda: self._keys.keys(after_id, until_id, at_most))
+
+    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        """Store a page with its clients; see `orderchain.ports.KeyStore.save`."""
+        await self._ask(lambda: self._keys.save(page, clients))
+
+    async def forget(self, until_id: int) -> None:
+        """Drop old pages; see `orderchain.ports.KeyStore.forget`."""
+        await self._ask(lambda: self._keys.forget(until_id))
+
+
+class WiredRecordSource:
+    """Implements `orderchain.ports.RecordSource`: questions take their time, and may get lost.
+
+    Its place moves with the answer: a question that is executed too late moves nothing.
+    """
+
+    def __init__(self, topic: MemoryTopic, wire: Wire) -> None:
+        self._topic = topic
+        self._wire = wire
+        self._offsets: dict[int, int] = {}
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        """Return the bounds; see `orderchain.ports.RecordSource.open`."""
+
+        async def look() -> dict[int, tuple[int, int]]:
+            if self._topic.is_away:
+                raise ConnectError("kafka", "memory", "a broker that answers")
+            topic = self._topic
+            return {number: (topic.first[number], topic.end[number]) for number in topic.logs}
+
+        try:
+            return await self._wire.call(look)
+        except WireBroken as error:
+            expected = "a broker that answers"
+            raise ConnectError("kafka", self._wire.server.name, expected) from error
+
+    async def seek(self, offsets: Mapping[int, int]) -> None:
+        """Go to `offsets`; see `orderchain.ports.RecordSource.seek`."""
+        check_alive()
+        self._offsets = dict(offsets)
+
+    async def records(
+        self, at_most: int, timeout_seconds: float
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return the next records; see `orderchain.ports.RecordSource.records`."""
+        check_alive()
+        if self._offsets == self._topic.end:
+            self._topic.grown.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self._topic.grown.wait()
+        offsets = dict(self._offsets)
+
+        async def read() -> dict[int, tuple[Sequence[SourceRecord], int]]:
+            return self._topic.read(offsets, at_most)
+
+        try:
+            found = await self._wire.call(read)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error
+        self._offsets.update((number, next_offset) for number, (_, next_offset) in found.items())
+        return found
+
+    async def close(self) -> None:
+        """Nothing is held."""

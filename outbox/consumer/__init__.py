@@ -1,0 +1,1 @@
+"""The consuming end: each message is handled once, by an inbox."""

@@ -1,0 +1,79 @@
+"""The settings of a consumer, as values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
+from outbox.consumer.retries import RetryLevels
+from outbox.consumer.starts import ConsumeStart
+from outbox.destination import Name, Topic
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class ConsumerConfig(Config, frozen=True, kw_only=True):
+    """How one consumer works. Processes of one name share the partitions and the inbox."""
+
+    name: Name
+    """The name under which it confirms: one of the destination's `consumers`. It is also the Kafka
+    group."""
+    topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    database: str | DatabaseConfig
+    """The consumer's own database: a DatabaseConfig, or a text as libpq takes it. The role has the
+    rights of `outbox_consumer`, and those that the handler needs."""
+    idempotent: bool = False
+    """Set it only for a handler whose effect is the same however often it runs. The handler gets no
+    transaction and no inbox row is written; parked messages and dead letters are still stored in
+    the database."""
+    start: ConsumeStart = ConsumeStart()
+    """Where it begins in a partition in which it has no committed offset."""
+    at_once: Annotated[int, Meta(ge=1, le=1_000)] = 1
+    """Messages, or batches, that are worked on at once; each holds one database connection."""
+    batch_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    """Messages that a handler of many gets at once."""
+    held_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Received messages held in memory. When so many are held, no more are fetched."""
+    held_bytes_max: Annotated[int, Meta(ge=1024 * 1024, le=2**36)] = 256 * 1024 * 1024
+    """Bytes of their payloads and keys. When so many are held, no more are fetched; one look at the
+    broker may bring 4 MiB per partition beyond it."""
+    retries: RetryLevels = RetryLevels()
+    retry_poll_seconds: Seconds = 1.0
+    """How often the database is asked for parked messages whose time has come."""
+    handler_seconds: Seconds = 300.0
+    """Deadline of a handler; one that takes longer has failed. It applies only to the handler
+    forms: your own loop keeps its own."""
+    busy_seconds: Seconds = 1.0
+    """How long a message that another worker is working on is left alone before the next look."""
+    commit_seconds: Seconds = 1.0
+    """How often the smallest unfinished offsets are committed. After a crash, what was finished in
+    this time is received again, and found in the inbox."""
+    confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.03
+    """How long the first confirm waits for others, to travel in one record."""
+    retention_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
+    """The least time that ids stay in the inbox. They stay longer if a sender has an older message
+    unfinished, and forever if a sender does not report it."""
+    upkeep_seconds: Seconds = 600.0
+    """How often new partitions of the inbox are made, and old ones are dropped."""
+    unsafe_durability: bool = False
+    """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
+    `synchronous_commit`. A message whose effect is lost this way was confirmed, and never comes
+    again."""
+    connect_seconds: Seconds = 10.0
+    """Deadline of a connect, to the database and to the broker."""
+    statement_seconds: Seconds = 10.0
+    """Deadline of our own statements, including the wait for another worker's transaction."""
+    request_seconds: Seconds = 5.0
+    """Deadline of a request to the broker."""
+    close_seconds: Seconds = 5.0
+    """Deadline of each step of the stop."""
+
+    def __repr__(self) -> str:
+        shown = DatabaseConfig.of(self.database).shown
+        return f"ConsumerConfig({self.name!r}, {self.topics}, {shown})"

@@ -1,0 +1,224 @@
+"""Sends a consumer's confirms.
+
+They are new messages on the destination's confirm topic, many in one record. A confirm is sent
+after the consumer's own commit, at least once. A lost confirm does no harm: the message is resent,
+found in the inbox, and confirmed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaProducer,
+    connecting,
+    leave_client,
+    make_producer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError, RetryError
+from orderchain.text import reason_of
+from outbox.confirm_record import Confirm, Progress, encode_confirms
+from outbox.sender.message_sender import TopicTrouble, TopicTroubles, partitions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.kit import ConsumerKit
+    from outbox.consumer.progress import Partition
+
+
+_log = logging.getLogger(__name__)
+
+RECORD_CONFIRMS_MAX: Final = 5_000
+"""Confirms in one record: about 250 kB, far below what a broker takes."""
+
+RECORD_PARTITIONS_MAX: Final = 1_000
+"""Partitions whose progress one record reports; a later record reports the rest."""
+
+TOPIC_PAUSE_SECONDS: Final = 5.0
+"""How long a topic that could not be sent to is left alone."""
+
+TOGETHER_SECONDS: Final = 1.0
+"""How long the confirms of other topics wait for a slow topic."""
+
+WAITING_MAX: Final = 200_000
+"""Confirms that may wait for a broker that is away, about 20 MB. Further ones are dropped, and
+their messages are resent."""
+
+
+class ConfirmSender:
+    """Collects confirms and sends them."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._producer: AIOKafkaProducer | None = None
+        self._connecting = asyncio.Lock()
+        self._troubles = TopicTroubles()
+        self._sending: dict[str, asyncio.Task[None]] = {}  # by topic
+        self._waiting: dict[str, list[Confirm]] = {}
+        self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
+        self.topics: set[str] = set()  # those that a confirm was meant for
+        self.is_topic_new = asyncio.Event()
+        self.count = 0  # confirms that wait
+        self.sent = 0
+        self.forgotten = 0
+
+    async def start(self) -> None:
+        """Connect. Raises ConnectError, RetryError."""
+        await self._connect()
+
+    def add(self, topic: str, confirm: Confirm) -> None:
+        """Queue a confirm for the next `flush`."""
+        if self.count >= WAITING_MAX:
+            self.forgotten += 1
+            return
+        self._waiting.setdefault(topic, []).append(confirm)
+        self.count += 1
+
+    async def flush(self, progress: Mapping[Partition, int]) -> None:
+        """Send what waits; what could not be sent keeps waiting. Never raises a broker's error.
+
+        `progress` holds the smallest unfinished offsets as of now: every confirm of a message below
+        them is in this flush, or was in an earlier one.
+        """
+        if not self._waiting.keys() <= self.topics:
+            self.topics |= self._waiting.keys()
+            self.is_topic_new.set()
+        told = [Progress(*place, offset) for place, offset in sorted(progress.items())]
+        now = asyncio.get_running_loop().time()
+        for topic in self._waiting:
+            if topic in self._sending or self._troubles.is_paused(topic):
+                continue
+            if self._paused_until.get(topic, 0.0) > now:
+                continue
+            self._paused_until.pop(topic, None)
+            # Side by side, each for as long as it takes: none waits for another.
+            work = self._send_all(topic, told)
+            task = asyncio.create_task(work, name="orderchain confirms")
+            self._sending[topic] = task
+            task.add_done_callback(partial(self._ended, topic))
+        if self._sending:
+            await asyncio.wait(self._sending.values(), timeout=TOGETHER_SECONDS)
+
+    async def close(self) -> None:
+        """Close; never raises. What is under way, and then the client, get `close_seconds` each."""
+        if sending := list(self._sending.values()):
+            await asyncio.wait(sending, timeout=self._config.close_seconds)
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+        await self._renew()
+
+    def _ended(self, topic: str, _: asyncio.Task[None]) -> None:
+        self._sending.pop(topic, None)
+
+    async def _send_all(self, topic: str, told: list[Progress]) -> None:
+        """Send what waits for one topic. What is cut off stays in the list, and is sent again."""
+        confirms = self._waiting[topic]
+        most = len(confirms)  # others may come meanwhile: the progress says nothing about them
+        while most > 0:
+            part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
+            is_last = len(part) == most
+            if not await self._send(topic, part, told if is_last else []):
+                break
+            del confirms[: len(part)]
+            self.count -= len(part)
+            most -= len(part)
+        if not confirms:
+            self._waiting.pop(topic, None)
+
+    async def _renew(self) -> None:
+        """Discard the producer: its behavior after an error is not to be relied on."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await leave_client(producer, self._config.close_seconds)
+
+    async def _send(self, topic: str, confirms: list[Confirm], told: list[Progress]) -> bool:
+        name = self._config.name
+        value = encode_confirms(name, confirms, told[:RECORD_PARTITIONS_MAX])
+        try:
+            producer = self._producer or await self._connect()
+            async with asyncio.timeout(self._config.request_seconds):
+                await partitions_of(producer, topic, self._troubles)
+                # One key, so one partition: confirms and the progress after them keep their order.
+                await producer.send_and_wait(topic, value, key=name.encode())
+        except TopicTrouble:  # which was reported when it was found
+            return False
+        except (*DRIVER_ERRORS, OrderchainError) as error:
+            refusal = not_allowed(error, self._kafka, f"write to topic {topic}")
+            reason = reason_of(refusal or error)
+            _log.warning("confirms to %s could not be sent, and wait: %s", topic, reason)
+            self._paused_until[topic] = asyncio.get_running_loop().time() + TOPIC_PAUSE_SECONDS
+            await self._renew()
+            return False
+        self._troubles.is_over(topic)
+        self.sent += len(confirms)
+        return True
+
+    async def _connect(self) -> AIOKafkaProducer:
+        async with self._connecting:
+            return self._producer or await self._new_producer()
+
+    async def _new_producer(self) -> AIOKafkaProducer:
+        producer = make_producer(
+            self._kafka,
+            f"confirms-{self._config.name}",
+            request_timeout_ms=int(self._config.request_seconds * 1000),
+        )
+        try:
+            async with connecting(self._kafka, self._config.connect_seconds):
+                await start_client(producer)
+        except BaseException:
+            await leave_client(producer, self._config.close_seconds)
+            raise
+        self._producer = producer
+        return producer
+
+
+class Settling:
+    """Sends confirms as they come, many at once, and commits offsets now and then."""
+
+    def __init__(self, kit: ConsumerKit) -> None:
+        self._kit = kit
+        self._is_ending = False
+
+    async def run(self) -> None:
+        """Return once `end` was called and the round that was under way has ended."""
+        kit, loop = self._kit, asyncio.get_running_loop()
+        commit_at = loop.time() + kit.config.commit_seconds
+        while not self._is_ending:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(commit_at):
+                    await kit.settled.wait()
+                    await asyncio.sleep(kit.config.confirm_linger_seconds)
+            kit.settled.clear()
+            await self.confirm()
+            if loop.time() >= commit_at:
+                commit_at = loop.time() + kit.config.commit_seconds
+                await self.commit()
+
+    def end(self) -> None:
+        """Make `run` return. If it were cut off in a send, it would send confirms twice."""
+        self._is_ending = True
+        self._kit.settled.set()
+
+    async def confirm(self) -> None:
+        """Send what waits. Call it before `commit`: what is committed is not received again."""
+        await self._kit.confirms.flush(self._kit.source.progress.smallest_unfinished())
+
+    async def commit(self) -> None:
+        """Commit the smallest unfinished offsets; if the broker is away, it is retried later."""
+        try:
+            await self._kit.source.commit()
+        except RetryError as error:
+            _log.warning("%s", reason_of(error))

@@ -1,0 +1,162 @@
+"""One message on its way through the handler."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from uuid import UUID
+
+from msgspec import Struct
+
+from orderchain.clients.postgres import DriverUUID
+from orderchain.errors import SettingError
+from outbox.headers import read_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from orderchain.clients.kafka import ConsumerRecord
+    from orderchain.clients.postgres import Connection
+    from outbox.consumer.attempts import Attempt
+
+
+Given = TypeVar("Given")
+
+
+class Handling(Generic[Given]):
+    """`async with` it: at the end of the block the message is applied, or its retry is asked for.
+
+    An error that the block raises is the message's failure: it is counted and logged, its message
+    is parked, and the loop goes on. Only what is no `Exception`, such as a cancellation, passes
+    through.
+    """
+
+    def __init__(self, attempt: Attempt, ended: Callable[[Handling[Given]], None]) -> None:
+        self.was_entered = False
+        self._attempt = attempt
+        self._ended = ended
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the effect joins no transaction of ours."""
+        return self._attempt.connection is None
+
+    async def __aenter__(self) -> Given:
+        if self.was_entered:
+            raise SettingError("delivery", "worked on before", "one block for each delivery")
+        self.was_entered = True
+        return cast("Given", self._attempt.connection)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            if error is None:
+                await self._attempt.succeed()
+            else:
+                await self._attempt.fail(error)
+        finally:
+            self._ended(self)
+        return isinstance(error, Exception)
+
+    async def abandon(self, error: BaseException) -> None:
+        """End a message whose block was never entered, or never left."""
+        await self._attempt.fail(error)
+        self._ended(self)
+
+
+class Delivery(Struct, eq=False):
+    """A received message. Only `message_id` identifies it: it may come several times."""
+
+    message_id: UUID
+    destination: str
+    payload: bytes
+    """As it was sent. For a record without a value it is empty bytes."""
+    key_bytes: bytes | None
+    headers: dict[str, bytes]
+    """The sender's own headers; ours are removed."""
+    topic: str
+    partition: int
+    offset: int
+    received_at: datetime
+    confirm_topic: str | None = None
+    """Where to confirm; None if no confirm is asked for."""
+    confirm_token: bytes | None = None
+    """Proves a confirm; without it none is sent."""
+    oldest_unfinished: UUID | None = None
+    """Its sender had nothing left to send below it. None: the record does not say."""
+    failures: int = 0
+    """How often its handler has failed so far."""
+    is_alone: bool = False
+    """Whether it is tried alone: a message of its batch has failed."""
+    looked_before: bool = False
+    """Whether another worker was found at work on it, and was given time."""
+    lane: bytes = b""
+    """What it is worked on in turn with: its key, or itself if it has none."""
+    handling: Any = None
+    """The block of `transaction` or `attempt`, if a loop got this delivery."""
+
+    def transaction(self) -> Handling[Connection]:
+        """`async with delivery.transaction() as connection`: the effect, and its record, as one.
+
+        Only for deliveries of `async for`. An error that the block raises is this message's
+        failure, and does not reach the loop.
+        """
+        handling: Handling[Connection] = self._handling(is_idempotent=False)
+        return handling
+
+    def attempt(self) -> Handling[None]:
+        """`async with delivery.attempt()`: the same for a consumer that says it is idempotent."""
+        handling: Handling[None] = self._handling(is_idempotent=True)
+        return handling
+
+    def __post_init__(self) -> None:
+        """Name the lane: keys begin with a letter, so none is taken for an id of 16 bytes."""
+        key = self.key_bytes
+        self.lane = self.message_id.bytes if key is None else b"key " + key
+
+    @property
+    def key(self) -> str | None:
+        """The key as text; bytes that are no UTF-8 are shown with backslashes."""
+        return None if self.key_bytes is None else self.key_bytes.decode(errors="backslashreplace")
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds in memory, apart from what every delivery costs."""
+        return len(self.payload) + len(self.key_bytes or b"")
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The topic and partition that it came from."""
+        return self.topic, self.partition
+
+    def _handling(self, *, is_idempotent: bool) -> Any:  # noqa: ANN401
+        if self.handling is None:
+            raise SettingError("delivery", "a handler's", "one that `async for` has given")
+        if self.handling.is_idempotent != is_idempotent:
+            expected = "`attempt` if the consumer is idempotent, else `transaction`"
+            raise SettingError("block", "the other one", expected)
+        return self.handling
+
+
+def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
+    """Return the content of a record. Raises BadRecord if it is not one of our messages."""
+    told = read_headers(record.headers, make_id=DriverUUID)
+    return Delivery(
+        message_id=told.message_id,
+        destination=told.destination,
+        payload=record.value if record.value is not None else b"",
+        key_bytes=record.key,
+        headers=told.own,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        received_at=received_at,
+        confirm_topic=told.confirm_topic,
+        confirm_token=told.confirm_token,
+        oldest_unfinished=told.oldest_unfinished,
+    )

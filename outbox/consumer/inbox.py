@@ -1,0 +1,299 @@
+"""The inbox: which messages were applied, which are parked, which are dead letters.
+
+Every method runs its statements on the connection that it is given, in the transaction that is open
+there: the caller decides what must commit together.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from orderchain.errors import SchemaError
+from orderchain.sql import load_sql
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.inbox_decision import StoredDelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from orderchain.clients.postgres import Connection, Record
+
+
+INBOX_SCHEMA_VERSION: Final = 1
+
+TRIES_USED_UP: Final = "tries used up"
+REFUSED: Final = "refused by the handler"
+TOO_OLD: Final = "older than the inbox"
+
+_BEHIND: Final = "waits behind an earlier message of its key"
+
+_ERROR_CHARS_MAX: Final = 2_000
+"""How much of an error's text is kept: a person reads it in a list."""
+
+_SQL: Final = load_sql("outbox", "sql/inbox_queries.sql")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_headers: Final = msgspec.msgpack.Decoder(dict[str, bytes])
+
+
+class Inbox:
+    """The statements of one consumer. A connection is always one of asyncpg."""
+
+    def __init__(self, consumer_id: int, seconds: float) -> None:
+        self._consumer_id = consumer_id
+        self._seconds = seconds  # deadline of each statement
+
+    @classmethod
+    async def open(cls, connection: Connection, consumer: str, seconds: float) -> Inbox:
+        """Return the inbox of `consumer`, whose row is made if it is new. Raises SchemaError."""
+        row = await connection.fetchrow(_SQL["find_consumer"], consumer, timeout=seconds)
+        if row is not None and row["consumer_id"] is None:
+            await connection.execute(_SQL["register"], consumer, timeout=seconds)
+            row = await connection.fetchrow(_SQL["find_consumer"], consumer, timeout=seconds)
+        version = None if row is None else row["version"]
+        if version != INBOX_SCHEMA_VERSION:
+            expected = f"version {INBOX_SCHEMA_VERSION} (chainctl schema apply --part inbox)"
+            raise SchemaError("inbox schema", version, expected)
+        return cls(row["consumer_id"], seconds)
+
+    # -- what was received -----------------------------------------------------------------------
+
+    async def claim(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
+        """Record messages as applied; return the ids that are new. Their effect follows here.
+
+        It waits for a worker that has recorded one of them and is not done yet. Raises TimeoutError
+        if that takes longer than the deadline.
+        """
+        rows = await connection.fetch(
+            _SQL["claim"],
+            self._consumer_id,
+            [delivery.message_id for delivery in deliveries],
+            [delivery.key_bytes for delivery in deliveries],
+            [delivery.topic for delivery in deliveries],
+            [delivery.partition for delivery in deliveries],
+            [delivery.offset for delivery in deliveries],
+            [delivery.received_at for delivery in deliveries],
+            timeout=self._seconds,
+        )
+        return {row[0] for row in rows}
+
+    async def admit(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
+        """Return which messages an idempotent handler may work on; nothing is recorded."""
+        rows = await self._fetch(connection, "admit", *_ids_and_keys(deliveries))
+        return {row[0] for row in rows}
+
+    async def judge(
+        self,
+        connection: Connection,
+        deliveries: Sequence[Delivery],
+    ) -> Mapping[UUID, StoredDelivery]:
+        """Return what is known of messages that could not be claimed."""
+        rows = await self._fetch(connection, "judge", *_ids_and_keys(deliveries))
+        return {
+            row["message_id"]: StoredDelivery(
+                is_applied=row["is_applied"],
+                is_parked=row["is_parked"],
+                is_dead=row["is_dead"],
+                is_key_parked=row["is_key_parked"],
+                is_below_horizon=row["is_below_horizon"],
+            )
+            for row in rows
+        }
+
+    # -- what is parked --------------------------------------------------------------------------
+
+    async def park(
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        *,
+        failures: int,
+        due_ns: int,
+        error: str,
+    ) -> None:
+        """Put a message aside until `due_ns`, or until the first one of its key has ended.
+
+        Needs a transaction: no other transaction may settle this key meanwhile.
+        """
+        await self._lock_keys(connection, [delivery])
+        await self._fetch(
+            connection, "park", *_row_of(delivery), failures, _time_of(due_ns), shown(error)
+        )
+
+    async def park_behind(
+        self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
+    ) -> None:
+        """Put messages aside after the first ones of their keys; due at once if those are gone.
+
+        Needs a transaction, as `park`.
+        """
+        await self._lock_keys(connection, deliveries)
+        columns = zip(*map(_row_of, deliveries), strict=True)
+        await self._fetch(connection, "park_behind", *map(list, columns), _time_of(now_ns), _BEHIND)
+
+    async def parked_until(
+        self, connection: Connection, deliveries: Sequence[Delivery]
+    ) -> dict[UUID, int]:
+        """Return until when (ns) messages wait; those that are no longer parked are left out."""
+        ids = [delivery.message_id for delivery in deliveries]
+        rows = await self._fetch(connection, "parked_until", ids)
+        return {
+            row["message_id"]: _ns_of(row["due_at"]) for row in rows if row["due_at"] is not None
+        }
+
+    async def take_due(self, connection: Connection, now_ns: int) -> Delivery | None:
+        """Return one parked message whose time has come, locked until the transaction ends."""
+        rows = await self._fetch(connection, "take_due", _time_of(now_ns))
+        return _delivery_of(rows[0]) if rows else None
+
+    async def record(self, connection: Connection, delivery: Delivery) -> bool:
+        """Record a parked message as applied. False when it was applied before."""
+        rows = await self._fetch(
+            connection,
+            "record",
+            delivery.message_id,
+            delivery.topic,
+            delivery.partition,
+            delivery.offset,
+            delivery.received_at,
+        )
+        return bool(rows)
+
+    async def park_again(
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        *,
+        failures: int,
+        due_ns: int,
+        error: str,
+    ) -> None:
+        """Set the next try of a parked message that was taken and has failed."""
+        await self._fetch(
+            connection,
+            "park_again",
+            delivery.message_id,
+            failures,
+            _time_of(due_ns),
+            shown(error),
+        )
+
+    async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
+        """Remove a parked message; the next one of its key is due at once."""
+        await self._lock_keys(connection, [delivery])
+        await self._fetch(connection, "unpark", delivery.message_id)
+        if delivery.key_bytes is not None:
+            await self._fetch(connection, "next_of_key", delivery.key_bytes, _time_of(now_ns))
+
+    async def bury(
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        *,
+        failures: int,
+        reason: str,
+        error: str,
+    ) -> None:
+        """Make a message a dead letter, once."""
+        await self._fetch(connection, "bury", *_row_of(delivery), failures, reason, shown(error))
+
+    # -- retention -------------------------------------------------------------------------------
+
+    async def extend(self, connection: Connection, now_ns: int) -> None:
+        """Make the partitions of today and of the two days that follow."""
+        await connection.execute(_SQL["extend"], _time_of(now_ns), timeout=self._seconds)
+
+    async def know_topics(self, connection: Connection, topics: Sequence[str]) -> None:
+        """Keep all ids until the senders of these topics report what they may resend."""
+        await self._fetch(connection, "know_topics", list(topics))
+
+    async def hear_of_senders(
+        self,
+        connection: Connection,
+        oldest: Mapping[str, UUID | None],
+    ) -> None:
+        """Keep, by topic, the oldest message that its senders may resend."""
+        await self._fetch(connection, "heard_of_senders", list(oldest), list(oldest.values()))
+
+    async def retire(self, connection: Connection, keep_from_ns: int) -> UUID | None:
+        """Drop what is older than `keep_from_ns` and than every sender's oldest unfinished message.
+
+        Returns the horizon; None if it may not be raised, since a sender does not report.
+        """
+        rows = await self._fetch(connection, "horizon", _time_of(keep_from_ns))
+        horizon: UUID | None = rows[0]["horizon"]
+        if horizon is not None:
+            await self._fetch(connection, "retire", horizon)
+        return horizon
+
+    # -- shared ----------------------------------------------------------------------------------
+
+    async def _lock_keys(self, connection: Connection, deliveries: Sequence[Delivery]) -> None:
+        keys = {delivery.key_bytes for delivery in deliveries} - {None}
+        if keys:
+            await self._fetch(connection, "lock_keys", list(keys))
+
+    async def _fetch(self, connection: Connection, name: str, *values: object) -> Sequence[Record]:
+        rows: Sequence[Record] = await connection.fetch(
+            _SQL[name], self._consumer_id, *values, timeout=self._seconds
+        )
+        return rows
+
+
+def shown(error: str) -> str:
+    """Return the text of an error as it is kept: bounded, and without what PostgreSQL refuses."""
+    clean = error.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    return clean[:_ERROR_CHARS_MAX]
+
+
+def _ids_and_keys(deliveries: Sequence[Delivery]) -> tuple[list[UUID], list[bytes | None]]:
+    return (
+        [delivery.message_id for delivery in deliveries],
+        [delivery.key_bytes for delivery in deliveries],
+    )
+
+
+def _row_of(delivery: Delivery) -> tuple[object, ...]:
+    """Return what is stored of a message; headers and key as bytes, whatever they hold."""
+    return (
+        delivery.message_id,
+        delivery.destination,
+        delivery.topic,
+        delivery.partition,
+        delivery.offset,
+        delivery.received_at,
+        delivery.key_bytes,
+        delivery.confirm_topic,
+        delivery.confirm_token,
+        msgspec.msgpack.encode(delivery.headers),
+        delivery.payload,
+    )
+
+
+def _delivery_of(row: Record) -> Delivery:
+    return Delivery(
+        message_id=row["message_id"],
+        destination=row["destination"],
+        payload=row["payload"],
+        key_bytes=row["key"],
+        headers=_headers.decode(row["headers"]),
+        topic=row["topic"],
+        partition=row["topic_partition"],
+        offset=row["record_offset"],
+        received_at=row["received_at"],
+        confirm_topic=row["confirm_topic"],
+        confirm_token=row["confirm_token"],
+        failures=row["failures"],
+    )
+
+
+def _time_of(ns: int) -> datetime:
+    """Return a wall-clock time as PostgreSQL keeps it, in microseconds."""
+    return _EPOCH + timedelta(microseconds=ns // 1_000)
+
+
+def _ns_of(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1_000

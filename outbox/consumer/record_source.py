@@ -1,0 +1,285 @@
+"""Records of the topics of one consumer, as a member of its Kafka group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    CommitFailedError,
+    ConsumerRebalanceListener,
+    IllegalStateError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicPartition,
+    close_client,
+    connecting,
+    describe_topics,
+    make_admin,
+    make_consumer,
+    not_allowed,
+    start_client,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError, RetryError, SettingError
+from orderchain.text import reason_of
+from outbox.consumer.progress import ConsumeProgress
+from outbox.consumer.starts import ConsumeStart, PartitionEnds, begin_offset, chosen_offset, is_held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from orderchain.clients.kafka import ConsumerRecord
+    from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.progress import Partition
+
+
+_log = logging.getLogger(__name__)
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one partition at once: what waits in memory in addition to the records that are held."""
+
+METADATA_SECONDS: Final = 5.0
+"""How soon a topic that is made after the start, or a new partition, is found. aiokafka would look
+every five minutes, and a consumer that was started before its topic would do nothing until then."""
+
+POLL_INTERVAL_MS: Final = 86_400_000
+"""A consumer whose database is away fetches nothing for as long as that lasts. It must keep its
+partitions: giving them up would help nobody, since the others wait for the same database."""
+
+
+class DestinationRecords:
+    """Where records come from, and how far they are processed.
+
+    The group says which partitions are ours; we decide where to begin in them (see
+    `outbox.consumer.starts`), and we commit the smallest unfinished offsets.
+    """
+
+    def __init__(
+        self, config: ConsumerConfig, dropped: Callable[[frozenset[Partition]], None]
+    ) -> None:
+        self.progress = ConsumeProgress()
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._dropped = dropped  # called for partitions that are no longer ours
+        self._consumer: AIOKafkaConsumer | None = None
+
+    async def start(self) -> None:
+        """Join the group. Raises ConnectError, RetryError."""
+        self._consumer = consumer = _kafka_consumer(self._config)
+        try:
+            async with connecting(self._kafka, self._config.connect_seconds):
+                await start_client(consumer)
+        except OrderchainError:
+            await self.close()
+            raise
+        consumer.subscribe(self._config.topics, listener=_Listener(self))
+
+    async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
+        """Return the next records, all of them new; empty if none came in time.
+
+        Raises RetryError if the broker does not answer.
+        """
+        consumer = self._running()
+        try:
+            found = await consumer.getmany(timeout_ms=int(timeout_seconds * 1000), max_records=most)
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            self._revoke({at for at in consumer.assignment() if _names(error, at)})
+            found = {}
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("answer", error) from error
+        new = [
+            record
+            for at, records in found.items()
+            if (held := self.progress.of((at.topic, at.partition))) is not None
+            for record in records
+            if held.receive(record.offset)
+        ]
+        await self._place_new(consumer)
+        return new
+
+    async def commit(self) -> None:
+        """Commit what has moved. Raises RetryError; the next call commits what this one did not."""
+        offsets = self.progress.to_commit()
+        if offsets:
+            await self._commit(self._running(), offsets)
+            self.progress.committed(offsets)
+
+    async def close(self) -> None:
+        """Leave the group; never raises, never waits beyond `close_seconds`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_client(consumer, self._config.close_seconds)
+
+    # -- partitions that come and go -------------------------------------------------------------
+
+    async def _place_new(self, consumer: AIOKafkaConsumer) -> None:
+        """Begin the partitions that the group has given us since the last time.
+
+        This is not done in the group's own callback, whose errors aiokafka swallows. What was
+        fetched from such a partition before is ignored: it begins where we say.
+        """
+        new = [
+            at for at in consumer.assignment() if self.progress.of((at.topic, at.partition)) is None
+        ]
+        if not new:
+            return
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                begins = await self._begins(consumer, new)
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("say where to begin", error) from error
+        for at, offset in begins.items():
+            with suppress(IllegalStateError):  # it has gone to another process meanwhile
+                consumer.seek(at, offset)
+                self.progress.assign((at.topic, at.partition), offset)
+
+    async def _begins(
+        self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        ends = await _ends(consumer, partitions, self._config.start)
+        committed = {at: await consumer.committed(at) for at in partitions}
+        begins = {at: begin_offset(self._config.start, committed[at], ends[at]) for at in ends}
+        for at, offset in committed.items():
+            if offset is not None and not is_held(offset, ends[at]):
+                _log.error(
+                    "%s/%d: the committed offset %d is not in the log (%d to %d): beginning at the "
+                    "oldest record", at.topic, at.partition, offset, ends[at].first, ends[at].end,
+                )  # fmt: skip
+        chosen = {(at.topic, at.partition): begins[at] for at in begins if committed[at] is None}
+        if chosen:
+            # Otherwise a crash before the first commit would choose again, and `end` would skip.
+            await self._commit(consumer, chosen)
+        return begins
+
+    async def let_go(self, partitions: Iterable[TopicPartition]) -> None:
+        """Commit what is finished, and forget partitions: work on them goes on.
+
+        Their next owner may receive the same messages; the inbox keeps them from taking effect
+        twice.
+        """
+        with suppress(RetryError):
+            await self.commit()
+        self._revoke(partitions)
+
+    def _revoke(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = frozenset((at.topic, at.partition) for at in partitions)
+        self.progress.revoke(gone)
+        self._dropped(gone)
+
+    async def _commit(self, consumer: AIOKafkaConsumer, offsets: dict[Partition, int]) -> None:
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                await consumer.commit(
+                    {TopicPartition(*place): offset for place, offset in offsets.items()}
+                )
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("take a commit", error) from error
+
+    def _unanswered(self, act: str, error: Exception) -> RetryError:
+        """Return what to raise if the broker did not `act`, or its access control refused it."""
+        refusal = not_allowed(error, self._kafka)
+        return RetryError(reason_of(refusal) if refusal else f"the broker did not {act}: {error!r}")
+
+    def _running(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise SettingError("record source", "not started", "start() first")
+        return self._consumer
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """Hears from aiokafka that the group is rebalanced."""
+
+    def __init__(self, source: DestinationRecords) -> None:
+        self._source = source
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Commit while the partitions are still ours."""
+        await self._source.let_go(revoked)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Do nothing: the reader finds them at its next look."""
+
+
+async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partition, int]:
+    """Move a consumer that is not running to `start` in every partition; return the new offsets.
+
+    Going back repeats messages, which the inbox keeps from taking effect again; going forward skips
+    those between, which is your responsibility. Raises SettingError if a process of this consumer
+    is running, ConnectError, RetryError.
+    """
+    kafka, consumer = KafkaConfig.of(config.kafka), _kafka_consumer(config)
+    async with (
+        connecting(kafka, config.connect_seconds, doing=f"commit as group {config.name}"),
+        started(consumer, config.close_seconds),
+    ):
+        try:
+            partitions = await _all_partitions(config)
+            consumer.assign(partitions)
+            ends = await _ends(consumer, partitions, start)
+            offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
+            await consumer.commit(offsets)
+        except CommitFailedError as error:
+            expected = "one of which no process is running: stop it first"
+            raise SettingError("consumer", config.name, expected) from error
+    return {(at.topic, at.partition): offset for at, offset in offsets.items()}
+
+
+async def _all_partitions(config: ConsumerConfig) -> list[TopicPartition]:
+    """Return the partitions of all topics. Raises SettingError for a topic that is not there."""
+    kafka = KafkaConfig.of(config.kafka)
+    request_ms = int(config.request_seconds * 1000)
+    admin = make_admin(kafka, f"consumer-{config.name}", request_timeout_ms=request_ms)
+    async with started(admin, config.close_seconds):
+        found = await describe_topics(admin, kafka, config.topics)
+    for topic in config.topics:
+        if not found[topic].is_there:
+            raise SettingError("topic", topic, "one that exists")
+    return [
+        TopicPartition(topic, number)
+        for topic in config.topics
+        for number in range(found[topic].partitions)
+    ]
+
+
+async def _ends(
+    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition], start: ConsumeStart
+) -> dict[TopicPartition, PartitionEnds]:
+    firsts = await consumer.beginning_offsets(partitions)
+    ends = await consumer.end_offsets(partitions)
+    at_time: dict[TopicPartition, Any] = {}
+    if start.time_ms is not None:
+        at_time = await consumer.offsets_for_times(dict.fromkeys(partitions, start.time_ms))
+    return {
+        at: PartitionEnds(
+            first=firsts[at],
+            end=ends[at],
+            at_time=None if at_time.get(at) is None else at_time[at].offset,
+        )
+        for at in partitions
+    }
+
+
+def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
+    return make_consumer(
+        KafkaConfig.of(config.kafka),
+        f"consumer-{config.name}",
+        group_id=config.name,
+        max_partition_fetch_bytes=FETCH_BYTES,
+        metadata_max_age_ms=int(METADATA_SECONDS * 1000),
+        max_poll_interval_ms=POLL_INTERVAL_MS,
+        request_timeout_ms=int(config.request_seconds * 1000),
+    )
+
+
+def _names(error: Exception, at: TopicPartition) -> bool:
+    """Return whether an error about offsets is about this partition, or names none."""
+    told = error.args[0] if error.args else None
+    if isinstance(told, TopicPartition):
+        return bool(told == at)
+    return at in told if isinstance(told, dict) else True

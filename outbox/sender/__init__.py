@@ -1,0 +1,1 @@
+"""The sending end: adding messages, and the relay that sends them."""

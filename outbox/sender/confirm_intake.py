@@ -1,0 +1,284 @@
+"""The intake of confirms: deliveries that consumers have applied move to `consumed`.
+
+A confirm is a message of its own, and at least once like every other: it may be lost, late,
+repeated, or about something unknown. Offsets are committed after the database, so a crash repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from orderchain.backoff import Backoff
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    close_client,
+    connecting,
+    make_consumer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.postgres import DriverUUID
+from orderchain.errors import OrderchainError
+from orderchain.text import printable, reason_of
+from outbox.confirm_record import APPLIED, decode_confirms, is_proven
+from outbox.errors import LASTING, BadRecord
+from outbox.sender.message_sender import MISSING
+from outbox.sender.store import progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from orderchain.clients.kafka import ConsumerRecord
+    from outbox.confirm_record import Confirm
+    from outbox.destination import Destination
+    from outbox.sender.acks import AckWriter
+    from outbox.sender.message_sender import TopicTroubles
+    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.resend import Place
+    from outbox.sender.sending import Sending
+    from outbox.sender.stats import RelayStats
+    from outbox.sender.store import RelayStore
+
+
+_log = logging.getLogger(__name__)
+
+_FETCH_MS: Final = 200
+"""How long a fetch may wait for the first record."""
+
+_RECORDS_MAX: Final = 500
+"""Records of one round; each may hold thousands of confirms."""
+
+_GATHER_SECONDS: Final = 0.03
+"""Pause after a round: what comes meanwhile is written in one statement. Nobody waits for
+`consumed`, and one round per record would cost more than the messages do."""
+
+_GATHERED: Final = 500
+"""Confirms of a round that is large enough: the next one follows at once."""
+
+_PROGRESS_SECONDS: Final = 0.5
+"""How often the consumers' progress is written. The sweep, which reads it, is no faster."""
+
+_PAUSE_SECONDS: Final = (0.25, 1.0)
+"""Pause between two tries while the broker or the database is away."""
+
+MISSING_SECONDS: Final = 5.0
+"""How often the intake looks for missing topics."""
+
+LOOK_SECONDS: Final = 60.0
+"""How often the intake checks that all topics still exist."""
+
+_COMMIT_EVERY_SECONDS: Final = 1.0
+"""How often offsets are committed: a restart repeats as much, which is harmless."""
+
+
+class ConfirmIntake:
+    """Reads the confirm topics of all destinations, as a member of the relays' group."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        store: RelayStore,
+        sending: Sending,
+        acks: AckWriter,
+        stats: RelayStats,
+        troubles: TopicTroubles,
+    ) -> None:
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._store = store
+        self._sending = sending
+        self._acks = acks
+        self._stats = stats
+        self._troubles = troubles
+        self._changed = asyncio.Event()
+        self._confirm_key: bytes | None = None
+        self._told: dict[Place, int] = {}  # progress that is not written yet
+        self._told_at = 0.0
+        self._pauses = Backoff(*_PAUSE_SECONDS)
+
+    def refresh(self) -> None:
+        """Look at the destinations again: some may have a new confirm topic."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Take confirms in, until cancelled."""
+        self._confirm_key = await self._store.confirm_key()
+        while True:
+            topics = _confirm_topics(self._sending.destinations.values())
+            self._changed.clear()
+            if not topics:
+                await self._changed.wait()
+                continue
+            try:
+                await self._follow(topics)
+            except LASTING:
+                raise
+            except (*DRIVER_ERRORS, OrderchainError) as error:
+                reason = reason_of(not_allowed(error, self._kafka) or error)
+                _log.warning("confirms can't be taken in: %s", reason)
+                await asyncio.sleep(self._pauses.next_seconds())
+
+    async def _follow(self, topics: list[str]) -> None:
+        """Take in the confirms of those of `topics` that exist, until others are wanted."""
+        consumer = make_consumer(
+            self._kafka,
+            "confirm-intake",
+            group_id=self._config.name,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=_FETCH_MS,
+        )
+        try:
+            async with connecting(self._kafka, self._config.connect_seconds):
+                await start_client(consumer)
+                there = await self._there(consumer, topics)
+            if there:
+                consumer.subscribe(there)
+                await self._take_all(consumer, topics, there)
+            elif not self._changed.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MISSING_SECONDS):
+                        await self._changed.wait()
+        finally:
+            await close_client(consumer, self._config.stop_seconds)
+
+    async def _there(self, consumer: AIOKafkaConsumer, topics: list[str]) -> list[str]:
+        """Return the topics that exist. A missing one would keep the others from being read."""
+        # It asks for all topics: a request for a missing one could create it.
+        async with asyncio.timeout(self._config.connect_seconds):
+            known = await consumer.topics()
+        for topic in topics:
+            if topic in known:
+                self._troubles.is_over(topic)
+            else:
+                self._troubles.found(topic, MISSING)
+        return [topic for topic in topics if topic in known]
+
+    async def _take_all(
+        self, consumer: AIOKafkaConsumer, topics: list[str], there: list[str]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        committed_at = looked_at = loop.time()
+        is_ahead = False
+        # What was not written was not committed either, so it is read again; and by now another
+        # relay may have written what came after it.
+        self._told = {}
+        while True:
+            if self._changed.is_set():
+                self._changed.clear()
+                if _confirm_topics(self._sending.destinations.values()) != topics:
+                    return
+            if loop.time() - looked_at >= (MISSING_SECONDS if there != topics else LOOK_SECONDS):
+                if await self._there(consumer, topics) != there:
+                    return
+                looked_at = loop.time()
+            fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+            self._pauses.reset()
+            records = [record for some in fetched.values() for record in some]
+            taken = await self.take(records)
+            is_ahead = is_ahead or bool(records)
+            if loop.time() - self._told_at >= _PROGRESS_SECONDS:
+                await self._save_progress()
+                self._told_at = loop.time()
+            if is_ahead and loop.time() - committed_at >= _COMMIT_EVERY_SECONDS:
+                # After the database: what is committed here is done there.
+                await self._save_progress()
+                await consumer.commit()
+                committed_at, is_ahead = loop.time(), False
+            if records and taken < _GATHERED:
+                await asyncio.sleep(_GATHER_SECONDS)
+
+    async def take(self, records: Iterable[ConsumerRecord]) -> int:
+        """Write what records of a confirm topic say, and keep the progress that they report.
+
+        Returns how many confirms they held. Raises RetryError: then pass them again.
+        """
+        applied: list[tuple[UUID, str]] = []
+        retries: list[tuple[UUID, str, int]] = []
+        progress: dict[Place, int] = {}
+        for record in records:
+            try:
+                told = decode_confirms(record.value)
+            except BadRecord as error:
+                self._stats.bad_confirms[error.reason] += 1
+                _log.warning(
+                    "a record of %s was dropped: %s", printable(record.topic), reason_of(error)
+                )
+                continue
+            consumer = told.consumer
+            proven = [each for each in told.confirms if self._is_proven(consumer, each)]
+            if len(proven) < len(told.confirms):
+                self._drop_forged(record.topic, consumer, len(told.confirms) - len(proven))
+            for confirm in proven:
+                message_id = DriverUUID(confirm.message_id)
+                if confirm.kind == APPLIED:
+                    applied.append((message_id, consumer))
+                else:
+                    retries.append((message_id, consumer, confirm.until_unix_ns))
+            if proven and len(proven) == len(told.confirms):
+                progress |= progress_of(consumer, told.progress)
+        # Progress after them: a sweep that knew it before the confirms would take deliveries that
+        # are about to be applied for lost, and resend them. If it knows it a moment later, that
+        # delays a resend.
+        if retries:
+            await self._store.postpone(retries)
+            self._stats.retrying += len(retries)
+        if applied:
+            await self._apply(applied)
+        self._told |= progress
+        return len(applied) + len(retries)
+
+    def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
+        """Return whether the sender of a confirm has received its message."""
+        key = self._confirm_key
+        return key is not None and is_proven(
+            key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof
+        )
+
+    def _drop_forged(self, topic: str, consumer: str, count: int) -> None:
+        """Count confirms that prove nothing: forged, or of messages of another database."""
+        self._stats.bad_confirms["proof"] += count
+        _log.warning(
+            "confirms of %s on %s were dropped, since their proofs are wrong: %d",
+            printable(consumer), printable(topic), count,
+        )  # fmt: skip
+
+    async def _save_progress(self) -> None:
+        if known := self._known(self._told):
+            await self._store.save_progress(known)
+            told = {place[:2] for place in known}
+            await self._store.hear_of(
+                (destination.name, consumer)
+                for destination in self._sending.destinations.values()
+                for consumer in destination.consumers
+                if (consumer, destination.topic) in told
+            )
+        self._told = {}
+
+    async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
+        self._acks.overtaken(message_id for message_id, _ in applied)
+        done = await self._store.apply(applied)
+        stats = self._stats
+        stats.consumed += done.consumed
+        stats.early += done.early
+        stats.late += done.late
+        stats.repeated += done.repeated
+        stats.unknown += done.unknown
+
+    def _known(self, progress: dict[Place, int]) -> dict[Place, int]:
+        """Leave out what none of our destinations asks for: strangers must not fill a table."""
+        wanted = {
+            (consumer, destination.topic)
+            for destination in self._sending.destinations.values()
+            for consumer in destination.consumers
+        }
+        return {place: offset for place, offset in progress.items() if place[:2] in wanted}
+
+
+def _confirm_topics(destinations: Iterable[Destination]) -> list[str]:
+    return sorted({each.confirm_topic for each in destinations if each.confirm_topic})

@@ -1,0 +1,411 @@
+"""Sends messages to their topics, and reports what became of each.
+
+It sends many messages in one batch of a partition, with one await per batch. Destinations are sent
+side by side, so that none waits for another.
+
+A topic cannot be used if it is missing, or hidden or closed to our login. It costs one look, not
+the deadline of a send, and is then remembered for a while, so that nobody asks for it at every
+turn. What goes to it waits, and that is no try; what goes elsewhere goes on. After a pause it is
+asked for again, by one message at first.
+
+The producer is not idempotent on purpose: repeats are harmless here, and an idempotent producer of
+this library refuses every later send on the partition after one failure (aiokafka issue 1017).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from orderchain.backoff import Backoff
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaProducer,
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    connecting,
+    end_client,
+    is_broker_there,
+    make_producer,
+    not_allowed,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import OrderchainError, RetryError
+from orderchain.text import printable
+from outbox.confirm_record import token_of
+from outbox.headers import Headers, common_headers, record_headers
+from outbox.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from random import Random
+    from uuid import UUID
+
+    from orderchain.clients.kafka import BatchBuilder
+    from outbox.destination import Destination
+
+
+_log = logging.getLogger(__name__)
+
+MISSING: Final = "is not there, or hidden from this login"
+CLOSED: Final = "may not be written to by this login"
+
+_LOOKS: Final = 5
+"""Looks at a topic that is not known: a broker that creates topics on request needs a moment."""
+
+_LOOK_SECONDS: Final = 0.1
+"""Pause between two looks."""
+
+PAUSE_SECONDS_MIN: Final = 5.0
+"""Pause after the first look: a topic that was forgotten is most often made within minutes."""
+
+PAUSE_SECONDS_MAX: Final = 60.0
+"""How late a new topic may be noticed."""
+
+
+class TopicTrouble(RetryError):
+    """A topic cannot be used. Nothing was sent to it; a retry may succeed later."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic} {reason}")
+        self.topic = topic
+
+
+class _Known(Struct):
+    reason: str
+    pauses: Backoff
+    until: float
+
+
+class TopicTroubles:
+    """The topics in trouble, by name. There are at most as many as topics of destinations."""
+
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, random: Random | None = None
+    ) -> None:
+        self._now = now
+        self._random = random
+        self._known: dict[str, _Known] = {}
+        self.changed = asyncio.Event()
+        """Set whenever a trouble is found, or is over."""
+
+    def __bool__(self) -> bool:
+        """Whether any topic is in trouble."""
+        return bool(self._known)
+
+    def __contains__(self, topic: str) -> bool:
+        """Whether the topic was in trouble at its last look."""
+        return topic in self._known
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """What is wrong, by topic."""
+        return {topic: known.reason for topic, known in self._known.items()}
+
+    def is_paused(self, topic: str) -> bool:
+        """Return whether it was found in trouble so recently that it is left alone."""
+        known = self._known.get(topic)
+        return known is not None and self._now() < known.until
+
+    def pause_of(self, topic: str) -> TopicTrouble | None:
+        """Return what is wrong with a topic that is left alone for now, None for any other."""
+        return TopicTrouble(topic, self._known[topic].reason) if self.is_paused(topic) else None
+
+    def found(self, topic: str, reason: str) -> TopicTrouble:
+        """Remember a topic for a while, twice as long after each pause; return what to raise."""
+        error = TopicTrouble(topic, reason)
+        known = self._known.get(topic)
+        if known is None:
+            _log.error("%s; it is tried again later", printable(str(error)))
+            pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=self._random)
+        elif self.is_paused(topic):  # found by several sends that were under way together
+            return error
+        else:
+            pauses = known.pauses
+        self._known[topic] = _Known(reason, pauses, self._now() + pauses.next_seconds())
+        self.changed.set()
+        return error
+
+    def is_over(self, topic: str) -> None:
+        """Forget a topic that can be used again."""
+        if self._known.pop(topic, None) is not None:
+            _log.warning("topic %s can be used again", printable(topic))
+            self.changed.set()
+
+
+async def partitions_of(
+    producer: AIOKafkaProducer, topic: str, troubles: TopicTroubles
+) -> list[int]:
+    """Return the partitions of a topic, as a started producer knows them or finds them out.
+
+    Raises TopicTrouble; ConnectionError if no broker answers. Call it with a deadline.
+    """
+    # The library's own question waits for the topic until the deadline of a request.
+    client, looks = producer.client, 0
+    while not (known := client.cluster.partitions_for_topic(topic)):
+        if topic in client.cluster.unauthorized_topics:
+            raise troubles.found(topic, CLOSED)
+        if looks == _LOOKS:
+            raise troubles.found(topic, MISSING)
+        if looks:
+            await asyncio.sleep(_LOOK_SECONDS)
+        client.add_topic(topic)
+        if not await client.force_metadata_update():
+            raise ConnectionError(f"no broker has answered for topic {topic}")
+        looks += 1
+    return sorted(known)
+
+
+_BATCH_BYTES_MAX: Final = 900_000
+"""Below the largest batch that brokers take by default, with room for the largest message."""
+
+_CLOSE_SECONDS: Final = 2.0
+"""How long to wait for the client's own stop. With the broker away the stop waits until its records
+have expired; then it is left to end by itself."""
+
+_ID: Final = attrgetter("message_id")
+
+SEND_ERRORS: Final = (*DRIVER_ERRORS, OrderchainError)
+
+_CLOSED_ERRORS: Final = (TopicAuthorizationFailedError, InvalidTopicError)
+"""Errors with which a broker has stored nothing of a topic's batch; with any other it may have
+stored it."""
+
+
+class Sent(Struct):
+    """Messages of one batch, and what became of them.
+
+    Tracked by the garbage collector: an error refers to the frames it passed, which may refer to
+    this.
+    """
+
+    topic: str
+    partition: int
+    messages: list[Message]
+    first_offset: int = -1
+    """Offset of the first one; the others follow without a gap."""
+    error: Exception | None = None
+    was_refused: bool = False
+    """Whether the error means that the broker has stored nothing of it."""
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether the broker may have seen it: it was given to the client for a partition."""
+        return self.partition >= 0 and not self.was_refused
+
+
+def is_broken(results: Iterable[Sent]) -> bool:
+    """Return whether to discard a producer: some send failed for more than its topic."""
+    errors = [each.error for each in results if each.error is not None]
+    return any(not isinstance(error, TopicTrouble) for error in errors)
+
+
+class MessageSender:
+    """A producer, discarded after an error and created again at the next send."""
+
+    def __init__(self, kafka: str | KafkaConfig, send_seconds: float) -> None:
+        self._kafka = KafkaConfig.of(kafka)
+        self._send_seconds = send_seconds
+        self.troubles = TopicTroubles()
+        self.confirm_key: bytes | None = None
+        """Key of the tokens that go with messages; None: no confirm of them is asked for."""
+        self._producer: AIOKafkaProducer | None = None
+        self._opening = asyncio.Lock()
+        self._turn = 0
+        # Stops that go on in the background. Each ends by itself, so only a few are ever under way.
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def send(
+        self,
+        messages: Sequence[Message],
+        destinations: dict[str, Destination],
+        oldest_unfinished: UUID,
+    ) -> list[Sent]:
+        """Send messages, and return what became of them; never raises an error of the broker.
+
+        Nothing below `oldest_unfinished` is sent any more, except some of these messages.
+
+        Each destination must be in `destinations`. An error in one batch does not affect others,
+        but if `is_broken` says so, `renew` the producer.
+        """
+        groups: dict[str, list[Message]] = {}
+        for message in messages:
+            groups.setdefault(message.destination, []).append(message)
+        done = await asyncio.gather(
+            *(
+                self._send_group(destinations[name], group, oldest_unfinished)
+                for name, group in groups.items()
+            )
+        )
+        return [sent for group in done for sent in group]
+
+    async def look_at(self, topic: str) -> TopicTrouble | None:
+        """Ask the broker for a topic; return what is wrong with it, None if nothing is known."""
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await partitions_of(self._producer or await self._open(), topic, self.troubles)
+        except TopicTrouble as error:
+            return error
+        except SEND_ERRORS:
+            return None
+        return None
+
+    async def is_broker_there(self, seconds: float) -> bool:
+        """Return whether a new connection gets an answer from a broker."""
+        return await is_broker_there(self._kafka, seconds)
+
+    async def renew(self) -> None:
+        """Discard the producer; the next send makes a new one."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await self._leave(producer)
+
+    async def close(self) -> None:
+        """Discard the producer, and wait until all have ended, within the deadline of a send."""
+        await self.renew()
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=self._send_seconds + 1.0)
+
+    async def start(self) -> None:
+        """Connect now, not at the first send. Raises ConnectError, RetryError."""
+        await self._open()
+
+    async def _send_group(
+        self, destination: Destination, messages: list[Message], oldest: UUID
+    ) -> list[Sent]:
+        if (trouble := self.troubles.pause_of(destination.topic)) is not None:
+            return [Sent(destination.topic, -1, messages, error=trouble)]
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                producer = self._producer or await self._open()
+                partitions = await partitions_of(producer, destination.topic, self.troubles)
+        except TopicTrouble as error:
+            return [Sent(destination.topic, -1, messages, error=error)]
+        except SEND_ERRORS as error:
+            refused = self._refused(destination.topic, error)
+            return [Sent(destination.topic, -1, messages, error=refused)]
+        key = self.confirm_key if destination.confirm == "required" else None
+        oldest_sent = min(oldest, *map(_ID, messages))
+        headers = common_headers(destination, oldest_sent, can_confirm=key is not None)
+        batches: list[tuple[Sent, BatchBuilder]] = []
+        for partition, share in self._shares(messages, partitions):
+            batches += _build(producer, destination.topic, partition, share, headers, key)
+        await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
+        done = [sent for sent, _ in batches]
+        return await self._split_too_large(destination, done, oldest)
+
+    async def _send_batch(
+        self, producer: AIOKafkaProducer, sent: Sent, built: BatchBuilder
+    ) -> None:
+        try:
+            # The client's own deadline counts from its next try; ours holds whatever it does.
+            async with asyncio.timeout(self._send_seconds + 1.0):
+                ack = await producer.send_batch(built, sent.topic, partition=sent.partition)
+                sent.first_offset = (await ack).offset
+            if self.troubles:
+                self.troubles.is_over(sent.topic)
+        except SEND_ERRORS as error:
+            sent.error = self._refused(sent.topic, error)
+            if isinstance(error, _CLOSED_ERRORS):
+                sent.was_refused = True
+                self.troubles.found(sent.topic, CLOSED)
+
+    def _refused(self, topic: str, error: Exception) -> Exception:
+        """Return `error` in words if the broker's access control has refused the topic."""
+        return not_allowed(error, self._kafka, f"write to topic {topic}") or error
+
+    async def _split_too_large(
+        self, destination: Destination, done: list[Sent], oldest: UUID
+    ) -> list[Sent]:
+        """Send the halves of batches that were too large for the topic: most of them will fit."""
+        kept: list[Sent] = []
+        for sent in done:
+            count = len(sent.messages)
+            if isinstance(sent.error, MessageSizeTooLargeError) and count > 1:
+                for half in (sent.messages[: count // 2], sent.messages[count // 2 :]):
+                    kept += await self._send_group(destination, half, oldest)
+            else:
+                kept.append(sent)
+        return kept
+
+    def _shares(
+        self, messages: list[Message], partitions: list[int]
+    ) -> list[tuple[int, list[Message]]]:
+        """Return messages by partition: one key, one partition; others go to one in turn."""
+        self._turn += 1
+        keyless = partitions[self._turn % len(partitions)]
+        if len(partitions) == 1:
+            return [(keyless, messages)]
+        shares: dict[int, list[Message]] = {}
+        for message in messages:
+            key = message.key
+            if key is None:
+                chosen = keyless
+            else:
+                chosen = partitions[zlib.crc32(key.encode()) % len(partitions)]
+            shares.setdefault(chosen, []).append(message)
+        return list(shares.items())
+
+    async def _open(self) -> AIOKafkaProducer:
+        async with self._opening:
+            if self._producer is not None:
+                return self._producer
+            producer = make_producer(
+                self._kafka,
+                "relay",
+                max_batch_size=_BATCH_BYTES_MAX,
+                max_request_size=_BATCH_BYTES_MAX + 4_096,
+                request_timeout_ms=int(self._send_seconds * 1_000),
+            )
+            try:
+                async with connecting(self._kafka, self._send_seconds):
+                    await start_client(producer)
+            except BaseException:
+                await self._leave(producer)
+                raise
+            self._producer = producer
+            return producer
+
+    async def _leave(self, producer: AIOKafkaProducer) -> None:
+        # If its stop were cut off, the client would keep its sender, records and connections for
+        # good.
+        stop = asyncio.create_task(end_client(producer), name="orderchain producer stop")
+        self._leaving.add(stop)
+        stop.add_done_callback(self._leaving.discard)
+        await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
+
+
+def _build(
+    producer: AIOKafkaProducer,
+    topic: str,
+    partition: int,
+    messages: list[Message],
+    common: Headers,
+    confirm_key: bytes | None,
+) -> list[tuple[Sent, BatchBuilder]]:
+    """Return the messages as batches, each as large as allowed."""
+    built: list[tuple[Sent, BatchBuilder]] = []
+    timestamp_ms = time.time_ns() // 1_000_000
+    batch, sent = producer.create_batch(), Sent(topic, partition, [])
+    for message in messages:
+        key = None if message.key is None else message.key.encode()
+        token = None if confirm_key is None else token_of(confirm_key, message.message_id.bytes)
+        headers = record_headers(message.message_id, message.headers, common, token)
+        if (
+            batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
+            is None
+        ):  # full
+            built.append((sent, batch))
+            batch, sent = producer.create_batch(), Sent(topic, partition, [])
+            batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
+        sent.messages.append(message)
+    built.append((sent, batch))
+    return built

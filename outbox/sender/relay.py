@@ -1,0 +1,290 @@
+"""The relay: sends what was stored, at once if it can, later if it must."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from orderchain.clients.topic_durability import TopicDurability
+from orderchain.clock import SystemClock
+from orderchain.errors import OrderchainError
+from outbox.alerts import Alerts
+from outbox.destination import LOSS, topics_of
+from outbox.message import smallest_id
+from outbox.parts import Parts, endless, uninterrupted
+from outbox.sender.acks import AckWriter
+from outbox.sender.business import (
+    BusinessCommit,
+    BusinessTransaction,
+    FailedBusiness,
+    watched_transaction,
+)
+from outbox.sender.confirm_intake import ConfirmIntake
+from outbox.sender.message_sender import MessageSender
+from outbox.sender.retention import Retention
+from outbox.sender.sending import Parcel, Sending
+from outbox.sender.stats import RelayStats
+from outbox.sender.store import RelayStore
+from outbox.sender.sweep import Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from orderchain.clients.postgres import Connection
+    from orderchain.clock import Clock
+    from outbox.destination import Destination
+    from outbox.message import Message
+    from outbox.sender.message_sender import Sent
+    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.sweep import ConsumerLog
+
+
+_TAKING = frozenset({"sweep", "retention", "confirms"})
+"""The parts that take work in: at a stop they end first, and what they took is finished."""
+
+_SILENT_AGAIN_SECONDS: Final = 3_600.0
+"""After so long a consumer that is not heard from is reported again."""
+
+
+class Relay:
+    """Sends, sweeps, takes confirms in, and cleans up. Any number may share the tables.
+
+    It may run inside the business's own process: then `transaction` hands its messages over in
+    memory, and neither the claim nor the message is read back from the database. What others store
+    wakes it through the database. The sweep finds what it loses with its process.
+
+    Each of its parts must live. When one ends, for any reason, all of them end: `run` and the end
+    of `async with` raise its error, and from then on `transaction` raises PartEnded.
+    """
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        *,
+        clock: Clock | None = None,
+        consumer_logs: Mapping[str, ConsumerLog] | None = None,
+    ) -> None:
+        """`consumer_logs`: by consumer, where the relay may look up what it has applied."""
+        self.counters = RelayStats()
+        """The counters of the parts; see `stats`."""
+        self._config = config
+        self._woken = asyncio.Event()
+        self._store = RelayStore(config, self._woken.set)
+        self._sender = MessageSender(config.kafka, config.send_seconds)
+        self._alerts = Alerts(config, self.counters)
+        self._acks = AckWriter(config, self._store, self.counters)
+        self._oldest = smallest_id(0)
+        self._sending = Sending(
+            self._sender,
+            self._acks,
+            self._send,
+            rows_max=config.waiting_rows_max,
+            round_rows_max=config.send_rows_max,
+            probe_seconds=config.probe_seconds,
+        )
+        self._sending.on_room = self._woken.set
+        self._sweep = Sweep(
+            config, self._store, self._sending, self.counters, self._alerts, consumer_logs or {}
+        )
+        troubles = self._sender.troubles
+        self._intake = ConfirmIntake(
+            config, self._store, self._sending, self._acks, self.counters, troubles
+        )
+        self._retention = Retention(
+            config, self._store.history, clock or SystemClock(), self.counters
+        )
+        self._failed = FailedBusiness(self._store, self.counters)
+        self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
+        self._parts = Parts("relay")
+
+    @property
+    def waiting(self) -> int:
+        """Messages in memory that are still to be sent."""
+        return self._sending.waiting_rows
+
+    def stats(self) -> RelayStats:
+        """Return the counters as they are now."""
+        return replace(deepcopy(self.counters), broker_away=self._sending.times_away)
+
+    async def start(self) -> None:
+        """Connect to the database, and begin. The broker may be away.
+
+        Raises ConnectError, SchemaError, DurabilityError, RetryError.
+        """
+        try:
+            self._sender.confirm_key = await self._store.confirm_key()
+            self._sending.destinations = await self._store.destinations()
+            self._oldest = await self._store.oldest_unfinished()
+        except BaseException:
+            await self._store.close()
+            raise
+        self._parts = Parts("relay")
+        works: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
+            ("alerts", self._alerts.run),
+            ("acks", self._acks.run),
+            ("failed", self._failed.run),
+            ("send", self._sending.run),
+            ("broker", self._sending.watch_broker),
+            ("confirms", self._intake.run),
+            ("troubles", self._keep_troubles),
+            ("sweep", self._keep_sweeping),
+            ("retention", self._keep_tidy),
+            ("topics", self._look_at_topics),
+        )
+        for name, work in works:
+            self._parts.begin(name, endless(name, work))
+
+    async def stop(self) -> None:
+        """Send and write what was handed over, within `stop_seconds`; the rest is swept later.
+
+        If cancelled meanwhile, it still runs to its end. Otherwise it never raises.
+        """
+        await uninterrupted(self._stop())
+
+    async def _stop(self) -> None:
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._store.close)
+            closing.push_async_callback(self._sender.close)
+            if self._parts.are_begun:
+                self._parts.cancel(_TAKING)
+            if self._parts.failure is None:
+                await self._last(self.settle)
+            await self._parts.end(2 * self._config.stop_seconds)
+            self._sending.drop_waiting()
+            await self._last(self._acks.write)
+            await self._last(self._failed.write)
+
+    async def _last(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something before the end, if that can be done in time."""
+        with suppress(TimeoutError, OrderchainError):
+            async with asyncio.timeout(self._config.stop_seconds):
+                await work()
+
+    async def __aenter__(self) -> Relay:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.stop()
+        if kind is None:
+            self._parts.check()
+
+    @asynccontextmanager
+    async def transaction(
+        self, connection: Connection, *, keep_failed: bool = False
+    ) -> AsyncIterator[BusinessTransaction]:
+        """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
+
+        A send error is never raised here. If it is not certain that the commit will last (the
+        connection broke, the session has `synchronous_commit` off, a wait for a standby was cut
+        off), nothing is sent from here, and the sweep finds what was stored.
+
+        `keep_failed`: if the business fails, its error and the messages that it would have sent,
+        refused ones included, are kept in `outbox_failed` for people to look at (`chainctl outbox
+        failed`), for as long as finished ones. They are written in the background.
+
+        Raises PartEnded when a part of the relay has ended; SettingError inside of a transaction;
+        and errors of the database, also if the block has caught an error that broke the
+        transaction.
+        """
+        self._parts.check()
+        # Claimed for us as it is stored: one write less. If we can't send, it is due at once for
+        # any relay that can.
+        has_room = self._parts.are_begun and self._sending.has_room
+        business = BusinessTransaction(
+            connection, uuid4() if has_room else None, self._parts.check, remembers=keep_failed
+        )
+        commit = BusinessCommit()
+        try:
+            async with watched_transaction(connection, commit):
+                yield business
+                commit.matters = business.was_used
+        except BaseException as error:
+            if business.given:
+                is_known = commit.is_rolled_back(error)
+                self._failed.keep(error, business.given, is_known=is_known)
+            raise
+        if business.messages and business.claim is not None:
+            parcel = Parcel(business.claim, business.messages)
+            if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
+                self._sending.hand_over(parcel)
+            else:
+                self._acks.released(parcel.claims, "the commit may not last")
+
+    async def sweep(self, *, everything: bool = True) -> int:
+        """Sweep now, and return how many deliveries were looked at. Raises RetryError."""
+        return await self._sweep.sweep(everything=everything)
+
+    async def keep(self) -> None:
+        """Make and drop partitions, and read the destinations again, now. Raises RetryError.
+
+        It reports consumers that are not heard from.
+        """
+        self._sending.destinations = await self._store.destinations()
+        self._intake.refresh()
+        await self._report_silent()
+        await self._retention.keep()
+
+    async def settle(self) -> None:
+        """Return once everything handed over is sent and written.
+
+        Raises RetryError, and PartEnded when a part of the relay has ended.
+        """
+        await self._parts.during(self._settled)
+
+    async def _settled(self) -> None:
+        await self._sending.finish()
+        await self._acks.write()
+        await self._failed.write()
+        await self._alerts.finish()
+
+    async def run(self) -> None:
+        """Raise what a part of the relay has raised, when one has ended; return at a stop."""
+        await self._parts.wait()
+
+    async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
+        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await self._sweep.sweep()
+            self._oldest = await self._store.oldest_unfinished()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.sweep_seconds):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def _look_at_topics(self) -> None:
+        await self._durability.keep_looking(lambda: topics_of(self._sending.destinations.values()))
+
+    async def _report_silent(self) -> None:
+        seconds = self._config.silent_seconds
+        if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
+            self.counters.silent += len(silent)
+            self._alerts.tell_silent(silent, seconds)
+
+    async def _keep_troubles(self) -> None:
+        """Store the topics in trouble where people look for them."""
+        troubles = self._sender.troubles
+        kept: set[str] = set()
+        while True:
+            await troubles.changed.wait()
+            troubles.changed.clear()
+            try:
+                reasons = troubles.reasons
+                await self._store.save_troubles(reasons, kept - set(reasons))
+                kept = set(reasons)
+            except BaseException:
+                troubles.changed.set()
+                raise
+            # For a topic that is usable, or may be tried again: look at what was left.
+            self._woken.set()
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            await self.keep()
+            await asyncio.sleep(self._config.upkeep_seconds)

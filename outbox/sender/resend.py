@@ -1,0 +1,109 @@
+"""What to do with a delivery whose time has come: send it, leave it in its queue, or give it up.
+
+Pure: the sweep reads the rows, asks here, and writes what is decided.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from orderchain.backoff import step_seconds
+from orderchain.text import counted
+from outbox.statuses import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outbox.destination import Destination
+
+
+Place = tuple[str, str, int]
+"""A consumer, a topic, a partition."""
+
+CLAIMS_MAX: Final = 20
+"""Consecutive claims without a written outcome. They are no tries: a process that is killed between
+claim and send has sent nothing. But a message that ends its process each time would do so forever;
+with the default times this many take two and a half hours."""
+
+
+class ResendVerdict(enum.Enum):
+    """What the sweep does with a delivery that is due."""
+
+    SEND = "send"
+    WAIT = "wait"
+    """It is on the broker, and its consumer has not yet finished up to it: no try, not sent."""
+    GIVE_UP = "give up"
+    """Its tries are used up: abnormal."""
+
+
+class Due(Struct, frozen=True, gc=False):
+    """A delivery whose `next_send_at` has come."""
+
+    message_id: UUID
+    consumer: str
+    destination: str
+    status: int
+    send_count: int
+    """Tries of this round so far: sends whose outcome is known."""
+    claim_count: int
+    """Claims since then without a written outcome: its process ended, most likely before it had
+    sent anything."""
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    """None: not known to be on the broker, or the acknowledgement of the last send was lost."""
+    sent_seconds: float | None
+    """Seconds since the last acknowledged send."""
+    size: int | None
+    """Bytes of the payload; None if the message itself is missing."""
+
+
+def judge(due: Due, rules: Destination, progress: Mapping[Place, int]) -> ResendVerdict:
+    """Return what to do with `due`.
+
+    `progress` holds, by place, the smallest offset that the consumer has not finished: a record
+    below it was read and is gone, one at or above it is merely queued.
+    """
+    if due.status == Status.CONFIRMED and _is_queued(due, rules, progress):
+        return ResendVerdict.WAIT
+    is_left = due.send_count < rules.tries_max and due.claim_count < CLAIMS_MAX
+    return ResendVerdict.SEND if is_left else ResendVerdict.GIVE_UP
+
+
+def why_given_up(due: Due, rules: Destination) -> str:
+    """Return the reason that is stored with a delivery that becomes abnormal."""
+    if due.send_count >= rules.tries_max:
+        return f"no end after {counted(due.send_count, 'try', 'tries')}"
+    claims = counted(due.claim_count, "time")
+    return f"claimed {claims} to be sent, by processes that ended before they had written more"
+
+
+def _is_queued(due: Due, rules: Destination, progress: Mapping[Place, int]) -> bool:
+    if not rules.resend_filter:
+        return False
+    if due.topic is None or due.partition is None or due.offset is None:
+        return False
+    if due.sent_seconds is None or due.sent_seconds >= rules.queue_seconds_max:
+        return False
+    # A consumer that has reported nothing has finished nothing.
+    return due.offset >= progress.get((due.consumer, due.topic, due.partition), 0)
+
+
+def wait_seconds(rules: Destination, before: int) -> float:
+    """Return how long the next send may wait for its end, after so many claims before it."""
+    return step_seconds(rules.resend_seconds, rules.resend_seconds_max, before)
+
+
+def queue_wait_seconds(due: Due, rules: Destination) -> float:
+    """Return after how many seconds to look again at a delivery that is queued.
+
+    The longer it has waited, the longer the time: a backlog of many messages must not cost one
+    write per message in every round.
+    """
+    waited = due.sent_seconds or 0.0
+    left = rules.queue_seconds_max - waited
+    return min(max(waited, rules.resend_seconds), rules.resend_seconds_max, max(left, 1.0))

@@ -1,0 +1,437 @@
+"""The way to the broker, for every mode: messages wait here in memory, and go out in rounds.
+
+A round is what came for one destination while its earlier rounds were under way, so rounds grow
+with the load. Nothing here knows of a database: a `Settlement` deals with what becomes of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID
+
+from msgspec import Struct
+
+from orderchain.text import counted, printable
+from outbox.message import Message
+from outbox.sender.message_sender import TopicTrouble
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from outbox.destination import Destination
+    from outbox.sender.message_sender import MessageSender, Sent
+
+
+_log = logging.getLogger(__name__)
+
+ROUNDS_MAX: Final = 2
+"""Rounds of one destination under way: while one is acknowledged, the next is built. More would
+only be smaller."""
+
+FREE_TIMES: Final = 4
+"""A destination holds at most so many times what is still free then: four fifths of everything if
+it is the only one that waits, and never the last place."""
+
+
+def room_of(free: int, rows: int) -> int:
+    """Return how many more messages a destination with `rows` may hold, with `free` places."""
+    return max((FREE_TIMES * free - rows) // (FREE_TIMES + 1), 0)
+
+
+ERROR_CHARACTERS_MAX: Final = 300
+"""Bound on the text of a send's error, as it is stored with each delivery."""
+
+LOG_SECONDS: Final = 1.0
+"""Time between log lines about messages that are not sent from here: a broker that is away makes
+many."""
+
+NO_CLAIM: Final = UUID(int=0)
+"""The token of messages that are in no table."""
+
+Claims = list[tuple[UUID, UUID]]
+"""Messages by their ids, each with the token by which it was claimed."""
+
+
+class Parcel(Struct, gc=False):
+    """Messages that were claimed by one token."""
+
+    token: UUID
+    messages: list[Message]
+
+    @property
+    def claims(self) -> Claims:
+        """The messages by id, each with the token."""
+        return [(message.message_id, self.token) for message in self.messages]
+
+
+class Share(Struct, frozen=True):
+    """How many deliveries one round of the sweep may take."""
+
+    rows: int
+    """For each destination, except those of `of`."""
+    of: Mapping[str, int]
+    """By the name of a destination; 0: it is not looked at."""
+    rows_in_all: int
+
+
+class Settlement(Protocol):
+    """What becomes of messages, in one mode. Each message is passed to one of these, once."""
+
+    def sent(self, destination: Destination, sent: Sent, claims: Claims) -> None:
+        """The broker has acknowledged a batch; `claims` are its messages in order."""
+
+    def failed(self, claims: Claims, reason: str) -> None:
+        """The broker may have seen them, and has not acknowledged them: a try."""
+
+    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+        """They were not sent, and are not sent from here; `is_noted`: because of their topic."""
+
+    def cut_off(self, claims: Claims) -> None:
+        """Their round was cut off: nobody knows whether they were sent."""
+
+
+class Tally:
+    """A settlement that writes nothing: it counts, and logs what is not sent from here."""
+
+    def __init__(self, words: str) -> None:
+        """`words` say what becomes of messages that are not sent."""
+        self.sent_count = 0
+        self.unsent_count = 0
+        self._words = words
+        self._unlogged: Counter[str] = Counter()
+        self._logged_at = -inf
+
+    def sent(self, _: Destination, sent: Sent, __: Claims) -> None:
+        """See `Settlement.sent`."""
+        self.sent_count += len(sent.messages)
+
+    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+        """See `Settlement.released`."""
+        self.give_up(len(claims), reason)
+
+    failed = released
+
+    def cut_off(self, claims: Claims) -> None:
+        """See `Settlement.cut_off`."""
+        self.give_up(len(claims), "the send was cut off")
+
+    def give_up(self, count: int, reason: str) -> None:
+        """Count messages that are not sent from here."""
+        self.unsent_count += count
+        self._unlogged[reason] += count
+        if monotonic() - self._logged_at >= LOG_SECONDS:
+            self.log()
+
+    def log(self) -> None:
+        """Log what was not logged yet."""
+        for reason, count in self._unlogged.items():
+            what = f"{self._words} {counted(count, 'message')}"
+            _log.error("%s: %s", printable(what), printable(reason))
+        self._unlogged.clear()
+        self._logged_at = monotonic()
+
+
+class _DestinationQueue:
+    """The messages that wait for one destination, or are under way to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.parcels: deque[Parcel] = deque()
+        self.rows = 0  # waiting or under way
+        self.rounds = 0  # under way, at most ROUNDS_MAX
+        self.trouble: str | None = None  # the topic whose trouble stopped a send
+
+
+class Sending:
+    """Sends parcels in rounds, each destination separately, and settles what became of them.
+
+    A slow destination delays only itself: it has its own rounds, and there is always room for what
+    goes elsewhere.
+    """
+
+    def __init__(
+        self,
+        sender: MessageSender,
+        settlement: Settlement,
+        send: Callable[[list[Message], Destination], Awaitable[list[Sent]]],
+        *,
+        rows_max: int,
+        round_rows_max: int,
+        probe_seconds: float,
+        keeps: bool = False,
+    ) -> None:
+        """`send` sends messages to one destination by `sender`, and returns what became of each.
+
+        `rows_max`: messages in memory; `probe_seconds`: how often a broker that is away is tried;
+        `keeps`: what can't be sent for now waits here instead of being released.
+        """
+        self._sender = sender
+        self._settlement = settlement
+        self._send = send
+        self._rows_max = rows_max
+        self._round_rows_max = round_rows_max
+        self._probe_seconds = probe_seconds
+        self._keeps = keeps
+        self._lanes: dict[str, _DestinationQueue] = {}
+        self._some = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._rounds: set[asyncio.Task[None]] = set()
+        self._rows = 0
+        self._is_hungry = False  # something was released, since there was no room for it
+        self.destinations: dict[str, Destination] = {}
+        self.is_broker_away = False
+        self.times_away = 0
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when there may be room for what was released."""
+
+    @property
+    def waiting_rows(self) -> int:
+        """Messages that were handed over, and whose outcome is not known yet."""
+        return self._rows
+
+    @property
+    def has_room(self) -> bool:
+        """Whether messages may be handed over: the broker is up, and there is room in memory."""
+        return not self.is_broker_away and self._free > 0
+
+    @property
+    def _free(self) -> int:
+        return self._rows_max - self._rows
+
+    def share(self, rows_max: int) -> tuple[Share, bool]:
+        """Return what the sweep may take, and whether it must leave some destinations out.
+
+        A destination whose topic was in trouble is tried by a single message.
+        """
+        troubles = self._sender.troubles
+        of: dict[str, int] = {}
+        leaves_out = False
+        for destination in self.destinations.values():
+            lane = self._lanes.get(destination.name)
+            room = min(rows_max, room_of(self._free, 0 if lane is None else lane.rows))
+            if destination.topic in troubles:
+                room = 0 if troubles.is_paused(destination.topic) else min(room, 1)
+            else:
+                self._is_hungry = self._is_hungry or not room
+            leaves_out = leaves_out or not room
+            if room < rows_max:
+                of[destination.name] = room
+        return Share(rows_max, of, max(self._free, 0)), leaves_out
+
+    def hand_over(self, parcel: Parcel) -> None:
+        """Take messages that are committed; what can't be sent is released, or waits."""
+        by_destination: dict[str, list[Message]] = {}
+        for message in parcel.messages:
+            by_destination.setdefault(message.destination, []).append(message)
+        for name, messages in by_destination.items():
+            part = Parcel(parcel.token, messages)
+            if not self._keeps and (why := self._why_not(name)) is not None:
+                self._release(part, why)
+            else:
+                self._take_in(name, part)
+
+    def _take_in(self, name: str, parcel: Parcel) -> None:
+        """Keep as much of a parcel as there is room for; the rest is released."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _DestinationQueue(name)
+        room = room_of(self._free, lane.rows)
+        fitting, left = parcel.messages[:room], parcel.messages[room:]
+        if left:
+            self._is_hungry = True
+            self._release(Parcel(parcel.token, left), "too many wait")
+        if fitting:
+            self._put(lane, Parcel(parcel.token, fitting))
+
+    def _put(self, lane: _DestinationQueue, parcel: Parcel) -> None:
+        self._rows += len(parcel.messages)
+        lane.rows += len(parcel.messages)
+        lane.parcels.append(parcel)
+        self._idle.clear()
+        self._some.set()
+
+    def _less(self, lane: _DestinationQueue, count: int) -> None:
+        self._rows -= count
+        lane.rows -= count
+        if not self._rows:
+            self._idle.set()
+
+    def _why_not(self, name: str) -> str | TopicTrouble | None:
+        """Return why nothing may be sent to a destination for now."""
+        if self.is_broker_away:
+            return "the broker is away"
+        destination = self.destinations.get(name)
+        if destination is None:
+            return "the destination is not set up"
+        return self._sender.troubles.pause_of(destination.topic)
+
+    def _may_begin(self, lane: _DestinationQueue) -> bool:
+        """Return whether a round may begin. If nothing is kept it may: the round releases it."""
+        if not self._keeps:
+            return True
+        is_paused = lane.trouble is not None and self._sender.troubles.is_paused(lane.trouble)
+        return not is_paused and self._why_not(lane.name) is None
+
+    async def run(self) -> None:
+        """Send what comes, until cancelled."""
+        try:
+            while True:
+                await self._some.wait()
+                self._some.clear()
+                for lane in self._lanes.values():
+                    while lane.parcels and lane.rounds < ROUNDS_MAX and self._may_begin(lane):
+                        self._begin(lane)
+        finally:
+            for task in self._rounds:
+                task.cancel()
+            await asyncio.gather(*self._rounds, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """Return once everything handed over was sent or released."""
+        await self._idle.wait()
+
+    def drop_waiting(self) -> None:
+        """Release what still waits."""
+        for lane in self._lanes.values():
+            while lane.parcels:
+                parcel = lane.parcels.popleft()
+                self._release(parcel, "the end came first")
+                self._less(lane, len(parcel.messages))
+
+    def _begin(self, lane: _DestinationQueue) -> None:
+        lane.rounds += 1
+        work = self._round(lane, self._take(lane))
+        task = asyncio.create_task(work, name="orderchain outbox send")
+        self._rounds.add(task)
+        task.add_done_callback(lambda done: self._ended(lane, done))
+
+    def _take(self, lane: _DestinationQueue) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        rows = 0
+        while lane.parcels and rows < self._round_rows_max:
+            parcels.append(lane.parcels.popleft())
+            rows += len(parcels[-1].messages)
+        return parcels
+
+    def _ended(self, lane: _DestinationQueue, task: asyncio.Task[None]) -> None:
+        self._rounds.discard(task)
+        lane.rounds -= 1
+        if lane.parcels:
+            self._some.set()
+        if self._is_hungry:
+            self._is_hungry = False
+            self.on_room()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a round of sends to %s failed: %r", printable(lane.name), error)
+
+    async def _round(self, lane: _DestinationQueue, parcels: list[Parcel]) -> None:
+        messages = [message for parcel in parcels for message in parcel.messages]
+        # Not by the message's id: after a claim ran out the same message may be here twice.
+        held = {id(message): parcel.token for parcel in parcels for message in parcel.messages}
+        try:
+            why = self._why_not(lane.name)
+            if why is not None:
+                self._leave(lane, messages, held, why)
+                return
+            destination = self.destinations[lane.name]
+            results = await self._send(messages, destination)
+            for result in results:
+                if result.error is None:
+                    self._settlement.sent(destination, result, _claims(result.messages, held))
+            if failed := [result for result in results if result.error is not None]:
+                await self._failed(lane, destination, failed, held)
+        finally:
+            if held:
+                left = [message for message in messages if id(message) in held]
+                self._settlement.cut_off(_claims(left, held))
+            self._less(lane, len(messages))
+
+    async def _failed(
+        self,
+        lane: _DestinationQueue,
+        destination: Destination,
+        results: list[Sent],
+        held: dict[int, UUID],
+    ) -> None:
+        """Separate what the broker may have seen, which is a try, from what it has not."""
+        error = results[0].error
+        if not isinstance(error, TopicTrouble):
+            await self._sender.renew()
+            if not await self._sender.is_broker_there(self._probe_seconds + 2.0):
+                self._away(error)
+                self._leave(lane, _messages(results), held, "the broker is away")
+                return
+            error = await self._sender.look_at(destination.topic) or error
+        if isinstance(error, TopicTrouble):
+            self._leave(lane, _messages(results), held, error)
+            return
+        _log.warning("a send to %s failed: %s", printable(destination.name), _reason(error))
+        # Messages without a known partition were not sent. That may last, so the topic is paused.
+        if unsent := [each for each in results if not each.was_tried]:
+            trouble = self._sender.troubles.found(destination.topic, _reason(unsent[0].error))
+            self._leave(lane, _messages(unsent), held, trouble)
+        for result in results:
+            if result.was_tried:
+                self._settlement.failed(_claims(result.messages, held), _reason(result.error))
+
+    def _leave(
+        self,
+        lane: _DestinationQueue,
+        messages: list[Message],
+        held: dict[int, UUID],
+        why: str | TopicTrouble,
+    ) -> None:
+        """Release messages that were not sent, or queue them again."""
+        by_token: dict[UUID, list[Message]] = {}
+        for message in messages:
+            by_token.setdefault(held.pop(id(message)), []).append(message)
+        if isinstance(why, TopicTrouble):
+            lane.trouble = why.topic
+        for token, group in by_token.items():
+            if self._keeps:
+                self._put(lane, Parcel(token, group))
+            else:
+                self._release(Parcel(token, group), why)
+
+    def _release(self, parcel: Parcel, why: str | TopicTrouble) -> None:
+        is_noted = isinstance(why, TopicTrouble)
+        self._settlement.released(parcel.claims, str(why), is_noted=is_noted)
+
+    def _away(self, error: Exception | None) -> None:
+        if not self.is_broker_away:
+            self.is_broker_away = True
+            self.times_away += 1
+            _log.warning("the broker is away, nothing is sent meanwhile: %s", _reason(error))
+
+    async def watch_broker(self) -> None:
+        """Probe a broker that is away until it is back, and retry waiting topics, forever."""
+        while True:
+            await asyncio.sleep(self._probe_seconds)
+            if self.is_broker_away and await self._sender.is_broker_there(
+                self._probe_seconds + 2.0
+            ):
+                self.is_broker_away = False
+                _log.warning("the broker is back")
+                self.on_room()
+            self._some.set()
+
+
+def _messages(results: Iterable[Sent]) -> list[Message]:
+    return [message for result in results for message in result.messages]
+
+
+def _claims(messages: list[Message], held: dict[int, UUID]) -> Claims:
+    """Return messages with their tokens, and stop holding them."""
+    return [(message.message_id, held.pop(id(message))) for message in messages]
+
+
+def _reason(error: Exception | None) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return printable(" ".join(text.split()), ERROR_CHARACTERS_MAX)

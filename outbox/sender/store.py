@@ -1,0 +1,469 @@
+"""The relay's statements."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from orderchain.errors import SettingError
+from orderchain.sql import load_sql
+from orderchain.text import reason_of
+from outbox.destination import Destination
+from outbox.errors import MessageError
+from outbox.limits import OPEN_SECONDS_MAX
+from outbox.message import Message, check_message
+from outbox.sender.resend import Due, Place
+from outbox.session import OutboxSession
+from outbox.statuses import SENDABLE, Change, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from orderchain.clients.postgres import Connection, Record
+    from outbox.confirm_record import Progress
+    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.sending import Share
+
+
+SQL: Final = load_sql("outbox", "sql/store.sql")
+
+_log = logging.getLogger(__name__)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
+
+RETRY_SLACK_SECONDS: Final = 60.0
+"""How long after its retry fell due a parked message may stay unconfirmed before it is resent: the
+consumer first has to work on it, and its confirm has to travel."""
+
+
+OLDEST_SECONDS: Final = 0.2
+"""How often the oldest unfinished message is looked up while sweeps or sends follow each other."""
+
+
+class FailedMessage(Struct, frozen=True):
+    """One row: a message, and the error that its business failed with."""
+
+    failed_at: datetime
+    outcome: str
+    error: str
+    message_id: UUID | None
+    destination: str
+    key: str | None
+    headers: str | None
+    payload: bytes
+
+
+class PartitionSize(Struct, frozen=True):
+    """A partition of both histories."""
+
+    lower_id: UUID
+    ends_at: datetime
+    bytes: int
+
+
+class Space(Struct, frozen=True):
+    """What the outbox takes on disk, and may take."""
+
+    bytes: int
+    bytes_max: int
+    """0: no bound."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is added."""
+        return 0 < self.bytes_max < self.bytes
+
+
+class History:
+    """The histories, over a session of the caller. Every method raises RetryError."""
+
+    def __init__(self, session: OutboxSession) -> None:
+        self._session = session
+
+    async def extend(self, now: datetime, span_hours: int) -> None:
+        """Make the partitions that are needed now and next."""
+        await self._session.fetch(SQL["extend"], now, span_hours)
+
+    async def partitions(self) -> list[PartitionSize]:
+        """Return the partitions, oldest first."""
+        return [PartitionSize(*row) for row in await self._session.fetch(SQL["partitions"])]
+
+    async def drop(self, lower_id: UUID, survivors_max: int) -> int | None:
+        """Drop a partition; return how many messages survived, None if it had to stay."""
+        ((survivors,),) = await self._session.fetch(SQL["drop"], lower_id, survivors_max)
+        return None if survivors is None else int(survivors)
+
+    async def trim(self, before: datetime) -> int:
+        """Remove finished messages older than `before` from the default partitions."""
+        ((trimmed,),) = await self._session.fetch(SQL["trim"], before)
+        return int(trimmed)
+
+    async def measure(self, bytes_max: int | None) -> Space:
+        """Measure, and refuse to add above `bytes_max`; None: above the bound that was set last."""
+        (row,) = await self._session.fetch(SQL["measure"], bytes_max)
+        return Space(*row)
+
+    async def check_durability(self) -> None:
+        """Check the server's settings again. Raises DurabilityError, too."""
+        await self._session.check_durability()
+
+
+HEARD_SECONDS: Final = 10.0
+"""How often it is written that a consumer was heard from: far below what counts as silence."""
+
+_COUNTS: Final = ("consumed", "early", "late")
+
+
+class BrokerAck(Struct, frozen=True, gc=False):
+    """A message that the broker has acknowledged."""
+
+    message_id: UUID
+    token: UUID
+    topic: str
+    partition: int
+    offset: int
+
+
+class Abnormal(Struct, frozen=True):
+    """A delivery that has become abnormal, and why."""
+
+    message_id: UUID
+    consumer: str
+    destination: str
+    send_count: int
+    reason: str
+
+
+class Applied(Struct, frozen=True):
+    """What became of the confirms of one intake."""
+
+    consumed: int
+    early: int
+    """Those of them that were confirmed before the broker's acknowledgement was written."""
+    late: int
+    """Those of them that were abnormal until then."""
+    repeated: int
+    """Confirms of deliveries that were already done."""
+    unknown: int
+    """There is no such delivery, or it is no longer remembered."""
+
+
+class Silent(Struct, frozen=True):
+    """A consumer that is not heard from, although messages wait for it."""
+
+    destination: str
+    consumer: str
+    seconds: float | None
+    """Seconds since it was last heard from; None: it never was."""
+
+    @property
+    def shown(self) -> str:
+        """That time in words."""
+        ever = (
+            "nothing was ever heard"
+            if self.seconds is None
+            else f"nothing was heard for {self.seconds:.0f} s"
+        )
+        return f"{ever} of consumer {self.consumer} of {self.destination}"
+
+
+class RelayStore:
+    """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
+
+    def __init__(self, config: RelayConfig, woken: Callable[[], None]) -> None:
+        self._sweep = OutboxSession(config, "sweep", woken)
+        self._write = OutboxSession(config, "write")
+        self._confirm = OutboxSession(config, "confirm")
+        self.history = History(self._write)
+        self._oldest: UUID | None = None
+        self._asked_at = 0.0  # by the loop's clock
+        # By destination and consumer: when it was last written that it was heard from.
+        self._heard_at: dict[tuple[str, str], float] = {}
+
+    async def destinations(self) -> dict[str, Destination]:
+        """Return every destination, by its name."""
+        return _destinations(await self._sweep.fetch(SQL["destinations"]))
+
+    async def oldest_unfinished(self) -> UUID:
+        """Return an id below which no message is sent any more, at most `OLDEST_SECONDS` old.
+
+        If it were asked for more often, it would cost one statement per send; an older answer only
+        makes the inboxes of consumers keep more.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._oldest is None or now - self._asked_at >= OLDEST_SECONDS:
+            ((self._oldest,),) = await self._sweep.fetch(SQL["oldest_unfinished"], OPEN_SECONDS_MAX)
+            self._asked_at = now
+        return self._oldest
+
+    def sweep(self) -> Any:  # noqa: ANN401 - contextlib's own
+        """Hold a transaction in which what is due is locked and claimed; see `Claiming`."""
+        return self._sweep.transaction()
+
+    # ------------------------------------------------------------------ what sends have led to
+
+    async def write_acks(self, acks: Sequence[BrokerAck]) -> int:
+        """Write status 1; return how many deliveries had kept their claim."""
+        ordered = sorted(acks, key=_by_id)
+        return await self._write.execute(
+            SQL["acknowledged"],
+            [ack.message_id for ack in ordered],
+            [ack.token for ack in ordered],
+            [ack.topic for ack in ordered],
+            [ack.partition for ack in ordered],
+            [ack.offset for ack in ordered],
+            sources(Change.ACKNOWLEDGED),
+        )
+
+    async def finish_by_broker(self, acks: Sequence[BrokerAck]) -> int:
+        """Move deliveries to outbox_done whose destination asks for no confirm."""
+        ordered = sorted(acks, key=_by_id)
+        return await self._write.execute(
+            SQL["done_by_broker"],
+            [ack.message_id for ack in ordered],
+            [ack.token for ack in ordered],
+            sources(Change.ACKNOWLEDGED),
+        )
+
+    async def write_failures(self, failures: Iterable[tuple[UUID, UUID, str]]) -> None:
+        """Write why sends failed, by message, token and reason."""
+        ordered = sorted(failures)
+        if ordered:
+            ids, tokens, reasons = zip(*ordered, strict=True)
+            await self._write.execute(SQL["failed"], ids, tokens, reasons, _SENDABLE)
+
+    async def release(self, claims: Iterable[tuple[UUID, UUID, str | None]]) -> None:
+        """Give claims back, by message and token: nothing was sent, so it was no try.
+
+        A reason, if there is one, is stored with the delivery.
+        """
+        ordered = sorted(claims, key=lambda claim: claim[:2])
+        if ordered:
+            ids, tokens, reasons = zip(*ordered, strict=True)
+            await self._write.execute(SQL["released"], ids, tokens, reasons, _SENDABLE)
+
+    # ---------------------------------------------------------------------------------- confirms
+
+    async def apply(self, confirms: Sequence[tuple[UUID, str]]) -> Applied:
+        """Move deliveries, by message and consumer, to `consumed`; each of them once."""
+        ordered = sorted(set(confirms))
+        ids = [message_id for message_id, _ in ordered]
+        consumers = [consumer for _, consumer in ordered]
+        rows = await self._confirm.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
+        consumed, early, late = (sum(row[name] for row in rows) for name in _COUNTS)
+        await self.hear_of((row["destination"], row["consumer"]) for row in rows)
+        repeated = len(confirms) - len(ordered)
+        missing = len(ordered) - consumed
+        if missing:
+            rows = await self._confirm.fetch(SQL["known"], ids, consumers)
+            # Those of this same statement are done by now, too.
+            before = max(rows[0]["repeated"] - consumed, 0)
+            repeated, missing = repeated + before, max(missing - before, 0)
+        return Applied(consumed, early, late, repeated, missing)
+
+    async def postpone(self, retries: Sequence[tuple[UUID, str, int]]) -> None:
+        """Resend nothing before the consumer's retry, whose time is in unix nanoseconds."""
+        ordered = sorted(retries)
+        await self._confirm.execute(
+            SQL["retrying"],
+            [message_id for message_id, _, _ in ordered],
+            [consumer for _, consumer, _ in ordered],
+            [_EPOCH + timedelta(microseconds=until // 1_000) for _, _, until in ordered],
+            RETRY_SLACK_SECONDS,
+            _SENDABLE,
+        )
+
+    async def save_progress(self, told: dict[Place, int]) -> None:
+        """Store how far consumers have come."""
+        places = sorted(told)
+        await self._confirm.execute(
+            SQL["save_progress"],
+            [place[0] for place in places],
+            [place[1] for place in places],
+            [place[2] for place in places],
+            [told[place] for place in places],
+        )
+
+    async def keep_failed(self, rows: Sequence[FailedMessage]) -> None:
+        """Keep the messages that failed businesses would have sent."""
+        columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
+        await self._write.fetch(SQL["keep_failed"], *map(list, columns))
+
+    async def hear_of(self, heard: Iterable[tuple[str, str]]) -> None:
+        """Store that consumers, by destination and name, were heard from, now and then."""
+        now = time.monotonic()
+        due = sorted(
+            each for each in set(heard) if now - self._heard_at.get(each, -inf) >= HEARD_SECONDS
+        )
+        if due:
+            destinations, consumers = zip(*due, strict=True)
+            await self._confirm.execute(SQL["heard_from"], destinations, consumers)
+            self._heard_at.update(dict.fromkeys(due, now))
+
+    async def silent(self, seconds: float, again_seconds: float) -> list[Silent]:
+        """Return consumers that are not heard from, each to one relay per `again_seconds`."""
+        rows = await self._write.fetch(SQL["silent"], seconds, again_seconds)
+        return [Silent(*row) for row in rows]
+
+    # ------------------------------------------------------------------------ what is kept beside
+
+    async def confirm_key(self) -> bytes:
+        """Return the key of the tokens that go with messages."""
+        ((key,),) = await self._sweep.fetch(SQL["confirm_key"])
+        return bytes(key)
+
+    async def save_troubles(self, reasons: Mapping[str, str], over: Iterable[str]) -> None:
+        """Store what is wrong with topics, by name, and which of them are usable again."""
+        if reasons:
+            topics = sorted(reasons)
+            await self._write.execute(
+                SQL["save_troubles"], topics, [reasons[topic] for topic in topics]
+            )
+        await self._write.execute(SQL["end_troubles"], sorted(over))
+
+    async def barrier(self) -> None:
+        """Return once what can be read here outlives a failover. Raises RetryError."""
+        await self._confirm.barrier()
+
+    async def close(self) -> None:
+        """Close the connections; never raises."""
+        for session in (self._sweep, self._write, self._confirm):
+            await session.close()
+
+
+class Claiming:
+    """One round of the sweep, in one transaction: what it locks, nobody else claims meanwhile."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def due(self, floor: datetime, share: Share) -> list[Due]:
+        """Lock and return what is due, from `floor` on, for each destination its share."""
+        names = sorted(share.of)
+        rows = await self._connection.fetch(
+            SQL["due"], floor, share.rows, _SENDABLE,
+            names, [share.of[name] for name in names], share.rows_in_all,
+        )  # fmt: skip
+        return [Due(*row) for row in rows]
+
+    async def now(self) -> datetime:
+        """Return the time by which rows were found due."""
+        found: datetime = await self._connection.fetchval(SQL["now"])
+        return found
+
+    async def destinations(self) -> dict[str, Destination]:
+        """Return every destination, by its name."""
+        return _destinations(await self._connection.fetch(SQL["destinations"]))
+
+    async def progress(self) -> dict[Place, int]:
+        """Return the smallest unfinished offset of each consumer, by place."""
+        rows = await self._connection.fetch(SQL["progress"])
+        return {(row[0], row[1], row[2]): row[3] for row in rows}
+
+    async def apply(self, applied: Sequence[tuple[UUID, str]]) -> int:
+        """Move deliveries, by message and consumer, to `consumed`; return how many."""
+        ids, consumers = zip(*applied, strict=True)
+        rows = await self._connection.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
+        return sum(row["consumed"] for row in rows)
+
+    async def messages(
+        self, due: Sequence[tuple[Due, float]]
+    ) -> tuple[list[Message], dict[UUID, str]]:
+        """Return the messages to be sent, and by id what is wrong with those that can't be."""
+        if not due:
+            return [], {}
+        ids = sorted({row.message_id for row, _ in due})
+        return messages_of(await self._connection.fetch(SQL["messages"], ids, ids[0], ids[-1]))
+
+    async def claim(self, due: Sequence[tuple[Due, float]], token: UUID) -> None:
+        """Claim deliveries for sending; each falls due again after its seconds."""
+        await self._connection.execute(
+            SQL["claim"],
+            [row.message_id for row, _ in due],
+            [row.consumer for row, _ in due],
+            [seconds for _, seconds in due],
+            token,
+        )
+
+    async def wait(self, due: Sequence[tuple[Due, float]]) -> None:
+        """Make deliveries due again after their seconds; that is no try."""
+        await self._connection.execute(
+            SQL["wait"],
+            [row.message_id for row, _ in due],
+            [row.consumer for row, _ in due],
+            [seconds for _, seconds in due],
+        )
+
+    async def give_up(self, due: Sequence[tuple[Due, str]]) -> list[Abnormal]:
+        """Make deliveries abnormal, each with its reason unless a send has left one."""
+        rows = await self._connection.fetch(
+            SQL["give_up"],
+            [row.message_id for row, _ in due],
+            [row.consumer for row, _ in due],
+            [reason for _, reason in due],
+            sources(Change.TRIES_USED_UP),
+        )
+        return [Abnormal(*row) for row in rows]
+
+
+def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
+    """Return the progress of a consumer that one confirm record reports."""
+    return {(consumer, line.topic, line.partition): line.offset for line in lines}
+
+
+def _destinations(rows: Iterable[Record]) -> dict[str, Destination]:
+    found: dict[str, Destination] = {}
+    for row in rows:
+        try:
+            found[row["name"]] = msgspec.convert(dict(row), Destination)
+        except (msgspec.ValidationError, SettingError) as error:
+            # Set up directly in SQL. Messages to it wait; those to others must not.
+            _log.error("destination %r is left out: %s", row["name"], reason_of(error))
+    return found
+
+
+def messages_of(rows: Iterable[Record]) -> tuple[list[Message], dict[UUID, str]]:
+    """Return the messages that rows of outbox_message hold, and what is wrong with the others.
+
+    The table refuses what could not be sent. If it still holds such a row (a dropped constraint, a
+    restored copy), that row must not block the others.
+    """
+    messages: list[Message] = []
+    unreadable: dict[UUID, str] = {}
+    for row in rows:
+        try:
+            messages.append(_message_of(row))
+        except MessageError as error:
+            unreadable[row["message_id"]] = f"it can't be sent: {reason_of(error)}"
+    return messages, unreadable
+
+
+def _message_of(row: Record) -> Message:
+    headers = headers_of(row["headers"])
+    message = Message(row["message_id"], row["destination"], row["payload"], row["key"], headers)
+    if headers is not None:
+        check_message(message)
+    return message
+
+
+def headers_of(stored: str | None) -> dict[str, str] | None:
+    """Return stored headers. Raises MessageError if they are not valid headers."""
+    if stored is None:
+        return None
+    try:
+        return msgspec.json.decode(stored, type=dict[str, str])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MessageError("headers", reason_of(error), "an object of names to text") from None
+
+
+def _by_id(ack: BrokerAck) -> UUID:
+    return ack.message_id

@@ -1,0 +1,300 @@
+"""What the message service does with a request."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from orderchain.sql import load_sql
+from outbox.acts import UNFINISHED
+from outbox.errors import DestinationMissing, MessageError, TransitionRefused
+from outbox.message import Message, age_seconds, draw_message_ids, made_at
+from outbox.sender.add import store_messages
+from outbox.sender.check_loop import decide_messages, standings
+from outbox.sender.store import RelayStore, headers_of
+from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
+from outbox.service.metrics import Unfinished
+from outbox.service.refusals import HttpRefusal
+from outbox.session import OutboxSession
+from outbox.statuses import Change, Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from orderchain.clients.postgres import Connection
+    from orderchain.clock import Clock
+    from orderchain.errors import RefusedError
+    from outbox.sender.check_loop import MessageStanding
+    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.store import Applied
+    from outbox.service.config import ServiceConfig
+
+
+class Sessions:
+    """A few connections, opened when needed; a caller that finds none free waits its turn."""
+
+    def __init__(self, config: RelayConfig, count: int) -> None:
+        self._all = [OutboxSession(config, f"service {number}") for number in range(count)]
+        # Last in, first out: under little load few connections are open.
+        self._free: asyncio.LifoQueue[OutboxSession] = asyncio.LifoQueue()
+        for session in reversed(self._all):
+            self._free.put_nowait(session)
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[OutboxSession]:
+        """Hold a session alone."""
+        session = await self._free.get()
+        try:
+            yield session
+        finally:
+            self._free.put_nowait(session)
+
+    async def close(self) -> None:
+        """Close them; never raises."""
+        for session in self._all:
+            await session.close()
+
+
+SQL: Final = load_sql("outbox.service", "service.sql")
+
+_FIRST_ID: Final = UUID(int=0)
+_STORE_TRIES: Final = 3
+"""Each try after the first means that another instance stored the same messages just then."""
+
+_WORDS: Final = {Change.COMMITTED: "committed", Change.ROLLED_BACK: "rolled back"}
+
+
+class MessageDesk:
+    """The operations of the service.
+
+    What it answers is durable. If it answers by what it has found, and has written nothing, a
+    barrier comes before the answer: the process that wrote that may have been cut off while it
+    waited for the standby.
+    """
+
+    def __init__(self, config: ServiceConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._sessions = Sessions(config.relay, config.connections)
+        self._confirms = RelayStore(config.relay, lambda: None)
+
+    async def store(
+        self, sender: str, messages: Sequence[Message], *, is_prepared: bool
+    ) -> StoredMessages:
+        """Store messages once, however often the same are given.
+
+        Raises HttpRefusal, MessageError, DestinationMissing with nothing stored; RetryError if it
+        is not known whether they were.
+        """
+        self._check_ids(messages)
+        check_at = None
+        if is_prepared:
+            rules = self._config.checking.rules
+            check_at = self._now() + timedelta(seconds=rules.first_seconds)
+        async with self._sessions.take() as session:
+            for _ in range(_STORE_TRIES):
+                new = await self._new_of(session, sender, messages)
+                if await _stored(session, new, sender, check_at):
+                    break
+            else:
+                raise MessageError("message_id", "one of several", "an id that nobody else stores")
+            if len(new) < len(messages):
+                await session.barrier()
+        ids = [str(message.message_id) for message in messages]
+        return StoredMessages(ids, len(messages) - len(new))
+
+    async def decide(self, sender: str, change: Change, message_ids: Sequence[UUID]) -> Decided:
+        """Commit or roll back messages; one that can't be is refused before any is touched."""
+        async with self._sessions.take() as session:
+            before = await standings(session, message_ids)
+            undecided = [
+                message_id
+                for message_id in message_ids
+                if _is_undecided(sender, change, message_id, before.get(message_id))
+            ]
+            decided = await decide_messages(session, change, undecided)
+            if late := [each for each in undecided if each not in decided]:
+                # A check, or the same request to another instance, came in between.
+                after = await standings(session, late)
+                for message_id in late:
+                    if _is_undecided(sender, change, message_id, after.get(message_id)):
+                        raise TransitionRefused("unknown", _WORDS[change], "prepared")
+            if len(decided) < len(message_ids):
+                await session.barrier()
+        return Decided(len(decided), len(message_ids) - len(decided))
+
+    async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
+        """Move deliveries to `consumed`, as a consumer's confirm on Kafka does."""
+        applied = await self._confirms.apply([(each, consumer) for each in message_ids])
+        if applied.repeated:
+            await self._confirms.barrier()
+        return applied
+
+    async def get(self, sender: str, message_id: UUID) -> ShownMessage:
+        """Return a message of the sender's with its deliveries. Raises HttpRefusal."""
+        async with self._sessions.take() as session:
+            rows = await session.fetch(SQL["message"], message_id, sender)
+            if not rows:
+                raise _unknown(message_id)
+            deliveries = await session.fetch(SQL["deliveries"], message_id)
+        row = dict(rows[0])
+        row["headers"] = headers_of(row["headers"])
+        return ShownMessage(**row, deliveries=[_shown(each) for each in deliveries])
+
+    async def page(
+        self,
+        sender: str,
+        *,
+        after: tuple[UUID, str] | None,
+        destination: str | None,
+        status: Status | None,
+        rows_max: int,
+    ) -> Page:
+        """Return deliveries of the sender's messages, by message_id and consumer."""
+        async with self._sessions.take() as session:
+            rows = await session.fetch(
+                SQL["page"], sender, *(after or (_FIRST_ID, "")), destination, status, rows_max
+            )
+        shown = [_shown(row) for row in rows]
+        if len(shown) < rows_max:
+            return Page(shown, None, None)
+        return Page(shown, shown[-1].message_id, shown[-1].consumer)
+
+    async def unfinished(self) -> list[Unfinished]:
+        """Return how many unfinished deliveries are where. Raises RetryError, ConnectError."""
+        async with self._sessions.take() as session:
+            rows = await session.fetch(UNFINISHED)
+        now = self._clock.wall_ns() / 1e9
+        return [
+            Unfinished(
+                row["destination"],
+                Status(row["status"]).name.lower(),
+                row["deliveries"],
+                age_seconds(row["oldest"], now),
+            )
+            for row in rows
+        ]
+
+    async def is_ready(self) -> bool:
+        """Ask the database. Raises RetryError, ConnectError, SchemaError."""
+        async with self._sessions.take() as session:
+            return bool(await session.fetch(SQL["ready"]))
+
+    async def close(self) -> None:
+        """Close the connections; never raises."""
+        await self._sessions.close()
+        await self._confirms.close()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+
+    def _check_ids(self, messages: Sequence[Message]) -> None:
+        """Refuse ids that are given twice, or whose time is not about now."""
+        now = self._clock.wall_ns() / 1e9
+        seen: set[UUID] = set()
+        for message in messages:
+            made = made_at(message.message_id)
+            if made < now - self._config.message_age_seconds_max:
+                raise _bad_time(message.message_id, "one that is younger: draw a new one")
+            if made > now + self._config.message_ahead_seconds_max:
+                raise _bad_time(message.message_id, "one that is not ahead of our clock")
+            if message.message_id in seen:
+                expected = "each id once in a request"
+                raise MessageError("message_id", str(message.message_id), expected)
+            seen.add(message.message_id)
+
+    async def _new_of(
+        self, session: OutboxSession, sender: str, messages: Sequence[Message]
+    ) -> list[Message]:
+        """Return those that are not stored yet. Raises HttpRefusal if another one has the id."""
+        ids = sorted(message.message_id for message in messages)
+        rows = await session.fetch(SQL["stored"], ids, ids[0], ids[-1])
+        stored = {row["message_id"]: row for row in rows}
+        for message in messages:
+            row = stored.get(message.message_id)
+            if row is not None and not _is_same(row, sender, message):
+                raise HttpRefusal(
+                    409, "id_taken", "message_id", str(message.message_id),
+                    "an id that is not another message's",
+                )  # fmt: skip
+        return [message for message in messages if message.message_id not in stored]
+
+
+async def _stored(
+    session: OutboxSession, messages: Sequence[Message], sender: str, check_at: datetime | None
+) -> bool:
+    """Store messages; False where another instance was faster with one of them."""
+    if not messages:
+        return True
+
+    async def store(connection: Connection) -> RefusedError | None:
+        try:
+            async with connection.transaction():
+                await store_messages(connection, messages, check_at=check_at, sender=sender)
+        except (MessageError, DestinationMissing) as error:
+            # Nothing is stored, and the connection is as good as before: it is not given up.
+            return error
+        return None
+
+    refused = await session.run(store)
+    if refused is None:
+        return True
+    if refused.field == "message_id":
+        return False
+    raise refused
+
+
+def draw_missing(ids: Sequence[UUID | None]) -> list[UUID]:
+    """Return `ids`, with new ones in place of those that are missing."""
+    drawn = iter(draw_message_ids(sum(each is None for each in ids)))
+    return [next(drawn) if each is None else each for each in ids]
+
+
+def _is_undecided(
+    sender: str, change: Change, message_id: UUID, standing: MessageStanding | None
+) -> bool:
+    """Return whether to make `change`; False: it was. Raises HttpRefusal, TransitionRefused."""
+    if standing is None or standing.sender != sender:
+        raise _unknown(message_id)
+    if standing.pending and not standing.is_decided:
+        return True
+    is_against = standing.is_cancelled or Status.ABANDONED in standing.done
+    if is_against != (change is Change.ROLLED_BACK):
+        raise TransitionRefused(standing.shown, _WORDS[change], "prepared")
+    return False
+
+
+def _is_same(row: Any, sender: str, message: Message) -> bool:  # noqa: ANN401 - an asyncpg record
+    return bool(
+        row["sender"] == sender
+        and row["destination"] == message.destination
+        and row["key"] == message.key
+        and row["payload"] == message.payload
+        and _is_same_headers(row["headers"], message)
+    )
+
+
+def _is_same_headers(stored: str | None, message: Message) -> bool:
+    try:
+        return (headers_of(stored) or None) == (message.headers or None)
+    except MessageError:  # what can't be read belongs to another message
+        return False
+
+
+def _shown(row: Any) -> ShownDelivery:  # noqa: ANN401 - an asyncpg record
+    told = dict(row)
+    told["status"] = Status(told["status"]).name.lower()
+    return ShownDelivery(**told)
+
+
+def _unknown(message_id: UUID) -> HttpRefusal:
+    return HttpRefusal(
+        404, "unknown_message", "message_id", str(message_id), "a message that this client stored"
+    )
+
+
+def _bad_time(message_id: UUID, expected: str) -> HttpRefusal:
+    return HttpRefusal(409, "id_time", "message_id", str(message_id), expected)

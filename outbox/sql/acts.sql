@@ -1,0 +1,63 @@
+-- What people look at and do by hand. The filter is the same everywhere, each part of it may be
+-- NULL: $1 message ids, $2 destination, $3 consumer, $4 statuses, $5 ids below this one, $6 rows at
+-- most; only for a look $7, the message's key.
+
+-- pending: unfinished deliveries, oldest first
+SELECT message_id, consumer, destination, status, send_count, next_send_at, topic, "partition",
+       "offset", last_error, NULL::timestamptz AS finished_at
+  FROM outbox_pending
+ WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
+   AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
+   AND ($5::uuid IS NULL OR message_id < $5)
+   AND ($7::text IS NULL OR EXISTS (SELECT FROM outbox_message AS message
+                                     WHERE message.message_id = outbox_pending.message_id
+                                       AND message.key = $7))
+ ORDER BY message_id, consumer LIMIT $6
+
+-- done: finished deliveries, oldest first
+SELECT message_id, consumer, destination, status, send_count, NULL::timestamptz AS next_send_at,
+       NULL::text AS topic, NULL::integer AS "partition", NULL::bigint AS "offset",
+       NULL::text AS last_error, finished_at
+  FROM outbox_done
+ WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
+   AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
+   AND ($5::uuid IS NULL OR message_id < $5)
+   AND ($7::text IS NULL OR EXISTS (SELECT FROM outbox_message AS message
+                                     WHERE message.message_id = outbox_done.message_id
+                                       AND message.key = $7))
+ ORDER BY message_id, consumer LIMIT $6
+
+-- unfinished: unfinished deliveries by destination and status, with the oldest message of them
+SELECT destination, status, count(*) AS deliveries, min(message_id::text)::uuid AS oldest
+  FROM outbox_pending GROUP BY destination, status ORDER BY 1, 2
+
+-- finished: finished deliveries by destination and status
+SELECT destination, status, count(*) AS deliveries, NULL::uuid AS oldest
+  FROM outbox_done GROUP BY destination, status ORDER BY 1, 2
+
+-- troubles: by destination, the topics that relays can't use, and the consumers that are not heard
+-- from for $1 seconds. What no relay has seen for five minutes is over, or nothing waits for it.
+SELECT known.destination, trouble.topic, trouble.reason, NULL AS consumer,
+       extract(epoch FROM now() - trouble.since)::float8 AS seconds
+  FROM outbox_destination AS known
+  JOIN outbox_trouble AS trouble ON trouble.topic IN (known.topic, known.confirm_topic)
+ WHERE trouble.seen_at > now() - interval '5 minutes'
+ UNION ALL
+SELECT destination, NULL, NULL, consumer, extract(epoch FROM now() - heard_at)::float8
+  FROM outbox_silent($1)
+ ORDER BY 1, 2, 4
+
+-- message: one message
+SELECT message_id, destination, key, headers, payload, sender, created_at
+  FROM outbox_message WHERE message_id = $1
+
+-- acts: what was done by hand to a message
+SELECT act, actor, login, reason, consumer, from_status, to_status, acted_at
+  FROM delivery_act WHERE message_id = $1 ORDER BY act_id
+
+-- failed: the messages that failed businesses would have sent, newest first, at most $1
+SELECT failed_at, outcome, error, message_id, destination, key, headers, payload
+  FROM outbox_failed ORDER BY failed_id DESC LIMIT $1
+
+-- act: do $7 (retry, abandon, resend) to them, as the actor $8 for the reason $9
+SELECT message_id, consumer, status FROM outbox_act($7, $1, $2, $3, $4, $5, $6, $8, $9)

@@ -1,0 +1,15 @@
+-- What the durability of a session's commits depends on.
+
+-- pin: the settings, and synchronous_commit kept for this session as it is: a reload changes nothing
+SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
+       set_config('synchronous_commit', current_setting('synchronous_commit'), false)
+           AS synchronous_commit
+
+-- synchronous: what the commit of this transaction will wait for; raises if an error has broken it
+SELECT current_setting('synchronous_commit')
+
+-- barrier: with a synchronous standby, returns once that has everything which is visible here
+-- A visible row may be missing on the standby, if the wait of its commit was cut off, or a crash
+-- came in between. Something must be written, since a commit of nothing waits for nobody.
+SELECT pg_logical_emit_message(true, 'orderchain', '')
+ WHERE current_setting('synchronous_standby_names') <> ''

@@ -1,0 +1,334 @@
+-- The tables of a consumer, in the consumer's own database: what it has applied, what is parked for
+-- a retry, what it has given up. `chainctl schema print --part inbox` prints this file, `chainctl
+-- schema apply --part inbox` applies it in one transaction. It needs none of the other parts.
+--
+-- Words: the inbox holds the ids of applied messages, each written in the transaction of its
+-- effect. A message is parked while it waits for a retry, or for an earlier message of its key. A
+-- dead letter has used up its tries, or is older than the inbox, and waits for a person.
+
+-- ---------------------------------------------------------------------------------------- roles
+-- Made without a password, so nobody can log in until a DBA sets one.
+
+DO $$
+DECLARE
+    role_name text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'orderchain_owner') THEN
+        CREATE ROLE orderchain_owner NOLOGIN;
+    END IF;
+    FOREACH role_name IN ARRAY ARRAY['outbox_consumer', 'outbox_operator'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
+            EXECUTE format('CREATE ROLE %I LOGIN', role_name);
+        END IF;
+    END LOOP;
+    -- A role that applies the schema without being a superuser must be able to act as the owner.
+    IF NOT pg_has_role('orderchain_owner', 'USAGE') THEN
+        EXECUTE format('GRANT orderchain_owner TO %I', current_user);
+    END IF;
+END
+$$;
+
+GRANT CREATE, USAGE ON SCHEMA public TO orderchain_owner;
+GRANT USAGE ON SCHEMA public TO outbox_consumer, outbox_operator;
+SET LOCAL ROLE orderchain_owner;
+SET LOCAL search_path = public;
+
+-- ---------------------------------------------------------------------------------------- version
+
+CREATE TABLE inbox_version (
+    only_row   boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
+    version    integer     NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+INSERT INTO inbox_version (version) VALUES (1);
+
+-- ------------------------------------------------------------------------------------- consumers
+
+-- One row per consumer. Its messages below `horizon` are no longer in the inbox: whether they were
+-- applied is not known, so they are not worked on. The horizon only rises.
+CREATE TABLE inbox_consumer (
+    consumer_id integer     PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    name        text        NOT NULL UNIQUE,
+    horizon     uuid        NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+
+-- The oldest message that the senders of a topic have not finished, as their records report. The
+-- inbox must outlive it: it may come again.
+CREATE TABLE inbox_topic (
+    consumer_id       integer NOT NULL REFERENCES inbox_consumer,
+    topic             text    NOT NULL,
+    oldest_unfinished uuid, -- NULL: the senders did not say
+    PRIMARY KEY (consumer_id, topic)
+);
+
+-- ----------------------------------------------------------------------------------------- inbox
+
+-- Ids are UUIDv7, so they rise with time: new rows are close together, old ones are dropped by
+-- partition.
+CREATE TABLE inbox (
+    message_id      uuid        NOT NULL,
+    consumer_id     integer     NOT NULL,
+    topic           text        NOT NULL, -- where the record was that was applied
+    topic_partition integer     NOT NULL,
+    record_offset   bigint      NOT NULL,
+    received_at     timestamptz NOT NULL,
+    processed_at    timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (message_id, consumer_id)
+) PARTITION BY RANGE (message_id);
+
+-- For what no day's partition takes: a strange clock of a sender must not stop its consumers.
+CREATE TABLE inbox_default PARTITION OF inbox DEFAULT;
+
+-- `place` is the order of arrival: only the first message of a key is tried, and it alone has a
+-- due_at.
+CREATE TABLE inbox_parked (
+    consumer_id     integer     NOT NULL REFERENCES inbox_consumer,
+    message_id      uuid        NOT NULL,
+    place           bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
+    destination     text        NOT NULL,
+    topic           text        NOT NULL,
+    topic_partition integer     NOT NULL,
+    record_offset   bigint      NOT NULL,
+    received_at     timestamptz NOT NULL,
+    key             bytea, -- bytes, as the record has it: text may hold what PostgreSQL refuses
+    confirm_topic   text,
+    confirm_token   bytea, -- by which to prove the confirm
+    headers         bytea       NOT NULL, -- the caller's own, as a MessagePack map of text to bytes
+    payload         bytea       NOT NULL,
+    failures        integer     NOT NULL CHECK (failures >= 0),
+    due_at          timestamptz, -- NULL: it waits behind an earlier message of its key
+    last_error      text        NOT NULL,
+    parked_at       timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_id, message_id)
+);
+
+CREATE INDEX inbox_parked_due ON inbox_parked (consumer_id, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX inbox_parked_key ON inbox_parked (consumer_id, key, place) WHERE key IS NOT NULL;
+
+CREATE TABLE inbox_dead (
+    consumer_id     integer     NOT NULL REFERENCES inbox_consumer,
+    message_id      uuid        NOT NULL,
+    destination     text        NOT NULL,
+    topic           text        NOT NULL,
+    topic_partition integer     NOT NULL,
+    record_offset   bigint      NOT NULL,
+    received_at     timestamptz NOT NULL,
+    key             bytea, -- bytes, as the record has it: text may hold what PostgreSQL refuses
+    confirm_topic   text,
+    confirm_token   bytea, -- by which to prove the confirm
+    headers         bytea       NOT NULL, -- the caller's own, as a MessagePack map of text to bytes
+    payload         bytea       NOT NULL,
+    failures        integer     NOT NULL,
+    reason          text        NOT NULL
+        CHECK (reason IN ('tries used up', 'refused by the handler', 'older than the inbox')),
+    last_error      text        NOT NULL,
+    dead_at         timestamptz NOT NULL DEFAULT now(),
+    -- The row of an abandoned message stays: otherwise a late record of it would be taken for a new
+    -- one.
+    abandoned_at    timestamptz,
+    PRIMARY KEY (consumer_id, message_id)
+);
+
+-- Every manual act on a dead letter: who, when, why. Insert-only.
+CREATE TABLE inbox_act (
+    act_id      bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    consumer_id integer     NOT NULL REFERENCES inbox_consumer,
+    message_id  uuid        NOT NULL,
+    act         text        NOT NULL CHECK (act IN ('retry', 'abandon')),
+    actor       text        NOT NULL CHECK (actor <> ''), -- who, in their own words
+    login       text        NOT NULL DEFAULT session_user, -- and in the server's
+    reason      text        NOT NULL CHECK (reason <> ''),
+    acted_at    timestamptz NOT NULL DEFAULT now()
+);
+
+-- Rows to lock, and nothing else: one transaction at a time changes which message of a key is
+-- tried. Only the owner can lock them, through inbox_lock_keys: anybody can take an advisory lock,
+-- and block a key with it. Keys share the rows, so some wait for others that need not.
+CREATE TABLE inbox_key_lock (
+    slot integer PRIMARY KEY
+);
+
+INSERT INTO inbox_key_lock SELECT generate_series(0, 1023);
+
+-- Locks keys of a consumer until the transaction ends. It locks all at once, and in one order:
+-- otherwise two batches that each hold what the other wants would wait forever.
+CREATE FUNCTION inbox_lock_keys(of_consumer integer, keys bytea[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM public.inbox_key_lock
+     WHERE slot IN (SELECT (hashtextextended(of_consumer || ' ' || encode(key, 'hex'), 0) & 1023)::integer
+                      FROM unnest(keys) AS key)
+     ORDER BY slot FOR UPDATE;
+END
+$$;
+
+-- ------------------------------------------------------------------------------------------- acts
+-- What people do by hand. Only the functions can do it: so no act is without its row in inbox_act.
+
+-- Parks a dead letter again, due at `due_from` or after the first one of its key. False: it is
+-- none.
+CREATE FUNCTION inbox_retry_dead(
+    of_consumer integer, dead_id uuid, due_from timestamptz, by_actor text, for_reason text
+) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    dead public.inbox_dead;
+BEGIN
+    SELECT * INTO dead FROM public.inbox_dead
+     WHERE consumer_id = of_consumer AND message_id = dead_id AND abandoned_at IS NULL
+       FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM public.inbox_lock_keys(of_consumer, ARRAY[dead.key]);
+    INSERT INTO public.inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+        record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+        due_at, last_error)
+    VALUES (dead.consumer_id, dead.message_id, dead.destination, dead.topic, dead.topic_partition,
+        dead.record_offset, dead.received_at, dead.key, dead.confirm_topic, dead.confirm_token,
+        dead.headers, dead.payload, 0,
+        CASE WHEN EXISTS (SELECT FROM public.inbox_parked
+                           WHERE consumer_id = of_consumer AND key = dead.key)
+             THEN NULL ELSE due_from END,
+        dead.last_error);
+    DELETE FROM public.inbox_dead WHERE consumer_id = of_consumer AND message_id = dead_id;
+    INSERT INTO public.inbox_act (consumer_id, message_id, act, actor, reason)
+    VALUES (of_consumer, dead_id, 'retry', by_actor, for_reason);
+    RETURN true;
+END
+$$;
+
+-- Ends a dead letter; its row stays, so that a late record of it is recognized. False: it is none.
+CREATE FUNCTION inbox_abandon_dead(
+    of_consumer integer, dead_id uuid, ended_at timestamptz, by_actor text, for_reason text
+) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    UPDATE public.inbox_dead SET abandoned_at = ended_at
+     WHERE consumer_id = of_consumer AND message_id = dead_id AND abandoned_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO public.inbox_act (consumer_id, message_id, act, actor, reason)
+    VALUES (of_consumer, dead_id, 'abandon', by_actor, for_reason);
+    RETURN true;
+END
+$$;
+
+-- ------------------------------------------------------------------------------------- retention
+
+-- The smallest id that a message of this time can have (UUIDv7: 48 bits of milliseconds come first).
+CREATE FUNCTION inbox_id_at(of_time timestamptz) RETURNS uuid
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, public, pg_temp
+RETURN (lpad(to_hex(floor(extract(epoch FROM of_time) * 1000)::bigint), 12, '0')
+    || repeat('0', 20))::uuid;
+
+-- Makes the partitions of the day of `of_time` and of the two after it. A day that already has a
+-- row in the default partition gets none.
+CREATE FUNCTION inbox_extend(of_time timestamptz) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s'
+    -- pg_temp last: otherwise it is searched first, and a caller's own type `text` would run as the
+    -- owner.
+    SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    first_day date := (of_time AT TIME ZONE 'UTC')::date;
+    begins    timestamptz;
+    day_table text;
+BEGIN
+    -- One at a time, by a row that only the owner can lock: anybody can take an advisory lock.
+    PERFORM FROM public.inbox_version FOR UPDATE;
+    IF abs(first_day - (now() AT TIME ZONE 'UTC')::date) > 3660 THEN
+        RAISE EXCEPTION 'a partition for % is out of range', first_day;
+    END IF;
+    FOR step IN 0..2 LOOP
+        begins := (first_day + step)::timestamp AT TIME ZONE 'UTC';
+        day_table := format('inbox_%s', to_char(first_day + step, 'YYYYMMDD'));
+        CONTINUE WHEN to_regclass(format('public.%I', day_table)) IS NOT NULL;
+        CONTINUE WHEN EXISTS (
+            SELECT FROM public.inbox_default
+             WHERE message_id >= inbox_id_at(begins)
+               AND message_id < inbox_id_at(begins + interval '1 day')
+        );
+        EXECUTE format('CREATE TABLE public.%I (LIKE public.inbox INCLUDING ALL)', day_table);
+        EXECUTE format(
+            'ALTER TABLE public.inbox ATTACH PARTITION public.%I FOR VALUES FROM (%L) TO (%L)',
+            day_table, inbox_id_at(begins), inbox_id_at(begins + interval '1 day')
+        );
+    END LOOP;
+END
+$$;
+
+-- Raises a consumer's horizon to `new_horizon` and drops what is below every consumer's: whole
+-- days, except in the default partition. Returns how many partitions went. Meanwhile all claims
+-- wait. A claim that began before and has not seen the new horizon must not find the rows gone, or
+-- it would work on an applied message again.
+CREATE FUNCTION inbox_retire(of_consumer integer, new_horizon uuid) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '1s'
+    SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    lowest  uuid;
+    dropped integer := 0;
+    old     record;
+BEGIN
+    -- Most calls find nothing to drop, and must not make anybody wait.
+    SELECT min(CASE consumer_id WHEN of_consumer THEN greatest(horizon, new_horizon)
+                    ELSE horizon END::text)::uuid
+      INTO lowest FROM public.inbox_consumer;
+    IF NOT EXISTS (SELECT FROM public.inbox WHERE message_id < lowest) THEN
+        RETURN 0;
+    END IF;
+    LOCK TABLE public.inbox IN ACCESS EXCLUSIVE MODE;
+    UPDATE public.inbox_consumer SET horizon = new_horizon
+     WHERE consumer_id = of_consumer AND horizon < new_horizon;
+    SELECT horizon INTO lowest FROM public.inbox_consumer ORDER BY horizon LIMIT 1;
+    FOR old IN
+        SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+         WHERE i.inhparent = 'public.inbox'::regclass
+           -- CASE, since conditions are evaluated in any order, and only these names hold a date.
+           AND CASE WHEN c.relname ~ '^inbox_[0-9]{8}$'
+                    THEN inbox_id_at((substr(c.relname, 7)::date + 1)::timestamp AT TIME ZONE 'UTC')
+                END <= lowest
+    LOOP
+        EXECUTE format('DROP TABLE public.%I', old.relname);
+        dropped := dropped + 1;
+    END LOOP;
+    DELETE FROM public.inbox_default WHERE message_id < lowest;
+    RETURN dropped;
+END
+$$;
+
+-- ----------------------------------------------------------------------------------------- grants
+-- Every object, column and privilege is listed in docs/permissions.md.
+
+REVOKE ALL ON FUNCTION inbox_lock_keys(integer, bytea[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_abandon_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_id_at(timestamptz) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_extend(timestamptz) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_retire(integer, uuid) FROM PUBLIC;
+
+GRANT SELECT ON inbox_version, inbox_consumer TO outbox_consumer;
+-- Not the horizon: only inbox_retire raises it, together with the drop.
+GRANT INSERT (name) ON inbox_consumer TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE ON inbox_topic TO outbox_consumer;
+-- Not UPDATE, not DELETE: what was applied stays so.
+GRANT SELECT, INSERT ON inbox TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_parked TO outbox_consumer;
+-- Not UPDATE, not DELETE: a dead letter belongs to a person.
+GRANT SELECT, INSERT ON inbox_dead TO outbox_consumer;
+GRANT EXECUTE ON FUNCTION inbox_id_at(timestamptz), inbox_extend(timestamptz),
+    inbox_retire(integer, uuid), inbox_lock_keys(integer, bytea[]) TO outbox_consumer;
+
+GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox, inbox_parked, inbox_dead,
+    inbox_act TO outbox_operator;
+GRANT EXECUTE ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text),
+    inbox_abandon_dead(integer, uuid, timestamptz, text, text) TO outbox_operator;
+
+RESET ROLE;

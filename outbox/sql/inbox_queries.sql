@@ -1,0 +1,152 @@
+-- The queries of a consumer to its own database. $1 is the consumer's number, unless stated
+-- otherwise.
+
+-- register: make the row of a new consumer, by its name
+INSERT INTO inbox_consumer (name) VALUES ($1) ON CONFLICT (name) DO NOTHING;
+
+-- find_consumer: the number and horizon of a consumer, by its name, with the schema's version
+SELECT c.consumer_id, c.horizon, v.version
+  FROM inbox_version v LEFT JOIN inbox_consumer c ON c.name = $1;
+
+-- extend: make the partitions of the day of a time ($1) and of the two after it
+SELECT inbox_extend($1);
+
+-- claim: record messages as applied, in the transaction of their effect; returns the new ones
+-- It waits for a worker that has recorded the same id and not committed yet. In the order of ids,
+-- so that two batches never wait for each other.
+INSERT INTO inbox (message_id, consumer_id, topic, topic_partition, record_offset, received_at)
+SELECT g.message_id, c.consumer_id, g.topic, g.topic_partition, g.record_offset, g.received_at
+  FROM unnest($2::uuid[], $3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::timestamptz[])
+       AS g (message_id, key, topic, topic_partition, record_offset, received_at)
+  JOIN inbox_consumer c ON c.consumer_id = $1 AND g.message_id >= c.horizon
+ WHERE NOT EXISTS (SELECT FROM inbox_parked p
+                    WHERE p.consumer_id = $1 AND p.message_id = g.message_id)
+   AND NOT EXISTS (SELECT FROM inbox_parked p WHERE p.consumer_id = $1 AND p.key = g.key)
+   AND NOT EXISTS (SELECT FROM inbox_dead d
+                    WHERE d.consumer_id = $1 AND d.message_id = g.message_id)
+ ORDER BY g.message_id
+ON CONFLICT DO NOTHING
+RETURNING message_id;
+
+-- admit: the messages that an idempotent handler may work on, since nothing is in their way
+SELECT g.message_id
+  FROM unnest($2::uuid[], $3::bytea[]) AS g (message_id, key)
+ WHERE NOT EXISTS (SELECT FROM inbox_parked p
+                    WHERE p.consumer_id = $1 AND p.message_id = g.message_id)
+   AND NOT EXISTS (SELECT FROM inbox_parked p WHERE p.consumer_id = $1 AND p.key = g.key)
+   AND NOT EXISTS (SELECT FROM inbox_dead d
+                    WHERE d.consumer_id = $1 AND d.message_id = g.message_id);
+
+-- judge: why messages could not be claimed
+SELECT g.message_id,
+       i.message_id IS NOT NULL AS is_applied,
+       p.message_id IS NOT NULL AS is_parked,
+       d.message_id IS NOT NULL AS is_dead,
+       EXISTS (SELECT FROM inbox_parked h
+                WHERE h.consumer_id = $1 AND h.key = g.key) AS is_key_parked,
+       g.message_id < c.horizon AS is_below_horizon
+  FROM unnest($2::uuid[], $3::bytea[]) AS g (message_id, key)
+  JOIN inbox_consumer c ON c.consumer_id = $1
+  LEFT JOIN inbox i ON i.message_id = g.message_id AND i.consumer_id = $1
+  LEFT JOIN inbox_parked p ON p.message_id = g.message_id AND p.consumer_id = $1
+  LEFT JOIN inbox_dead d ON d.message_id = g.message_id AND d.consumer_id = $1;
+
+-- lock_keys: allow one transaction at a time to change which message of these keys is tried
+SELECT inbox_lock_keys($1, $2);
+
+-- applied: which messages a consumer, by its name, has applied
+SELECT i.message_id
+  FROM inbox_consumer c JOIN inbox i ON i.consumer_id = c.consumer_id
+ WHERE c.name = $1 AND i.message_id = ANY ($2::uuid[]);
+
+-- park: put a message aside; after the first one of its key if that is there
+INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+    record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+    due_at, last_error)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
+       CASE WHEN EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = $8)
+            THEN NULL ELSE $14::timestamptz END,
+       $15
+ON CONFLICT DO NOTHING;
+
+-- park_behind: put many messages aside after the first ones of their keys
+-- If such a first one has gone meanwhile, the first of these takes its place.
+INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+    record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+    due_at, last_error)
+SELECT $1, g.message_id, g.destination, g.topic, g.topic_partition, g.record_offset, g.received_at,
+       g.key, g.confirm_topic, g.confirm_token, g.headers, g.payload, 0,
+       CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.place) = 1
+             AND NOT EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = g.key)
+            THEN $13::timestamptz END,
+       $14
+  FROM unnest($2::uuid[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::timestamptz[],
+              $8::bytea[], $9::text[], $10::bytea[], $11::bytea[], $12::bytea[])
+       WITH ORDINALITY AS g (message_id, destination, topic, topic_partition, record_offset,
+                             received_at, key, confirm_topic, confirm_token, headers, payload,
+                             place)
+ ORDER BY g.place
+ON CONFLICT DO NOTHING;
+
+-- parked_until: until when parked messages wait, or the first ones of their keys
+SELECT p.message_id,
+       coalesce(p.due_at, (SELECT min(h.due_at) FROM inbox_parked h
+                            WHERE h.consumer_id = $1 AND h.key = p.key)) AS due_at
+  FROM inbox_parked p
+ WHERE p.consumer_id = $1 AND p.message_id = ANY ($2::uuid[]);
+
+-- take_due: lock one parked message whose time has come; others take other messages
+SELECT message_id, destination, topic, topic_partition, record_offset, received_at, key,
+       confirm_topic, confirm_token, headers, payload, failures
+  FROM inbox_parked
+ WHERE consumer_id = $1 AND due_at <= $2
+ ORDER BY due_at, place
+ LIMIT 1
+   FOR UPDATE SKIP LOCKED;
+
+-- record: write the id of a parked message into the inbox, however old it is
+INSERT INTO inbox (message_id, consumer_id, topic, topic_partition, record_offset, received_at)
+VALUES ($2, $1, $3, $4, $5, $6)
+ON CONFLICT DO NOTHING
+RETURNING message_id;
+
+-- park_again: the next try of a parked message that has failed again
+UPDATE inbox_parked SET failures = $3, due_at = $4, last_error = $5
+ WHERE consumer_id = $1 AND message_id = $2;
+
+-- unpark: a parked message has ended
+DELETE FROM inbox_parked WHERE consumer_id = $1 AND message_id = $2;
+
+-- next_of_key: make the next message of a key due, after its first one has ended
+UPDATE inbox_parked SET due_at = $3
+ WHERE consumer_id = $1 AND message_id = (
+       SELECT p.message_id FROM inbox_parked p
+        WHERE p.consumer_id = $1 AND p.key = $2
+        ORDER BY p.place LIMIT 1)
+   AND due_at IS NULL;
+
+-- bury: make a message a dead letter
+INSERT INTO inbox_dead (consumer_id, message_id, destination, topic, topic_partition,
+    record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
+    reason, last_error)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+ON CONFLICT DO NOTHING
+RETURNING message_id;
+
+-- know_topics: for new topics it is not known what their senders may resend
+INSERT INTO inbox_topic (consumer_id, topic)
+SELECT $1, g.topic FROM unnest($2::text[]) AS g (topic)
+ON CONFLICT (consumer_id, topic) DO NOTHING;
+
+-- heard_of_senders: the oldest message that the senders of a topic have not finished
+INSERT INTO inbox_topic (consumer_id, topic, oldest_unfinished)
+SELECT $1, g.topic, g.oldest FROM unnest($2::text[], $3::uuid[]) AS g (topic, oldest)
+ON CONFLICT (consumer_id, topic) DO UPDATE SET oldest_unfinished = excluded.oldest_unfinished;
+
+-- horizon: the highest one that is allowed: below a time, and below what any sender may resend
+SELECT CASE WHEN count(*) > 0 AND count(*) = count(t.oldest_unfinished)
+            THEN least(inbox_id_at($2), min(t.oldest_unfinished::text)::uuid) END AS horizon
+  FROM inbox_topic t WHERE t.consumer_id = $1;
+
+-- retire: raise the horizon, and drop what is below every consumer's
+SELECT inbox_retire($1, $2);

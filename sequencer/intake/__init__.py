@@ -1,0 +1,1 @@
+"""Orders that come from a topic or a file."""

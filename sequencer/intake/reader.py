@@ -1,0 +1,223 @@
+"""Reads the records of all partitions of a topic of orders, without a group; skips nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    TopicPartition,
+    close_client,
+    connecting,
+    describe_topic,
+    make_admin,
+    make_consumer,
+    not_allowed,
+    start_client,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import RetryError, TopicError
+from orderchain.text import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orderchain.ports import SourceRecord
+    from sequencer.intake.config import TopicIntakeConfig
+
+
+PROBE_EVERY_SECONDS: Final = 5.0
+"""Time between two requests to a silent broker: the client never reports that it is away."""
+
+_METADATA_AGE_MS: Final = 10_000
+"""How old the client's list of partitions may be: an added partition is read from then on."""
+
+_CLOSE_SECONDS: Final = 2.0
+"""With the broker away, the client's own stop waits forever."""
+
+
+async def check_intake_topic(config: TopicIntakeConfig) -> None:
+    """Raise ConnectError, TopicError or RetryError if an intake from the topic would be refused.
+
+    Call it before the take-over of the chain: a wrong setting should not end a leader.
+    """
+    await TopicReader(config).check()
+
+
+class TopicReader:
+    """Implements `orderchain.ports.RecordSource` over aiokafka.
+
+    After any error of the client all partitions are read again from the caller's places: when one
+    partition fails, the client has already moved past records of others that it never returned.
+    """
+
+    def __init__(self, config: TopicIntakeConfig) -> None:
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._role = f"intake-{config.topic}"
+        self._doing = f"read topic {config.topic}"
+        self._consumer: AIOKafkaConsumer | None = None
+        self._partitions: list[TopicPartition] = []
+        self._offsets: dict[TopicPartition, int] = {}
+        self._next_turn = 0
+        self._next_probe = 0.0
+
+    async def check(self) -> None:
+        """Check only the topic. Raises ConnectError, TopicError, RetryError."""
+        async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
+            await self._check_topic()
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        """Connect and check the topic; see `orderchain.ports.RecordSource.open`."""
+        await self.close()
+        try:
+            async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
+                count = await self._check_topic()
+                await self._start_consumer(count)
+                consumer = self._running()
+                first = await consumer.beginning_offsets(self._partitions)
+                end = await consumer.end_offsets(self._partitions)
+        except BaseException:
+            await self.close()
+            raise
+        return {at.partition: (first[at], end[at]) for at in self._partitions}
+
+    async def seek(self, offsets: Mapping[int, int]) -> None:
+        """Go to `offsets`; see `orderchain.ports.RecordSource.seek`."""
+        consumer = self._running()
+        self._offsets = {at: offsets[at.partition] for at in self._partitions}
+        # Not before: the client would look for the offset of a group, and fail.
+        consumer.assign(self._partitions)
+        for at, offset in self._offsets.items():
+            consumer.seek(at, offset)
+
+    async def records(
+        self, at_most: int, timeout_seconds: float
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return the next records; see `orderchain.ports.RecordSource.records`."""
+        consumer = self._running()
+        # If the topic was deleted or grew, the caller decides where to continue.
+        found = consumer.partitions_for_topic(self._config.topic)
+        if found != {at.partition for at in self._partitions}:
+            raise RetryError(f"{self._config.topic}: its partitions are {found} now")
+        try:
+            drained = await self._drain(consumer, at_most, timeout_seconds)
+            moved = await self._moved(consumer, drained)
+            if not moved:
+                await self._probe(consumer)
+        except DRIVER_ERRORS as error:
+            refusal = not_allowed(error, self._kafka, self._doing)
+            reason = reason_of(refusal or error)
+            raise RetryError(f"{self._config.topic}: {reason}") from error
+        return moved
+
+    async def close(self) -> None:
+        """Close the client; see `orderchain.ports.RecordSource.close`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_client(consumer, _CLOSE_SECONDS)
+
+    async def _drain(
+        self, consumer: AIOKafkaConsumer, at_most: int, timeout_seconds: float
+    ) -> dict[TopicPartition, list[SourceRecord]]:
+        """Return what is there: an equal share per partition, then whatever there is room for.
+
+        The client itself would empty one partition's buffer before it reads the next one.
+        """
+        share = max(at_most // len(self._partitions), 1)
+        drained: dict[TopicPartition, list[SourceRecord]] = {}
+        room = at_most
+        for at in self._in_turn():
+            if room:
+                room -= await self._take(consumer, drained, min(share, room), 0, at)
+        if room:
+            wait_ms = 0 if drained else int(timeout_seconds * 1_000)
+            await self._take(consumer, drained, room, wait_ms)
+        return drained
+
+    @staticmethod
+    async def _take(
+        consumer: AIOKafkaConsumer,
+        drained: dict[TopicPartition, list[SourceRecord]],
+        at_most: int,
+        wait_ms: int,
+        *partitions: TopicPartition,
+    ) -> int:
+        """Add the next records of `partitions`, by default all, to `drained`; return how many."""
+        found = await consumer.getmany(*partitions, timeout_ms=wait_ms, max_records=at_most)
+        for at, records in found.items():
+            drained.setdefault(at, []).extend(records)
+        return sum(map(len, found.values()))
+
+    def _in_turn(self) -> list[TopicPartition]:
+        """Return the partitions, beginning with another one each time."""
+        turn = self._next_turn % len(self._partitions)
+        self._next_turn = turn + 1
+        return self._partitions[turn:] + self._partitions[:turn]
+
+    async def _moved(
+        self,
+        consumer: AIOKafkaConsumer,
+        drained: Mapping[TopicPartition, Sequence[SourceRecord]],
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return records and next offset of the partitions that moved.
+
+        The next offset may skip past the last record's: ends of transactions are records too.
+        """
+        moved: dict[int, tuple[Sequence[SourceRecord], int]] = {}
+        async with asyncio.timeout(self._config.request_seconds):
+            for at in self._partitions:
+                offset = await consumer.position(at)
+                if offset != self._offsets[at]:
+                    self._offsets[at] = offset
+                    moved[at.partition] = (drained.get(at, ()), offset)
+        return moved
+
+    async def _probe(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask a broker that is silent for a while whether it is there, with its log not shorter."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_probe:
+            return
+        self._next_probe = now + PROBE_EVERY_SECONDS
+        async with asyncio.timeout(self._config.request_seconds):
+            ends = await consumer.end_offsets(self._partitions)
+        for at, offset in self._offsets.items():
+            if ends[at] < offset:
+                raise RetryError(f"{at.topic}: partition {at.partition} ends at {ends[at]} now")
+
+    async def _start_consumer(self, count: int) -> None:
+        config = self._config
+        self._consumer = consumer = make_consumer(
+            self._kafka,
+            self._role,
+            # Records of an aborted transaction are not orders.
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=config.fetch_bytes,
+            fetch_max_bytes=max(config.fetch_bytes, 8 * 2**20),
+            metadata_max_age_ms=_METADATA_AGE_MS,
+            request_timeout_ms=int(config.request_seconds * 1_000),
+        )
+        await start_client(consumer)
+        self._partitions = [TopicPartition(config.topic, number) for number in range(count)]
+        self._next_probe = 0.0
+
+    async def _check_topic(self) -> int:
+        """Return the number of partitions. Raises TopicError if orders might vanish unread."""
+        request_ms = int(self._config.request_seconds * 1_000)
+        admin = make_admin(self._kafka, self._role, request_timeout_ms=request_ms)
+        async with started(admin, _CLOSE_SECONDS):
+            topic = await describe_topic(admin, self._kafka, self._config.topic)
+        if not topic.is_there:
+            raise TopicError("topic", topic.name, "a topic that exists")
+        policy = topic.settings.get("cleanup.policy", "")
+        if "compact" in policy:
+            raise TopicError(f"cleanup.policy of topic {topic.name}", policy, "delete")
+        return topic.partitions
+
+    def _running(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise RetryError(f"{self._config.topic}: not open")
+        return self._consumer

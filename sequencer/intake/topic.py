@@ -1,0 +1,409 @@
+"""Reads orders from a topic and puts them into the chain, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from hashlib import sha256
+from struct import Struct as Packer
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
+
+from orderchain.backoff import Backoff
+from orderchain.batch import IntakeMark
+from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
+from orderchain.model import SEPARATOR
+from orderchain.text import counted
+from sequencer.intake.reader import TopicReader
+from sequencer.order import Order
+from sequencer.submission import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from random import Random
+
+    from orderchain.ports import RecordSource, SourceRecord
+    from sequencer.intake.config import TopicIntakeConfig
+    from sequencer.order import Ack
+    from sequencer.service import Sequencer
+
+
+_DIGEST: Final = Packer(">q32s")
+_RECORD: Final = Packer(">qqqq")
+_ABSENT: Final = -1
+_KEY_BYTES_SHOWN: Final = 64
+
+
+def source_of(topic: str, partition: int) -> str:
+    """Return the name under which a partition's mark and rejects are stored."""
+    return f"topic:{topic}:{partition}"
+
+
+class OrderMaker:
+    """Makes orders from the records of one partition."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self._reserved = f"{topic}/"
+        self._keyless = f"{topic}/{partition}{SEPARATOR}"
+
+    def order_of(self, record: SourceRecord) -> Order | Refusal:
+        """Return the order that `record` holds, or why it holds none.
+
+        Its key is the record's key; without one it is `TOPIC/PARTITION#OFFSET`, which costs no
+        look-up, since offsets rise.
+        """
+        if record.key is None:
+            key = f"{self._keyless}{record.offset}"
+        else:
+            try:
+                key = record.key.decode()
+            except UnicodeDecodeError:
+                error = OrderError("key", record.key[:_KEY_BYTES_SHOWN], "UTF-8 text")
+                return Refusal(None, error)
+            if key.startswith(self._reserved):
+                # Otherwise a record might claim the key of another, or a number above all of them.
+                expected = f"one that does not begin with {self._reserved}, as do those made here"
+                return Refusal(key, OrderError("key", key, expected))
+        if record.value is None:
+            return Refusal(key, OrderError("value", None, "an order"))
+        time_ns = record.timestamp * 1_000_000 if record.timestamp >= 0 else None
+        return Order(key, record.value, time_ns)
+
+
+def mark_behind(mark: IntakeMark, records: Sequence[SourceRecord], next_offset: int) -> IntakeMark:
+    """Return the mark after `records`, which follow `mark`; its digest is the last record's."""
+    digest = record_digest(records[-1]) if records else mark.digest
+    return IntakeMark(
+        source=mark.source, position=next_offset, digest=digest, previous=mark.position
+    )
+
+
+def record_digest(record: SourceRecord) -> bytes:
+    """Return what identifies a record: its offset, and a hash of all that it holds."""
+    key, value = record.key, record.value
+    sizes = (_ABSENT if key is None else len(key), _ABSENT if value is None else len(value))
+    head = _RECORD.pack(record.offset, record.timestamp, *sizes)
+    return _DIGEST.pack(record.offset, sha256(head + (key or b"") + (value or b"")).digest())
+
+
+def start_offset(mark: IntakeMark, first: int, end: int) -> int:
+    """Return where to continue after `mark`, in a partition that holds `first` to before `end`.
+
+    That is the last record that was taken, if it is still there: it shows whether this is the log
+    that was read before. Raises IntakeLost if records are missing.
+    """
+    if end < mark.position:
+        raise IntakeLost(
+            mark.source, mark.position, f"it ends at {end}: it was truncated or made anew"
+        )
+    if first > mark.position:
+        raise IntakeLost(
+            mark.source, mark.position, f"it begins at {first}: records were deleted before that"
+        )
+    last_offset = last_offset_of(mark)
+    return mark.position if last_offset is None or last_offset < first else last_offset
+
+
+def last_offset_of(mark: IntakeMark) -> int | None:
+    """Return the offset of the last record that was taken, None if there is none."""
+    return int(_DIGEST.unpack(mark.digest)[0]) if mark.digest else None
+
+
+def without_known(mark: IntakeMark, records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
+    """Return `records`, which begin with the last one that was taken, without that one.
+
+    Raises IntakeLost if it is not the one that was taken: this is another log.
+    """
+    if not records or record_digest(records[0]) != mark.digest:
+        raise IntakeLost(
+            mark.source,
+            mark.position,
+            f"the record at {last_offset_of(mark)} is another one: the topic was made anew",
+        )
+    return records[1:]
+
+
+def first_marks(
+    topic: str, stored: Mapping[int, IntakeMark], bounds: Mapping[int, tuple[int, int]], start: str
+) -> dict[int, IntakeMark]:
+    """Return where to begin in the partitions that have no mark yet.
+
+    That is their first record, or their end only if the topic was never read and `start` says so: a
+    partition that was added later is read from its beginning.
+    """
+    from_end = start == "latest" and not stored
+    return {
+        partition: IntakeMark(
+            source=source_of(topic, partition), position=end if from_end else first, digest=b""
+        )
+        for partition, (first, end) in bounds.items()
+        if partition not in stored
+    }
+
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT: Final = 3
+"""Portions handed to the sequencer and not committed yet: one commits, one is encoded after it, one
+waits, so that the sequencer never waits for the topic. More would only hold memory."""
+
+_WAIT_SECONDS: Final = 0.5
+"""How long one request for records may take; meanwhile nothing else is checked."""
+
+_RETRY_SECONDS: Final = 0.2
+_RETRY_SECONDS_MAX: Final = 5.0
+"""Back-off while the broker is away: doubles up to this, so that its return is noticed soon."""
+
+
+class TopicIntakeStats(Struct, frozen=True, kw_only=True):
+    """What an intake has done since it was created."""
+
+    records: int
+    """Read and settled: committed, repeated or rejected."""
+    rejects: int
+    """Those of them that were stored as rejects."""
+    interruptions: int
+    """How often the broker was away, or the topic grew, and reading began again."""
+
+
+class _HandedOver(NamedTuple):
+    """Records of one partition that were handed to the sequencer."""
+
+    source: str
+    positions: Sequence[int]
+    outcomes: asyncio.Future[list[Ack | OrderError]]
+
+
+class TopicIntake:
+    """Feeds the sequencer of one chain with the records of one topic.
+
+    The offsets are stored in the transaction of the batch that the records became, so a record is
+    taken once whatever happens in between. Nothing else may feed the chain from this topic.
+    """
+
+    def __init__(
+        self,
+        config: TopicIntakeConfig,
+        sequencer: Sequencer,
+        *,
+        source: RecordSource | None = None,
+        on_progress: Callable[[TopicIntakeStats], None] | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._config = config
+        self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
+        self._sequencer = sequencer
+        self._source = TopicReader(config) if source is None else source
+        self._on_progress = on_progress
+        # Invariant: every record before a mark was handed over, none after it was.
+        self._marks: dict[int, IntakeMark] = {}
+        # Where partitions without a mark begin. It stays as it was first found: a later look at the
+        # topic would find another end, and skip what came in between.
+        self._first: dict[int, IntakeMark] = {}
+        # Partitions that are read from the last record taken on, which is compared and left out.
+        self._known: set[int] = set()
+        self._makers: dict[int, OrderMaker] = {}
+        self._in_flight: deque[list[_HandedOver]] = deque()
+        self._is_stopping = asyncio.Event()
+        self._records = 0
+        self._rejects = 0
+        self._interruptions = 0
+
+    def stats(self) -> TopicIntakeStats:
+        """Return the state at this instant."""
+        return TopicIntakeStats(
+            records=self._records, rejects=self._rejects, interruptions=self._interruptions
+        )
+
+    def stop(self) -> None:
+        """Make `run` return once what was handed over is settled."""
+        self._is_stopping.set()
+
+    async def run(self) -> None:
+        """Read until stopped or cancelled; the sequencer must be open.
+
+        Raises IntakeLost when the topic lacks what comes next, IntakeMoved when another intake
+        reads it into this chain, StoppedError when a task of its own was cancelled; ConnectError
+        and TopicError when it cannot be read at the start (later it is retried); whatever ended
+        the leadership.
+        """
+        reading = asyncio.create_task(self._read(), name="orderchain intake")
+        leading = asyncio.create_task(self._sequencer.until_stopped())
+        stopping = asyncio.create_task(self._is_stopping.wait())
+        tasks = (reading, leading, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # One by one, and the reader first: what it has handed over must be known.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._source.close()
+            await self._settle_within(self._config.stop_seconds)
+        if not leading.cancelled():
+            leading.result()
+            raise StoppedError("the sequencer was closed")
+        if not reading.cancelled():
+            reading.result()
+        elif stopping.cancelled():
+            # Neither the sequencer's end nor a stop: whatever did it, nothing reads the topic now.
+            raise StoppedError(f"the intake of {self._config.topic}: its task was cancelled")
+
+    async def _read(self) -> None:
+        """Read; begin again after an error if that is all that is needed."""
+        has_begun = False
+        while True:
+            settled = self._records
+            try:
+                await self._begin()
+                has_begun = True
+                while True:
+                    await self._take_portion()
+            except (RetryError, ConnectError) as error:
+                if not has_begun and isinstance(error, ConnectError):
+                    raise
+                self._interruptions += 1
+                _log.warning("intake of %s: %s; trying again", self._config.topic, error)
+            if self._records > settled:
+                self._backoff.reset()
+            await asyncio.sleep(self._backoff.next_seconds())
+
+    async def _begin(self) -> None:
+        """Go to the place after what was taken before, in every partition."""
+        topic = self._config.topic
+        bounds = await self._source.open()
+        is_new = not self._first
+        if not self._marks:
+            # One more than there are: a partition can only be removed together with the topic.
+            self._marks = await self._stored(range(len(bounds) + 1))
+            if self._is_ahead_of(bounds):
+                # The bounds are older than the marks: another leader may have taken records since.
+                bounds = await self._source.open()
+        gone = self._marks.keys() - bounds.keys()
+        if gone:
+            mark = self._marks[min(gone)]
+            raise IntakeLost(mark.source, mark.position, "the topic has fewer partitions now")
+        # A partition that is added later is read from its beginning.
+        start = self._config.start if is_new else "earliest"
+        new = {
+            partition: self._first.setdefault(partition, mark)
+            for partition, mark in first_marks(topic, self._marks, bounds, start).items()
+        }
+        self._makers = {partition: OrderMaker(topic, partition) for partition in bounds}
+        offsets: dict[int, int] = {}
+        for partition, (first, end) in bounds.items():
+            mark = self._marks.get(partition) or new[partition]
+            offsets[partition] = start_offset(mark, first, end)
+        self._known = {
+            partition
+            for partition, mark in self._marks.items()
+            if last_offset_of(mark) == offsets[partition]
+        }
+        await self._source.seek(offsets)
+        await self._store_first(new)
+
+    def _is_ahead_of(self, bounds: Mapping[int, tuple[int, int]]) -> bool:
+        """Return whether a mark refers to records that are not within `bounds`."""
+        return any(
+            partition not in bounds or mark.position > bounds[partition][1]
+            for partition, mark in self._marks.items()
+        )
+
+    async def _stored(self, partitions: Sequence[int]) -> dict[int, IntakeMark]:
+        """Return how far the topic was taken into the chain, by all earlier leaders."""
+        sources = {partition: source_of(self._config.topic, partition) for partition in partitions}
+        marks = {
+            partition: await self._sequencer.intake(source) for partition, source in sources.items()
+        }
+        return {partition: mark for partition, mark in marks.items() if mark is not None}
+
+    async def _store_first(self, marks: dict[int, IntakeMark]) -> None:
+        """Store where new partitions begin: a restart must not choose another place.
+
+        All are queued in one turn of the loop, if there is room, and stored in one transaction.
+        """
+        portion: list[_HandedOver] = []
+        self._in_flight.append(portion)
+        for partition, mark in marks.items():
+            portion.append(await self._hand_over(partition, [], mark))
+
+    async def _take_portion(self) -> None:
+        """Hand over the next records as soon as few enough are in flight."""
+        while len(self._in_flight) >= IN_FLIGHT:
+            await self._settle_next()
+        at_most = min(self._config.batch_rows, self._sequencer.batch_rows_max)
+        found = await self._source.records(at_most, _WAIT_SECONDS)
+        portion: list[_HandedOver] = []
+        if found:
+            # Before the first await: what is cancelled in between is settled too.
+            self._in_flight.append(portion)
+        for partition, (records, next_offset) in found.items():
+            mark = self._marks[partition]
+            if partition in self._known:
+                records = without_known(mark, records)
+                self._known.remove(partition)
+            if records or next_offset > mark.position:
+                behind = mark_behind(mark, records, next_offset)
+                portion.append(await self._hand_over(partition, records, behind))
+        while self._in_flight and all(part.outcomes.done() for part in self._in_flight[0]):
+            await self._settle_next()
+
+    async def _hand_over(
+        self, partition: int, records: Sequence[SourceRecord], mark: IntakeMark
+    ) -> _HandedOver:
+        """Queue the orders of `records` with the mark after them."""
+        orders = list(map(self._makers[partition].order_of, records))
+        positions = [record.offset for record in records]
+        outcomes = await self._sequencer.queue_each(orders, intake=mark, positions=positions)
+        # Only now: orders that were not taken must never be skipped.
+        self._marks[partition] = mark
+        return _HandedOver(mark.source, positions, outcomes)
+
+    async def _settle_next(self) -> None:
+        """Wait for the oldest portion's commit, and count it. Raises what ended the leadership."""
+        portion = self._in_flight[0]
+        while portion:
+            part = portion[0]
+            try:
+                outcomes = await part.outcomes
+            except RetryError as error:
+                # The sequencer has retried for as long as it may: to continue would skip these.
+                raise StoppedError(f"{part.source}: {error}") from error
+            self._count(part, outcomes)
+            del portion[0]
+        self._in_flight.popleft()
+        if self._on_progress is not None:
+            self._on_progress(self.stats())
+
+    def _count(self, part: _HandedOver, outcomes: Sequence[object]) -> None:
+        refused = [
+            (position, outcome)
+            for position, outcome in zip(part.positions, outcomes, strict=True)
+            if isinstance(outcome, OrderError)
+        ]
+        self._records += len(outcomes)
+        self._rejects += len(refused)
+        if refused:
+            position, error = refused[0]
+            _log.warning(
+                "%s: rejected %s, the first at %d: %s",
+                part.source,
+                counted(len(refused), "record"),
+                position,
+                error,
+            )
+
+    async def _settle_within(self, seconds: float) -> None:
+        """Wait for what is in flight, then drop it: the sequencer commits it on its own."""
+        waiting = [part.outcomes for portion in self._in_flight for part in portion]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+        for portion in self._in_flight:
+            for part in portion:
+                if not part.outcomes.done():
+                    part.outcomes.cancel()
+                elif not part.outcomes.cancelled() and part.outcomes.exception() is None:
+                    self._count(part, part.outcomes.result())
+        self._in_flight.clear()

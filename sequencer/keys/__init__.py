@@ -1,0 +1,1 @@
+"""Client keys: what is known of them, in memory and in the database."""

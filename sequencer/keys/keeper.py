@@ -1,0 +1,151 @@
+"""Loads what a leader must know about keys; saves and merges it in parallel with the commits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from orderchain.errors import ConnectError, OrderchainError, RetryError, RowsMissing
+from sequencer.keys.memory import PIECE_ROWS, Claims, KeyMemory, merge_pieces, piece_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from orderchain.batch import Batch, Term
+    from orderchain.model import ClientNumber, Event, KeyPage
+    from orderchain.ports import KeyStore
+
+
+_log = logging.getLogger(__name__)
+
+_UNSAVED_PAGES_MAX: Final = 8
+"""Pages that may wait while the database is away. If there are more, the oldest are dropped: the
+next leader reads those rows instead."""
+
+
+class KeyKeeper:
+    """Holds the memory of keys for as long as this process leads."""
+
+    def __init__(self, store: KeyStore, window_rows: int) -> None:
+        self._store = store
+        self._window_rows = window_rows
+        self._unsaved: deque[tuple[KeyPage, list[ClientNumber]]] = deque()
+        self._wake = asyncio.Event()
+        self._memory: KeyMemory | None = None
+        self._chain_id = 0
+
+    @property
+    def memory(self) -> KeyMemory | None:
+        """What is known of keys; None if keys are not remembered at all."""
+        return self._memory
+
+    async def load(self, term: Term) -> None:
+        """Read pages, then the rows after the last one, until the head of `term` is known.
+
+        Raises RetryError, ConnectError.
+        """
+        self._chain_id = term.chain_id
+        if self._window_rows == 0:
+            return
+        pages = self._needed(await self._store.outline())
+        memory = KeyMemory(self._window_rows, term.key_salt, after_id=pages[0] if pages else 0)
+        memory.clients.load(await self._store.clients())
+        reached = 0
+        for after_id in pages:
+            page = await self._store.page(after_id)
+            memory.index.install(await asyncio.to_thread(piece_of, page))
+            reached = page.until_id
+        self._memory = memory
+        while rows := await self._store.keys(reached, term.last_id, PIECE_ROWS):
+            reached = rows[-1][0]
+            self._take_up(memory.remember_rows([key for _, key in rows], [row[0] for row in rows]))
+            await self._save_all()
+            await self._tidy()
+
+    async def rows_with(self, keys: Collection[str]) -> dict[str, Event]:
+        """Return the committed rows that hold one of `keys`, by key, within the window.
+
+        Raises RowsMissing when a row that must be there is gone; RetryError, ConnectError.
+        """
+        if self._memory is None:
+            return {}
+        ids = sorted(self._memory.candidates(keys))
+        if not ids:
+            return {}
+        rows = await self._store.rows(ids)
+        missing = set(ids).difference(row.id for row in rows)
+        if missing:
+            # Without the row it is unknown whether the order is a repeat of it.
+            raise RowsMissing(self._chain_id, min(missing) - 1, max(missing))
+        wanted = set(keys)
+        return {row.key: row for row in rows if row.key in wanted}
+
+    def remember(self, batch: Batch, claims: Claims | None) -> None:
+        """Add the keys of a committed batch."""
+        if self._memory is not None and claims is not None:
+            self._take_up(self._memory.remember(batch, claims))
+
+    async def run(self) -> None:
+        """Save pages and merge pieces until cancelled. A failure only slows down the next start."""
+        while True:
+            self._wake.clear()
+            await self._save_all()
+            await self._tidy()
+            await self._wake.wait()
+
+    def _needed(self, outline: list[tuple[int, int, int]]) -> list[int]:
+        """Return the after_id of the last consecutive pages that make up the window."""
+        starts: list[int] = []
+        rows = 0
+        next_after_id: int | None = None
+        for after_id, until_id, count in reversed(self._unbroken(outline)):
+            if rows >= self._window_rows or next_after_id not in (None, until_id):
+                break
+            starts.append(after_id)
+            rows += count
+            next_after_id = after_id
+        return starts[::-1]
+
+    @staticmethod
+    def _unbroken(outline: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Return the pages up to the first break: what comes after it is read from the rows."""
+        pages: list[tuple[int, int, int]] = []
+        for page in outline:
+            if pages and page[0] != pages[-1][1]:
+                break
+            pages.append(page)
+        return pages
+
+    def _take_up(self, page: KeyPage | None) -> None:
+        if page is None or self._memory is None:
+            return
+        if len(self._unsaved) >= _UNSAVED_PAGES_MAX:
+            self._unsaved.popleft()
+        self._unsaved.append((page, self._memory.clients.take_touched()))
+        self._wake.set()
+
+    async def _save_all(self) -> None:
+        while self._unsaved:
+            page, clients = self._unsaved[0]
+            try:
+                await self._store.save(page, clients)
+            except (RetryError, ConnectError) as error:
+                _log.warning("page of keys behind %d not saved: %s", page.after_id, error)
+                return
+            if self._unsaved and self._unsaved[0][0] is page:
+                self._unsaved.popleft()
+
+    async def _tidy(self) -> None:
+        """Merge and drop pieces, so that few are searched and no more than a window is kept."""
+        if self._memory is None:
+            return
+        index = self._memory.index
+        while pieces := index.due_merge():
+            index.replace(await asyncio.to_thread(merge_pieces, pieces))
+        while (until_id := index.forget_old()) is not None:
+            try:
+                await self._store.forget(until_id)
+            except OrderchainError as error:
+                _log.warning("old pages of keys up to %d stay: %s", until_id, error)

@@ -1,0 +1,1 @@
+"""Where batches, keys and frames go: PostgreSQL and Kafka."""

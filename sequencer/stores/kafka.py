@@ -1,0 +1,185 @@
+"""The broker, as the publisher sees it: one partition that acknowledges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from orderchain.clients.kafka import (
+    DRIVER_ERRORS,
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    TopicDescription,
+    TopicPartition,
+    connecting,
+    describe_topic,
+    leave_client,
+    make_admin,
+    make_consumer,
+    make_producer,
+    not_allowed,
+    start_client,
+    started,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.topic_durability import durability_warning
+from orderchain.errors import OrderchainError, RetryError
+from orderchain.text import reason_of
+from orderchain.topic import topic_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sequencer.config import SequencerConfig
+
+
+_ROLE: Final = "sequencer"
+
+_RECORD_OVERHEAD_BYTES: Final = 512
+"""What a record batch adds to the value of its only record: below 100 bytes, with room."""
+
+_CLOSE_SECONDS: Final = 2.0
+"""How long the client's own stop is awaited. With the broker away it waits until its records have
+expired, which takes up to twice `publish_seconds`."""
+
+_FETCH_MS: Final = 500
+"""How long a fetch of the topic's end waits before it is repeated."""
+
+_LOSS: Final = "receivers read what is lost there from the database, which takes longer"
+
+_log = logging.getLogger(__name__)
+
+
+class KafkaFrameSink:
+    """A producer of one partition, discarded after any error; see `orderchain.ports.FrameSink`.
+
+    It is deliberately not idempotent: repeats are harmless here, and an idempotent producer of this
+    library refuses every later send on the partition after one failure (aiokafka issue 1017).
+    """
+
+    def __init__(self, config: SequencerConfig) -> None:
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._producer: AIOKafkaProducer | None = None
+        self._topic = ""
+        self._warning: str | None = None
+        self._partition = 0
+        self.frame_bytes_max = config.frame_bytes_max
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Connect and check the topic; see `orderchain.ports.FrameSink.start`."""
+        self._topic, self._partition = topic, partition
+        try:
+            await self._open(self._config.connect_seconds)
+        except OrderchainError:
+            await self.close()
+            raise
+
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Read the end of the topic; see `orderchain.ports.FrameSink.last_records`."""
+        try:
+            async with (
+                connecting(self._kafka, self._config.connect_seconds, doing=f"read topic {topic}"),
+                started(make_consumer(self._kafka, _ROLE), _CLOSE_SECONDS) as consumer,
+            ):
+                return await _last_values(consumer, TopicPartition(topic, partition), at_most)
+        except OrderchainError as error:
+            raise RetryError(reason_of(error)) from error
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
+        try:
+            async with asyncio.timeout(self._config.publish_seconds):
+                producer = self._producer or await self._open(self._config.publish_seconds)
+                acks = [
+                    await producer.send(self._topic, frame, partition=self._partition)
+                    for frame in frames
+                ]
+                await asyncio.gather(*acks)
+        except OrderchainError as error:
+            await self.close()
+            raise RetryError(reason_of(error)) from error
+        except DRIVER_ERRORS as error:
+            await self.close()
+            refusal = not_allowed(error, self._kafka, f"write to topic {self._topic}")
+            raise RetryError(reason_of(refusal) if refusal else f"kafka: {reason_of(error)}") from (
+                error
+            )
+
+    async def close(self) -> None:
+        """Discard the producer."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await leave_client(producer, _CLOSE_SECONDS)
+
+    async def _open(self, seconds: float) -> AIOKafkaProducer:
+        """Open a producer that keeps to the topic's current limit."""
+        async with connecting(self._kafka, seconds):
+            await self._read_topic()
+            self._producer = producer = self._make_producer()
+            await start_client(producer)
+        return producer
+
+    def _make_producer(self) -> AIOKafkaProducer:
+        return make_producer(
+            self._kafka,
+            _ROLE,
+            # Room for several frames per request: one request per partition is in flight at a time,
+            # so bytes per round trip limit the rate.
+            max_batch_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            max_request_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            request_timeout_ms=int(self._config.publish_seconds * 1_000),
+        )
+
+    async def _read_topic(self) -> None:
+        """Read how large a record may be.
+
+        Raises TopicError unless the topic has exactly one partition and keeps every record.
+        """
+        async with started(make_admin(self._kafka, _ROLE), _CLOSE_SECONDS) as admin:
+            topic = await describe_topic(admin, self._kafka, self._topic)
+        if refusal := topic_refusal(topic.name, topic.partitions, topic.settings):
+            raise refusal
+        self._note_one_copy(topic)
+        self._keep_below(int(topic.settings["max.message.bytes"]))
+
+    def _note_one_copy(self, topic: TopicDescription) -> None:
+        """Log it once while it stays the same: each new producer reads the topic again.
+
+        The level is info: what is lost there costs time, but no order.
+        """
+        warning = durability_warning([topic], _LOSS)
+        if warning is not None and warning != self._warning:
+            _log.info("%s", warning)
+        self._warning = warning
+
+    def _keep_below(self, record_bytes_max: int) -> None:
+        """Adopt the topic's limit for a record; our own setting is the upper bound."""
+        bytes_max = min(self._config.frame_bytes_max, record_bytes_max - _RECORD_OVERHEAD_BYTES)
+        if bytes_max < self._config.frame_bytes_max:
+            _log.warning(
+                "topic %s: max.message.bytes is %d: frames are cut to %d bytes, not %d",
+                self._topic,
+                record_bytes_max,
+                bytes_max,
+                self._config.frame_bytes_max,
+            )
+        self.frame_bytes_max = bytes_max
+
+
+async def _last_values(
+    consumer: AIOKafkaConsumer, place: TopicPartition, at_most: int
+) -> list[bytes | None]:
+    """Return the values of the last records that are there now."""
+    consumer.assign([place])
+    first = (await consumer.beginning_offsets([place]))[place]
+    end = (await consumer.end_offsets([place]))[place]
+    offset = max(first, end - at_most)
+    consumer.seek(place, offset)
+    values: list[bytes | None] = []
+    while offset < end:
+        found = await consumer.getmany(place, timeout_ms=_FETCH_MS)
+        values += [record.value for record in found.get(place, ())]
+        offset = await consumer.position(place)
+    return values

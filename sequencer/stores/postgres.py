@@ -1,0 +1,580 @@
+"""The store in PostgreSQL: take-over, commits of batches, and what is read back.
+
+A commit takes one round trip, whatever its size. A leader that was replaced must not even copy its
+rows: the fence comes first, in either form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from datetime import UTC, datetime, timedelta
+from itertools import chain as flatten
+from operator import attrgetter
+from secrets import randbelow
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from orderchain.batch import TERM_SPREAD_IDS, Batch, IntakeMark, LeaseSight, Term
+from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
+from orderchain.clock import SystemClock
+from orderchain.errors import (
+    ChainMissing,
+    Fenced,
+    IntakeMoved,
+    OrderchainError,
+    RetryError,
+    UnknownOutcome,
+)
+from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES
+from orderchain.model import Event
+from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
+from orderchain.sql import load_sql
+from sequencer.stores.session import GIVEN_UP, LeaderSession, call
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from uuid import UUID
+
+    from orderchain.clients.pipeline import Pipeline
+    from orderchain.clients.postgres import Connection, Record
+    from orderchain.clock import Clock
+    from sequencer.config import SequencerConfig
+
+
+_log = logging.getLogger(__name__)
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_TERMINATE_MS: Final = 5_000
+"""How long the end of the old backend is awaited: a live one ends at once, and the compare-and-set
+that follows waits anyway for one that the kernel holds in I/O."""
+
+
+class Secrets(NamedTuple):
+    """What a take-over draws: never drawn before, and impossible to guess."""
+
+    nonce: bytes
+    """Published with every frame of the term."""
+    frame_key: bytes
+    """Never published."""
+    spread: int
+    """Separates the ids of the term from those of another life of the chain."""
+
+    @classmethod
+    def draw(cls) -> Secrets:
+        """Return new secrets."""
+        return cls(os.urandom(NONCE_BYTES), os.urandom(FRAME_KEY_BYTES), randbelow(TERM_SPREAD_IDS))
+
+    def __repr__(self) -> str:
+        return f"Secrets(nonce={self.nonce.hex()})"
+
+
+async def raise_epoch(
+    connection: Connection,
+    database_id: UUID,
+    owner: str,
+    drawn: Secrets,
+    seen: tuple[int, int, bytes],
+    counter: int | None,
+) -> Term:
+    """End the old leader's backend, set the next epoch by compare-and-set, and store its term.
+
+    `seen` is chain, epoch and nonce as they were observed, `counter` the lease's, None if the lease
+    is our own. Raises Fenced when one of them has moved, and what the driver raises.
+    """
+    await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
+    async with connection.transaction():
+        return await _raise_epoch(connection, database_id, owner, drawn, seen, counter)
+
+
+async def _raise_epoch(
+    connection: Connection,
+    database_id: UUID,
+    owner: str,
+    drawn: Secrets,
+    seen: tuple[int, int, bytes],
+    counter: int | None,
+) -> Term:
+    chain_id, epoch, _ = seen
+    head = await connection.fetchrow(_SQL["take_over"], *seen, drawn.nonce, owner)
+    if head is None:
+        raise Fenced(chain_id, epoch)
+    if await connection.fetchval(_SQL["take_lease"], chain_id, counter, head["epoch"]) is None:
+        raise Fenced(chain_id, epoch)
+    committed_at = await connection.fetchval(_SQL["last_committed_at"], chain_id, head["last_id"])
+    if committed_at is None:
+        raise OrderchainError(
+            f"chain {chain_id}: the head stands at {head['last_id']}, where no batch ends"
+        )
+    await _begin_term(connection, head, owner, drawn, chain_id)
+    return Term(
+        chain_id=chain_id,
+        database_id=database_id,
+        epoch=head["epoch"],
+        nonce=drawn.nonce,
+        frame_key=drawn.frame_key,
+        last_id=head["last_id"],
+        last_seal=head["last_seal"],
+        last_committed_at_us=(committed_at - _EPOCH_START) // _MICROSECOND,
+        published_id=head["published_id"],
+        topic=head["topic"],
+        partition=head["topic_partition"],
+        key_salt=head["key_salt"] % 2**64,
+        partition_ids=head["partition_ids"],
+        spread=drawn.spread,
+    )
+
+
+async def _begin_term(
+    connection: Connection,
+    head: Record,
+    owner: str,
+    drawn: Secrets,
+    chain_id: int,
+) -> None:
+    """Store the term in the transaction that raises the epoch: no frame is sent without it."""
+    last = await connection.fetchrow(_SQL["last_term"], chain_id)
+    server = (last["system_identifier_now"], last["timeline_now"])
+    stored = (last["system_identifier"], last["timeline"])
+    if last["epoch"] is not None and (note := server_note(stored, server)):
+        _log.warning("chain %d: %s", chain_id, note)
+    keys = (drawn.nonce, drawn.frame_key)
+    values = (chain_id, head["epoch"], *keys, owner, head["last_id"], *server)
+    await connection.execute(_SQL["begin_term"], *values)
+
+
+def server_note(stored: tuple[int, int], now: tuple[int, int]) -> str | None:
+    """Return what to log about leading on the server `now`, if the last term is of `stored`.
+
+    Both are system identifier and timeline. What is in the log here was not lost: the note shows
+    operators why receivers that had come further are about to halt.
+    """
+    if stored[0] != now[0]:
+        return (
+            f"led on another server than before (system identifier {now[0]}, was {stored[0]}): "
+            "what was committed there later than this copy is not here"
+        )
+    if now[1] < stored[1]:
+        return (
+            f"led on an older timeline than before ({now[1]}, was {stored[1]}): a server that was "
+            "replaced leads again, and what was committed since is not here"
+        )
+    if now[1] > stored[1]:
+        return (
+            f"led on a promoted server (timeline {now[1]}, was {stored[1]}): what it had not "
+            "replayed is not here"
+        )
+    return None
+
+
+_Result = TypeVar("_Result")
+
+
+_STATEMENT_ROWS_MAX: Final = 32
+"""Rows that are sent as values of one statement. With more, COPY's cheaper rows outweigh its
+start."""
+
+_COPY: Final = f"COPY chain_page ({', '.join(COLUMNS)}) FROM STDIN (FORMAT binary)"
+
+_FENCE_FAILED: Final = "22012"
+"""division_by_zero: how `commit_batch` ends a transaction that did not pass the fence."""
+
+_TAKEN: Final = "23505"
+"""unique_violation: a parent that is taken."""
+
+_MARK_MOVED: Final = "2201E"
+"""invalid_argument_for_logarithm: how `save_mark` ends a transaction whose intake is elsewhere."""
+
+_row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
+
+
+class Commit:
+    """A batch, and the intake marks that move with it."""
+
+    def __init__(
+        self, term: Term, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> None:
+        self._batch = batch
+        self._intake = intake
+        self._fence_values = (
+            batch.chain_id,
+            term.epoch,
+            term.nonce,
+            batch.pid,
+            batch.first_id,
+            batch.last_id,
+            batch.row_count,
+            batch.seal,
+            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
+            published_id,
+        )
+        self._is_sent = False
+        self._answer: asyncio.Future[None] | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch to commit."""
+        return self._batch
+
+    @property
+    def is_few_rows(self) -> bool:
+        """Whether it is cheaper as one statement than by COPY."""
+        return self._batch.row_count <= _STATEMENT_ROWS_MAX and not self._intake
+
+    async def send(
+        self,
+        connection: Connection,
+        pipeline: Pipeline,
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        """Commit, and call `meanwhile` while the server is at work.
+
+        `failure` makes an outcome of what it raises.
+        """
+        if self.is_few_rows:
+            await self._in_a_statement(connection, meanwhile)
+        else:
+            self.send_ahead(pipeline)
+            await self.answered(meanwhile)
+
+    def send_ahead(self, pipeline: Pipeline) -> None:
+        """Send it after whatever is under way; not for `is_few_rows`."""
+        chain_id = self._batch.chain_id
+        statements = [
+            call("commit_batch", self._fence_values),
+            *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
+            *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
+            _COPY,
+        ]
+        self._is_sent = True
+        self._answer = pipeline.send(
+            ";".join(statements),
+            [
+                COPY_HEADER,
+                *flatten.from_iterable(page.copied(chain_id) for page in self._batch.pages),
+                COPY_TRAILER,
+            ],
+        )
+
+    async def answered(self, meanwhile: Callable[[], None] | None) -> None:
+        """Call `meanwhile`, then wait for the end of what was sent."""
+        if self._answer is None:
+            raise RuntimeError("not sent")
+        if meanwhile is not None:
+            await asyncio.sleep(0)  # at the end of its turn the loop sends what was written
+            meanwhile()
+        await self._answer
+
+    async def _in_a_statement(
+        self, connection: Connection, meanwhile: Callable[[], None] | None
+    ) -> None:
+        self._is_sent = True
+        columns = map(list, zip(*map(_row_of, self._batch.events), strict=True))
+        sending = connection.fetchval(_SQL["commit_page"], *self._fence_values, *columns)
+        if self._batch.row_count == 1:
+            passed = await sending  # done before there is time for a `meanwhile`
+        else:
+            passed = await _beside(sending, meanwhile)
+        if passed is None:
+            raise Fenced(self._batch.chain_id, self._batch.epoch)
+
+    def failure(self, error: Exception) -> Exception | None:
+        """Return what to raise for `error`: one of the three outcomes.
+
+        None if it is not an outcome of the commit itself: it was not done, for a reason of the
+        database.
+        """
+        batch = self._batch
+        if isinstance(error, OrderchainError):
+            return error
+        state = sqlstate_of(error)
+        # Once the transaction was sent, only the server's own refusal shows that it did not happen;
+        # a session that was ended (57) or a connection that broke (08) shows nothing.
+        if self._is_sent and state[:2] in {"", "08", "57"}:
+            return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+        # A parent that is taken asks the same question as the fence: who leads?
+        if state in {_FENCE_FAILED, _TAKEN}:
+            return Fenced(batch.chain_id, batch.epoch)
+        return intake_refusal(error, self._intake)
+
+
+def intake_refusal(error: Exception, intake: Iterable[IntakeMark]) -> IntakeMoved | None:
+    """Return IntakeMoved if `error` shows that a mark of `intake` does not follow the stored one.
+
+    A leader stores only marks that it knows to follow: somebody else wrote to the table.
+    """
+    if sqlstate_of(error) != _MARK_MOVED:
+        return None
+    firsts = {mark.source: mark.previous for mark in reversed(list(intake))}
+    return IntakeMoved(", ".join(firsts), next(iter(firsts.values()), None))
+
+
+def mark_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[object, ...]]:
+    """Return the values of `save_mark`, one row per source: from before its first mark, which the
+    others follow, to its last.
+    """
+    marks = list(intake)
+    firsts = {mark.source: mark.previous for mark in reversed(marks)}
+    lasts = {mark.source: mark for mark in marks}.values()
+    return [
+        (chain_id, mark.source, mark.position, mark.digest, firsts[mark.source]) for mark in lasts
+    ]
+
+
+def reject_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[object, ...]]:
+    """Return the values of `save_reject`: the refused orders."""
+    return [
+        (chain_id, mark.source, reject.position, reject.key, reject.reason)
+        for mark in intake
+        for reject in mark.rejects
+    ]
+
+
+async def _beside(
+    sending: Coroutine[object, object, _Result], meanwhile: Callable[[], None] | None
+) -> _Result:
+    """Return the result of `sending`; call `meanwhile` once it is on its way."""
+    if meanwhile is None:
+        return await sending
+    task = asyncio.ensure_future(sending)
+    try:
+        await asyncio.sleep(0)  # at the end of its turn the loop sends what was written
+        meanwhile()
+        return await task
+    finally:
+        task.cancel()
+
+
+class PostgresChainStore:
+    """The primary, for one chain, over one direct connection; see `orderchain.ports.ChainStore`.
+
+    After an error in a commit the connection is gone, and `take_over_again` makes a new one: only
+    the epoch that it raises makes the outcome of the old transaction certain.
+    """
+
+    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
+        self._config = config
+        self._session = LeaderSession(config, clock or SystemClock())
+        self._term: Term | None = None
+        # The nonce of the take-over tried last: if its answer was lost, the term is ours anyway.
+        self._drawn_nonce = b""
+        self._extended_until = -1
+        # Sent after the commit before it: its outcome is still to be awaited.
+        self._ahead: Commit | None = None
+        # Whether the commit under way does not use the driver, so that another may follow.
+        self._is_pipelining = False
+
+    async def look(self) -> LeaseSight:
+        """Return who leads; see `orderchain.ports.ChainStore.look`."""
+        if not self._session.is_open:
+            await self._session.open()
+        row = await self._session.fetch_row("look", self._config.chain_id)
+        if row is None:
+            raise ChainMissing(self._config.chain_id)
+        return LeaseSight(**row)
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+        """Raise the epoch over what was seen; see `orderchain.ports.ChainStore.take_over`."""
+        await self.look()
+        return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
+        await self.close()
+        sight = await self.look()
+        if sight.nonce == self._drawn_nonce:
+            return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
+        return await self._raise_epoch(owner, held.epoch, held.nonce, None)
+
+    async def commit(
+        self,
+        batch: Batch,
+        *,
+        published_id: int,
+        intake: Sequence[IntakeMark] = (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Commit `batch` if the fence holds; see `orderchain.ports.ChainStore.commit`."""
+        async with self._session.lock:
+            ahead = self._ahead
+            if ahead is not None and ahead.batch is batch:
+                self._ahead = None
+                await self._end(ahead, ahead.answered(meanwhile))
+                return
+            term = self._leading()
+            work = Commit(term, batch, published_id=published_id, intake=intake)
+            await self._end(work, self._commit(work, meanwhile))
+
+    def send_ahead(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> bool:
+        """Send a commit after the one under way; see `orderchain.ports.ChainStore.send_ahead`."""
+        if self._ahead is not None or not self._is_pipelining or not self._session.is_open:
+            return False
+        work = Commit(self._leading(), batch, published_id=published_id, intake=intake)
+        if work.is_few_rows or batch.last_id >= self._extended_until:
+            return False
+        work.send_ahead(self._session.pipeline)
+        self._ahead = work
+        return True
+
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store only intake marks; see `orderchain.ports.ChainStore.move_intake`."""
+        async with self._session.lock:
+            term = self._leading()
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    connection = await self._session.idle()
+                    async with connection.transaction():
+                        await _move_intake(connection, term, intake)
+                    self._session.check_replicated()
+            except BaseException as error:
+                # Even if the caller is gone: a transaction may be open.
+                self._session.abandon()
+                if isinstance(error, DRIVER_ERRORS):
+                    failure = self._session.refusal("the intake's mark", error)
+                    raise (intake_refusal(error, intake) or failure) from error
+                raise
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Return whether `batch` is in the chain; see `orderchain.ports.ChainStore`."""
+        if not self._session.is_open:
+            # Another leader was faster than our take-over: any reader may see the outcome of our
+            # batch. A commit that follows on this session must meet the fence, so the session is
+            # made like every other.
+            await self.look()
+        row = await self._session.fetch_row("batch_after", batch.chain_id, batch.pid)
+        if row is None or (row["epoch"], row["seal"]) != (batch.epoch, batch.seal):
+            return False
+        # It is there, but the standbys that its commit waited for may not have it: that wait may
+        # have been cancelled.
+        await self._session.fetch_row("await_standbys")
+        return True
+
+    async def mark_published(self, published_id: int) -> None:
+        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
+        term = self._leading()
+        row = await self._session.fetch_row(
+            "mark_published", term.chain_id, term.epoch, term.nonce, published_id
+        )
+        if row is None:
+            raise Fenced(term.chain_id, term.epoch)
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record a range that is not published; see `orderchain.ports.ChainStore`."""
+        term = self._leading()
+        row = await self._session.fetch_row(
+            "skip_published", term.chain_id, term.epoch, term.nonce, after_id, until_id
+        )
+        if row is None:
+            raise Fenced(term.chain_id, term.epoch)
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count the rows after `after_id`; see `orderchain.ports.ChainStore.rows_after`."""
+        term = self._leading()
+        row = await self._session.fetch_row("rows_after", term.chain_id, after_id, at_most)
+        return int(row[0]) if row else 0
+
+    async def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the batches after `after_id`; see `orderchain.ports.ChainStore.batches`."""
+        term = self._leading()
+        while row := await self._session.fetch_row("next_batch", term.chain_id, after_id):
+            yield await self._read_batch(term.chain_id, row)
+            after_id = row["last_id"]
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read; see `orderchain.ports.ChainStore.intake`."""
+        row = await self._session.fetch_row("intake", self._config.chain_id, source)
+        if row is None:
+            return None
+        return IntakeMark(source=source, position=row["position"], digest=row["digest"])
+
+    async def close(self) -> None:
+        """Close the connection within a second, or drop it."""
+        await self._session.close()
+
+    async def _commit(self, work: Commit, meanwhile: Callable[[], None] | None) -> None:
+        connection = await self._session.idle()
+        await self._extend(connection, work.batch)
+        await work.send(connection, self._session.pipeline, meanwhile)
+        self._session.check_replicated()
+
+    async def _end(self, work: Commit, ending: Coroutine[object, object, None]) -> None:
+        """Await the end of `work`; raise its outcome unless it was done."""
+        self._is_pipelining = not work.is_few_rows
+        try:
+            async with asyncio.timeout(self._config.commit_seconds):
+                await ending
+        except Exception as error:
+            self._session.abandon()
+            outcome = work.failure(error) or self._session.refusal("the commit", error)
+            if outcome is error:
+                raise
+            raise outcome from error
+        except BaseException:
+            self._session.abandon()
+            raise
+        finally:
+            self._is_pipelining = False
+
+    async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
+        drawn = Secrets.draw()
+        self._drawn_nonce = drawn.nonce
+        seen = (self._config.chain_id, epoch, nonce)
+        try:
+            async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
+                connection = await self._session.idle()
+                database_id = self._session.database_id
+                term = await raise_epoch(connection, database_id, owner, drawn, seen, counter)
+                # What a take-over finds counts as replicated: it was, if this commit is.
+                self._session.check_replicated()
+        except BaseException as error:
+            self._session.abandon()
+            if isinstance(error, DRIVER_ERRORS):
+                raise self._session.refusal("the take-over", error) from error
+            raise
+        self._term = term
+        self._extended_until = -1
+        return term
+
+    async def _extend(self, connection: Connection, batch: Batch) -> None:
+        """Make room for `batch` and two more partitions, once per partition reached."""
+        span = self._leading().partition_ids
+        if batch.last_id < self._extended_until:
+            return
+        await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
+        self._extended_until = (batch.last_id // span + 1) * span
+
+    async def _read_batch(self, chain_id: int, row: Record) -> Batch:
+        stored = await self._session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
+        events = [event for page in stored for event in map(Event, *page)]
+        return Batch(
+            chain_id=chain_id,
+            epoch=row["epoch"],
+            pid=row["prev_last_id"],
+            first_id=row["first_id"],
+            last_id=row["last_id"],
+            seal_before=row["seal_before"],
+            seal=row["seal"],
+            committed_at_us=(row["committed_at"] - _EPOCH_START) // _MICROSECOND,
+            events=events,
+            pages=event_pages(events),
+        )
+
+    def _leading(self) -> Term:
+        """Return the term. Raises RetryError when the connection was given up."""
+        if not self._session.is_open or self._term is None:
+            raise RetryError(GIVEN_UP)
+        return self._term
+
+
+async def _move_intake(connection: Connection, term: Term, intake: Sequence[IntakeMark]) -> None:
+    """Store the marks if the fence holds. Raises Fenced."""
+    held = (term.chain_id, term.epoch, term.nonce)
+    if await connection.fetchval(_SQL["lock_head"], *held) is None:
+        raise Fenced(term.chain_id, term.epoch)
+    await connection.executemany(_SQL["move_mark"], mark_values(term.chain_id, intake))
+    await connection.executemany(_SQL["save_reject"], reject_values(term.chain_id, intake))

@@ -1,0 +1,256 @@
+"""The leader's sessions with PostgreSQL.
+
+Statements go to the server in one message with a COPY: a whole transaction in one round trip.
+
+The simple-query protocol takes several statements in one message, ends the transaction with the
+last of them, and allows one of them to be a COPY from the client. It carries no parameters, so the
+statements are prepared once per session and called with literals. The literals are written here,
+and are numbers and hexadecimal digits whatever the values are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.durability import (
+    SyncWaitCancelled,
+    check_durability,
+    listen_for_cancelled_waits,
+)
+from orderchain.clients.pipeline import Pipeline
+from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
+from orderchain.clients.session import Session, SessionConfig, open_connection
+from orderchain.errors import RetryError, SchemaError
+from orderchain.roles import SEQUENCER_WRITER
+from orderchain.sql import load_sql, require_version
+from sequencer.core import ClockWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from orderchain.clients.postgres import Connection, Record
+    from orderchain.clock import Clock
+    from sequencer.config import SequencerConfig
+
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+_NAMES: Final = ("commit_batch", "save_mark", "save_reject")
+
+
+async def prepare(connection: Connection) -> None:
+    """Prepare, for the session of `connection`, what `call` may name; once per session."""
+    await connection.execute(
+        ";".join(f"PREPARE orderchain_{name} AS {_SQL[name]}" for name in _NAMES)
+    )
+
+
+def call(name: str, values: Iterable[object]) -> str:
+    """Return the statement that executes the prepared `name` with `values`."""
+    return f"EXECUTE orderchain_{name}({','.join(map(literal, values))})"
+
+
+def literal(value: object) -> str:
+    """Return `value` as SQL. Text is sent as the hexadecimal digits of its UTF-8: nothing in it can
+    end the literal. Raises TypeError for a type that no statement here takes.
+    """
+    if value is None:
+        return "NULL"
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'::bytea"
+    if isinstance(value, str):
+        return f"convert_from('\\x{value.encode().hex()}'::bytea, 'UTF8')"
+    if isinstance(value, datetime):
+        return f"'{value.isoformat()}'::timestamptz"
+    raise TypeError(f"no literal for {type(value).__name__}")
+
+
+_PINNED: Final = {
+    "jit": "off",
+    # We set the deadlines: what the server ends by its own costs an epoch, or an answer.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_session_timeout": "0",
+    # A session that stops in mid-transaction must not hold a row forever.
+    "idle_in_transaction_session_timeout": "60s",
+    # The statements and their literals are written for these.
+    "client_encoding": "UTF8",
+    "standard_conforming_strings": "on",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # The message that a standby was not waited for is only a warning.
+    "client_min_messages": "warning",
+}
+"""Settings of every session, whatever a DBA set for the server, the database or the role."""
+
+
+def session_config(config: SequencerConfig, purpose: str, **settings: str) -> SessionConfig:
+    """Return the config of a direct session of a sequencer, with settings of its own.
+
+    Each call ends within the deadline of a commit, connecting included.
+    """
+    return SessionConfig(
+        database=DatabaseConfig.of(config.database),
+        application_name=f"orderchain {purpose} {config.chain_id}",
+        role=SEQUENCER_WRITER,
+        settings={**_PINNED, **settings},
+        pooler="refused",
+        connect_seconds=config.connect_seconds,
+        statement_seconds=config.commit_seconds,
+        call_seconds=config.commit_seconds,
+    )
+
+
+def side_session(config: SequencerConfig, purpose: str, **settings: str) -> Session:
+    """Return a session beside the one that commits."""
+    return Session(session_config(config, purpose, **settings), prepare=pin)
+
+
+async def pin(connection: Connection) -> None:
+    """Pin settings that only some server versions know, so that a connect cannot ask for them."""
+    await connection.execute(_SQL["pin_newer"])
+
+
+_ENCODING: Final = "UTF8"
+
+GIVEN_UP: Final = "the connection to the database was given up"
+
+
+class LeaderSession:
+    """A connection that is checked and prepared when it is made, and never used after an error.
+
+    Its current user holds `lock`: between two commits, the publisher records skipped ranges over
+    the same connection.
+    """
+
+    def __init__(self, config: SequencerConfig, clock: Clock) -> None:
+        self._config = config
+        self._session_config = session_config(config, "sequencer")
+        self._clock = clock
+        self._clock_watch = ClockWatch()
+        self._connection: Connection | None = None
+        self._pipeline: Pipeline | None = None
+        self._is_wait_cancelled = False
+        # Whether a caller left in mid-statement; the answer may still be on its way.
+        self._is_interrupted = False
+        self.lock = asyncio.Lock()
+        self.database_id = UUID(int=0)
+        """The id of the database that was reached last."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not given up."""
+        return self._connection is not None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline for commits. Raises RetryError when the connection was given up."""
+        if self._pipeline is None:
+            raise RetryError(GIVEN_UP)
+        return self._pipeline
+
+    async def open(self) -> None:
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
+        connection = await open_connection(self._session_config)
+        try:
+            async with asyncio.timeout(self._config.commit_seconds):
+                await pin(connection)
+                self.database_id = await self._check(connection)
+                await prepare(connection)
+                listen_for_cancelled_waits(connection, self._on_cancelled_wait)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, DRIVER_ERRORS):
+                raise self.refusal("the take-over", error) from error
+            raise
+        self._connection, self._pipeline = connection, Pipeline(connection)
+        self._is_wait_cancelled = self._is_interrupted = False
+
+    async def idle(self) -> Connection:
+        """Return the connection once nothing is under way on it. Raises RetryError."""
+        if self._pipeline is not None:
+            await self._pipeline.idle()
+        if self._connection is None:
+            raise RetryError(GIVEN_UP)
+        if self._is_interrupted:
+            # The driver waits for the end of what it cancelled; the pipeline would take that answer
+            # for the answer to a commit of its own.
+            await self._connection.execute(_SQL["ping"])
+            self._is_interrupted = False
+        return self._connection
+
+    async def fetch_row(self, name: str, *values: object) -> Record | None:
+        """Return the first row of a statement; else as `fetch`."""
+        rows = await self.fetch(name, *values)
+        return rows[0] if rows else None
+
+    async def fetch(self, name: str, *values: object) -> list[Record]:
+        """Return the rows of one statement. Raises RetryError, and gives the connection up."""
+        async with self.lock:
+            try:
+                async with asyncio.timeout(self._config.commit_seconds):
+                    connection = await self.idle()
+                    rows: list[Record] = await connection.fetch(_SQL[name], *values)
+                    self.check_replicated()
+                    return rows
+            except DRIVER_ERRORS as error:
+                self.abandon()
+                raise self.refusal(name, error) from error
+            except BaseException:
+                self._is_interrupted = True
+                raise
+
+    def refusal(self, what: str, error: Exception) -> Exception:
+        """Return what to raise if `what` raised `error`; see `statement_refusal`."""
+        config = self._session_config
+        return statement_refusal(error, config.database, config.role, what)
+
+    def check_replicated(self) -> None:
+        """Raise SyncWaitCancelled if a statement succeeded, but was not replicated.
+
+        Call it after each statement of the driver that writes. The driver reports a warning before
+        it returns the result that comes after it.
+        """
+        if self._is_wait_cancelled:
+            raise SyncWaitCancelled
+
+    def _on_cancelled_wait(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._is_wait_cancelled = True
+
+    def abandon(self) -> None:
+        """Give the connection up at once, without notifying the server."""
+        connection = self._take()
+        if connection is not None:
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Close the connection within a second, or drop it."""
+        connection = self._take()
+        if connection is not None:
+            await close_connection(connection)
+
+    def _take(self) -> Connection | None:
+        """Return the connection, which is not used again."""
+        connection, self._connection, self._pipeline = self._connection, None, None
+        return connection
+
+    async def _check(self, connection: Connection) -> UUID:
+        """Return the database id. Raises SchemaError, DurabilityError, ClockError."""
+        server = await connection.fetchrow(_SQL["server"])
+        if server["server_encoding"] != _ENCODING:
+            # Characters of a key that it cannot hold would show only in mid-commit.
+            raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
+        self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
+        row = await connection.fetchrow(_SQL["schema_version"])
+        require_version(row and row["version"])
+        if not self._config.unsafe_durability:
+            check_durability(dict(await connection.fetchrow(_SQL["durability"])))
+        database_id: UUID = row["database_id"]
+        return database_id

@@ -1,0 +1,176 @@
+"""Submissions: what a call hands over, its answer, and the checks that each order must pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orderchain.batch import IntakeMark, IntakeReject
+from orderchain.errors import OrderError
+from orderchain.limits import ID_MAX
+from orderchain.text import printable
+from sequencer.order import Order, OrderColumns, check_order, columns_of
+
+
+class Entry(Struct, eq=False, gc=False):
+    """The orders of one call, never split over two batches. Without orders it asks whether we lead.
+
+    They are taken or refused as a whole; or, if sifted, each individually. The garbage collector
+    does not track an entry: with one entry per order, its passes would cost the most. So an entry
+    must not be part of a reference cycle, and drops its future and its refused orders with the
+    answer: an error refers to the stack frames that it passed, and they refer to the entry.
+    """
+
+    orders: Sequence[Order]
+    size_bytes: int
+    """The bytes that it takes in a queue."""
+    done: asyncio.Future[Any] | None
+    """Gets the places of `orders`, with the OrderError of a refused one in its place; for an order
+    submitted alone, only its place. None once there is an answer."""
+    intake: IntakeMark | None = None
+    is_alone: bool = False
+    """Whether the call was for one order, not for a list."""
+    columns: OrderColumns | None = None
+    """The columns of `orders`, if they were already made."""
+    sifted: Sifted | None = None
+    positions: Sequence[int] | None = None
+    """The position of each order in the intake's source, for those that will be refused."""
+    queued_at_seconds: float = 0.0
+    """By the loop's clock; set only if a batch waits for others."""
+
+    def answer(self, outcomes: list[Any]) -> None:
+        """Answer the caller with the outcomes of `orders`, unless it is gone."""
+        done, sifted = self._let_go()
+        if done is None or done.done():
+            return
+        if self.is_alone:
+            done.set_result(outcomes[0])
+        elif sifted is None:
+            done.set_result(outcomes)
+        else:
+            done.set_result(sifted.together(outcomes))
+
+    def fail(self, error: BaseException) -> None:
+        """Answer the caller with `error` for all `orders`, unless it has an answer."""
+        done, _ = self._let_go()
+        if done is not None and not done.done():
+            done.set_exception(error)
+
+    def _let_go(self) -> tuple[asyncio.Future[Any] | None, Sifted | None]:
+        """Return the references that may lead back here, and drop them."""
+        held = self.done, self.sifted
+        self.done = self.sifted = None
+        return held
+
+
+_REASON_CHARACTERS_MAX: Final = 1_000
+"""For a reject's reason: a sentence and a key; a poisoned topic must not fill the database."""
+
+REJECT_BYTES: Final = 256
+"""The bytes that a refused order takes in a queue: it is stored too."""
+
+
+class Refusal(Struct, frozen=True):
+    """Input that could not be made an order: passed to `submit_each` in the order's place.
+
+    The garbage collector tracks it: an error refers to the frames it passed, which may refer to
+    this.
+    """
+
+    key: str | None
+    """The key that it would have had, for a later search."""
+    error: OrderError
+
+
+class Sifted(Struct, frozen=True):
+    """The orders of one call, good and bad ones separated."""
+
+    orders: Sequence[Order]
+    """The good ones, in their order."""
+    indexes: Sequence[int]
+    """The place of each of them in the call."""
+    refused: dict[int, Refusal]
+    """The bad ones by their place in the call."""
+    bytes: int
+    """The bytes that the call takes in a queue."""
+    columns: OrderColumns | None = None
+    """The good ones as columns, if no order had to be checked individually."""
+
+    def mark(self, mark: IntakeMark, positions: Sequence[int]) -> IntakeMark:
+        """Return `mark` with the bad ones as rejects."""
+        rejects = tuple(
+            reject_of(positions[index], refusal.key, refusal.error)
+            for index, refusal in self.refused.items()
+        )
+        return replace(mark, rejects=mark.rejects + rejects) if rejects else mark
+
+    def together(self, outcomes: list[Any]) -> list[Any]:
+        """Return the outcomes of all, in the order of the call, given those of the good ones."""
+        if not self.refused:
+            return outcomes
+        by_index = dict(zip(self.indexes, outcomes, strict=True))
+        by_index.update((index, refusal.error) for index, refusal in self.refused.items())
+        return [by_index[index] for index in range(len(by_index))]
+
+
+def sift(given: Sequence[Order | Refusal]) -> Sifted:
+    """Take the bad ones out of `given`. If there are none, which is common, this is cheap."""
+    # The check also refuses what is not an Order.
+    orders = cast("Sequence[Order]", given)
+    if not orders:
+        return Sifted((), (), {}, 0)
+    try:
+        columns = columns_of(orders)
+    except OrderError:
+        return _sift_each(given)
+    return Sifted(orders, range(len(orders)), {}, columns.total_bytes, columns)
+
+
+def reject_of(position: int, key: str | None, error: OrderError) -> IntakeReject:
+    """Return what to store about a refused order."""
+    # Escaped: what PostgreSQL's text cannot hold would fail the whole batch.
+    reason = printable(error, _REASON_CHARACTERS_MAX)
+    return IntakeReject(position=position, key=key, reason=reason)
+
+
+def check_positions(positions: Sequence[int] | None, count: int, mark: IntakeMark | None) -> None:
+    """Raise OrderError unless an intake's positions can be stored, one for each of its orders."""
+    if mark is None:
+        return
+    if positions is None or len(positions) != count:
+        given = "none" if positions is None else len(positions)
+        raise OrderError("positions", given, f"one for each of {count} orders")
+    for position in (*positions, mark.position):
+        if type(position) is not int or not 0 <= position <= ID_MAX:
+            raise OrderError("position", position, f"an integer from 0 to {ID_MAX}")
+
+
+def _sift_each(given: Sequence[Order | Refusal]) -> Sifted:
+    good: list[tuple[int, Order]] = []
+    refused: dict[int, Refusal] = {}
+    size = 0
+    for index, order in enumerate(given):
+        if isinstance(order, Refusal):
+            refused[index] = Refusal(_storable(order.key), order.error)
+            continue
+        try:
+            size += check_order(order)
+        except OrderError as error:
+            refused[index] = Refusal(_storable(getattr(order, "key", None)), error)
+        else:
+            good.append((index, order))
+    size += REJECT_BYTES * len(refused)
+    return Sifted([order for _, order in good], [index for index, _ in good], refused, size)
+
+
+def _storable(key: object) -> str | None:
+    """Return `key` if an order may have it, else None."""
+    try:
+        check_order(Order(key, b""))  # type: ignore[arg-type] # that is the question
+    except OrderError:
+        return None
+    return str(key)

@@ -1,0 +1,44 @@
+"""The way of one order through the house: as short as promised, and as the page tells it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from matcher_receiver import ReceiverConfig
+from orderchain.roles import GAP_READER, RECEIVER_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import MakeChain
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+TOOLS = Path(__file__).parents[3] / "tools"
+
+
+async def test_way_of_an_order_is_as_the_page_tells_it(
+    make_chain: MakeChain, role_dsn: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    walk = importlib.import_module("walk")
+    chain = await make_chain()
+    receiving = ReceiverConfig(
+        chain_id=chain.chain_id,
+        name="walk",
+        database=role_dsn(RECEIVER_WRITER),
+        gap_databases=(role_dsn(GAP_READER),),
+        kafka=chain.config.kafka,
+        poll_after_seconds=walk.QUIET_SECONDS,
+        prove_seconds=walk.QUIET_SECONDS,
+    )
+    sequencing = replace(chain.config, lease_seconds=walk.QUIET_SECONDS)
+    to_kafka, to_checkpoint = await walk.walk(sequencing, receiving)
+    assert len(to_kafka) <= 18
+    assert len(to_checkpoint) <= 12
+    assert walk.ways_in(walk.PAGE.read_text()) == [set(to_kafka), set(to_checkpoint)]

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.expected_state import apply_straight
+from demo.handlers import MATCHING, PAYLOADS, VENUE, Matching, PayloadDigest
+from demo.options import DemoOptions
+from demo.order_flow import write_order_flow
+from demo.preparation import check_input, preparing
+from orderchain.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEED = 17
+FlowPayloads = Callable[[int, int], list[bytes]]
+
+SSE = "seq,ts_ms,symbol,action,order_no,contra_order_no,side,price_e4,qty"
+
+
+def nobody(_: int) -> None:
+    """Nobody wants to know."""
+
+
+def options(**changed: object) -> DemoOptions:
+    told = {"input": None, "orders": 300, "loss": 0.1, "duplicate": 0, "reorder": 0, "seed": SEED}
+    return DemoOptions(**(told | changed))
+
+
+def test_apply_straight_with_a_flow_comes_to_what_matching_does(
+    tmp_path: Path, flow_payloads: FlowPayloads
+) -> None:
+    path = tmp_path / "flow.csv"
+    with path.open("w") as file:
+        write_order_flow(file, SEED, 12_000)
+    matching = Matching()
+    matching.apply(flow_payloads(SEED, 12_000))
+    told: list[int] = []
+    straight = apply_straight(path, told.append)
+    assert straight.handler == MATCHING
+    assert (straight.rows, straight.last_key) == (12_000, "flow.csv#12000")
+    assert (straight.digest, straight.counters) == (matching.digest(), matching.counters())
+    assert told == [5_000, 10_000, 12_000]
+
+
+def test_apply_straight_with_a_venues_feed_rebuilds_its_books(tmp_path: Path) -> None:
+    path = tmp_path / "feed.csv"
+    path.write_text(f"{SSE}\n1,9,X,A,8,,S,100,10\n4,9,X,T,9,8,B,100,4\n9,8,X,D,8,,S,100,6\n")
+    straight = apply_straight(path, nobody)
+    assert straight.handler == VENUE
+    assert straight.counters["deletes"] == 1
+    assert straight.counters["resting_orders"] == 0
+
+
+def test_apply_straight_with_other_columns_digests_the_payloads(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps({"at": number, "what": "x"}) + "\n" for number in range(9))
+    straight = apply_straight(path, nobody)
+    assert straight.handler == PAYLOADS
+    assert straight.counters == {"payloads": 9}
+    assert straight.digest != PayloadDigest().digest()
+
+
+def test_apply_straight_with_a_row_that_cannot_be_read_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("a,b\n1,2\n1\n")
+    with pytest.raises(InputError, match="line 3"):
+        apply_straight(path, nobody)
+
+
+def test_check_input_with_a_wrong_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        check_input(tmp_path / "none.csv")
+
+
+def test_preparing_without_an_input_generates_one(tmp_path: Path) -> None:
+    with preparing(options(), tmp_path) as preparation:
+        prepared = preparation.result(timeout=30)
+    assert prepared.path == tmp_path / "orders.csv"
+    assert prepared.straight.rows == 300
+
+
+def test_preparing_left_early_ends_its_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), preparing(options(orders=10_000_000), tmp_path):
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
+
+
+def test_preparing_with_a_bad_row_raises_it_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("a,b\n1,2\n1\n")
+    with preparing(options(input=path), tmp_path) as preparation, pytest.raises(InputError):
+        preparation.result(timeout=30)

@@ -1,0 +1,98 @@
+"""A receiver that is started while the broker is away."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from matcher_receiver import Receiver, ReceiverConfig
+from orderchain.errors import ConnectError, TopicError
+from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
+from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+
+from .chains import ids_of, make_chain
+from .memory import MemorySource
+
+if TYPE_CHECKING:
+    from orderchain.model import Run
+
+    from .chains import Chain
+
+
+def receiver_of(chain: Chain, frames: MemoryFrameSource, **settings: Any) -> Receiver:
+    config = ReceiverConfig(chain_id=chain.chain_id, **settings)
+    return Receiver(config, frames, MemorySource(chain), None, virtual_clock(), random=Random(5))
+
+
+async def take(receiver: Receiver, until_id: int) -> list[Run]:
+    runs: list[Run] = []
+    while not runs or runs[-1].last_id < until_id:
+        runs.append(await anext(receiver))
+    return runs
+
+
+def test_start_without_the_broker_is_refused_where_it_is_required() -> None:
+    async def start() -> None:
+        log = MemoryLog()
+        log.is_away = True
+        with pytest.raises(ConnectError, match="kafka"):
+            await receiver_of(make_chain([4]), MemoryFrameSource(log)).__aenter__()
+
+    run_virtual(start())
+
+
+def test_start_without_an_optional_broker_delivers_from_the_database_and_then_live() -> None:
+    async def receive() -> None:
+        chain, log = make_chain([4, 6]), MemoryLog()
+        log.is_away = True
+        frames = MemoryFrameSource(log)
+        async with receiver_of(chain, frames, kafka_at_start="optional") as receiver:
+            assert ids_of(await take(receiver, chain.mark().id)) == chain.ids
+            chain.add(3)
+            began = virtual_clock().time()
+            await take(receiver, chain.mark().id)
+            assert virtual_clock().time() - began <= 2.0, "by polling"
+
+            log.is_away = False
+            behind = asyncio.ensure_future(anext(receiver))
+            await asyncio.sleep(3.0)
+            chain.add(2)  # published by nobody
+            log.append(chain.frames(chain.add(5)))
+            runs = [await behind, *await take(receiver, chain.mark().id)]
+            assert ids_of(runs) == chain.ids[13:]
+            assert receiver.stats().rows_live == 5
+
+    run_virtual(receive())
+
+
+def test_topic_that_is_not_fit_is_told_even_when_the_broker_is_optional() -> None:
+    class Unfit(MemoryFrameSource):
+        async def start(self) -> None:
+            raise TopicError("topic", "t", "one partition")
+
+    async def start() -> None:
+        with pytest.raises(TopicError):
+            await receiver_of(
+                make_chain([4]), Unfit(MemoryLog()), kafka_at_start="optional"
+            ).__aenter__()
+
+    run_virtual(start())
+
+
+def test_close_while_the_broker_does_not_answer_ends_at_once() -> None:
+    class Silent(MemoryFrameSource):
+        async def start(self) -> None:
+            await asyncio.sleep(1_000.0)
+
+    async def start_and_close() -> None:
+        chain = make_chain([4])
+        began = virtual_clock().time()
+        silent = Silent(MemoryLog())
+        async with receiver_of(chain, silent, kafka_at_start="optional") as receiver:
+            await take(receiver, chain.mark().id)
+        assert virtual_clock().time() - began <= 1.5
+
+    run_virtual(start_and_close())

@@ -1,0 +1,164 @@
+"""The marks of the house, counted from the code: `python tools/marks.py` prints them.
+
+They are held against, not gamed: a figure that moves the wrong way asks for a reason. `--list`
+names what each count is made of.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PRODUCT: Final = (
+    "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
+    "chainctl", "demo", "local_stack",
+)  # fmt: skip
+ALL: Final = (*PRODUCT, "benchmarks")
+DRIVERS: Final = {"asyncpg", "aiokafka"}
+FOLDER_FILES_MAX: Final = 15
+SMALL_LINES: Final = 60
+LIKE_STATEMENTS: Final = 6
+"""Functions of so many statements whose trees are equal count as a duplicated pair."""
+
+
+class House:
+    """The modules of the product and the benchmarks, and who imports whom."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.paths = {
+            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+            for package in packages
+            for path in sorted((ROOT / package).rglob("*.py"))
+        }
+        self.trees = {name: ast.parse(path.read_text()) for name, path in self.paths.items()}
+        self.lines = {name: path.read_text().count("\n") for name, path in self.paths.items()}
+        self.imports = {name: self._imports(name) for name in self.paths}
+        self.importers: dict[str, set[str]] = defaultdict(set)
+        for name, imported in self.imports.items():
+            for each in imported:
+                self.importers[each].add(name)
+
+    def _imports(self, name: str) -> set[str]:
+        found: set[str] = set()
+        for node in ast.walk(self.trees[name]):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                below = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= (below & self.paths.keys()) or {node.module}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        return (found & self.paths.keys()) - {name}
+
+    def circles(self) -> list[list[str]]:
+        """Return the groups of modules that import each other, type-checking imports included."""
+        order: dict[str, int] = {}
+        low: dict[str, int] = {}
+        stack: list[str] = []
+        found: list[list[str]] = []
+
+        def visit(name: str) -> None:
+            order[name] = low[name] = len(order)
+            stack.append(name)
+            for each in sorted(self.imports[name]):
+                if each not in order:
+                    visit(each)
+                    low[name] = min(low[name], low[each])
+                elif each in stack:
+                    low[name] = min(low[name], order[each])
+            if low[name] == order[name]:
+                group = stack[stack.index(name) :]
+                del stack[stack.index(name) :]
+                if len(group) > 1:
+                    found.append(sorted(group))
+
+        for name in sorted(self.paths):
+            if name not in order:
+                visit(name)
+        return found
+
+    def single_use(self) -> list[str]:
+        """Return the small modules that one other module alone imports."""
+        return [
+            f"{name} ({lines} lines, by {next(iter(self.importers[name]))})"
+            for name, lines in self.lines.items()
+            if lines < SMALL_LINES
+            and len(self.importers[name]) == 1
+            and self.paths[name].name != "__init__.py"
+        ]
+
+    def driver_importers(self) -> list[str]:
+        """Return who imports a driver outside of the room that is there for it."""
+        return [
+            name
+            for name, tree in self.trees.items()
+            if not name.startswith("orderchain.clients.") and DRIVERS & _roots(tree)
+        ]
+
+    def classes_twice(self) -> list[str]:
+        """Return the names of classes that stand in more than one module."""
+        where: dict[str, list[str]] = defaultdict(list)
+        for name, tree in self.trees.items():
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef):
+                    where[node.name].append(name)
+        return [f"{each}: {', '.join(names)}" for each, names in where.items() if len(names) > 1]
+
+    def duplicates(self) -> list[str]:
+        """Return the pairs of longer functions whose trees are equal."""
+        where: dict[str, list[str]] = defaultdict(list)
+        for name, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    count = sum(isinstance(each, ast.stmt) for each in ast.walk(node)) - 1
+                    if count >= LIKE_STATEMENTS:
+                        text = "".join(ast.dump(each) for each in node.body)
+                        where[text].append(f"{name}.{node.name}")
+        return [" = ".join(names) for names in where.values() if len(names) > 1]
+
+
+def _roots(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Print the marks."""
+    house, product = House(ALL), House(PRODUCT)
+    folders = Counter(path.parent for path in house.paths.values())
+    full = [
+        f"{folder.relative_to(ROOT)}: {count}"
+        for folder, count in folders.most_common()
+        if count > FOLDER_FILES_MAX
+    ]
+    marks: list[tuple[str, object, list[str]]] = [
+        ("Python files, product and benchmarks", len(house.paths), []),
+        ("lines, product and benchmarks", sum(house.lines.values()), []),
+        ("lines per file, median", median(house.lines.values()), []),
+        (f"folders of more than {FOLDER_FILES_MAX} files", len(full), full),
+    ]
+    for title, found in (
+        (f"modules below {SMALL_LINES} lines that one other imports", product.single_use()),
+        ("circles, type-checking imports included", [" - ".join(x) for x in product.circles()]),
+        ("importers of a driver outside orderchain.clients", product.driver_importers()),
+        ("class names that stand twice", product.classes_twice()),
+        ("duplicated functions", house.duplicates()),
+    ):
+        marks.append((title, len(found), found))
+    for title, value, found in marks:
+        sys.stdout.write(f"{title:55} {value:>8}\n")
+        if "--list" in arguments:
+            sys.stdout.writelines(f"    {each}\n" for each in found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
