@@ -137,7 +137,8 @@ async def serial(site: Site, orders: int, batch_rows: int) -> float:
     batches = list(orders_of(orders, batch_rows))
     began = time.perf_counter()
     for batch in batches:
-        await store.commit(core.assemble(batch, time.time_ns()), published_id=0)
+        pending = await store.begin(core.assemble(batch, time.time_ns()), published_id=0)
+        await pending.outcome()
     seconds = time.perf_counter() - began
     await store.close()
     return orders / seconds

@@ -9,13 +9,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
     from orderchain.errors import HaltError
     from orderchain.model import ClientNumber, Event, Gap, KeyPage, Mark, Run, Snapshot, Standing
+
+
+class PendingCommit(Protocol):
+    """A commit in the air: sent, and not known to be done."""
+
+    async def outcome(self) -> None:
+        """Wait until the batch is committed. To be awaited once, right after `follow` at the most.
+
+        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or says
+        that a standby was not waited for to the end; RetryError when surely nothing was committed.
+        After the last two the connection is gone: the next call must be `take_over_again`.
+        """
+        ...
+
+    def follow(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> PendingCommit | None:
+        """Send the commit of `batch` after this one; None where that cannot be done at once.
+
+        Then nothing has happened. The server begins it when this one has ended, and the fence
+        refuses it unless this one was committed. Its outcome is asked for after this one's, also
+        when the connection was lost: then it is UnknownOutcome. At most one follows.
+        """
+        ...
 
 
 class ChainStore(Protocol):
@@ -43,35 +68,13 @@ class ChainStore(Protocol):
         """
         ...
 
-    async def commit(
-        self,
-        batch: Batch,
-        *,
-        published_id: int,
-        intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """Commit `batch` if it passes the fence, or not at all.
-
-        `meanwhile` is called once while the server works on the rows; for a single row it need not
-        be called.
-
-        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
-        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows
-        that the wait for a standby was given up; RetryError when certainly nothing was committed.
-        After the last two the connection is gone: the next call must be `take_over_again`.
-        """
-        ...
-
-    def send_ahead(
+    async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
-    ) -> bool:
-        """Send the commit of `batch` after the one under way, and return whether it was sent.
+    ) -> PendingCommit:
+        """Send the commit of `batch` behind the fence; return it while the server is at work.
 
-        A store that cannot do so at once returns False, and nothing has happened. The server begins
-        it when the previous commit has ended, and the fence refuses it unless that one was
-        committed. `commit` for this batch, the same object, then only waits for the outcome; if the
-        connection was lost, it raises UnknownOutcome. Until then no other commit is sent ahead.
+        A small batch may wait to be sent until its outcome is asked for. Raises as
+        `PendingCommit.outcome`; then there is nothing to ask for.
         """
         ...
 

@@ -44,6 +44,19 @@ _RETRY_SECONDS_MAX: Final = 2.0
 """Back-off while the database is away: doubles up to this, so its return is noticed soon."""
 
 
+class _NotSent:
+    """The outcome of a commit that could not be sent."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def outcome(self) -> None:
+        raise self._error
+
+    def follow(self, batch: Batch, **_: object) -> None:
+        """Nothing follows what was not sent."""
+
+
 class Committer:
     """Commits for a leader, and raises its epoch when an outcome is not known.
 
@@ -208,32 +221,26 @@ class Committer:
         known = behind if mark.source in behind else self._positions
         return mark.source in known and known[mark.source] == mark.previous
 
-    async def commit(self, assembly: Assembly, meanwhile: Callable[[], None] | None = None) -> None:
-        """Commit; the follow-up work is left to `finish`, or to the next commit.
+    async def begin(self, assembly: Assembly) -> None:
+        """Send `assembly`, unless it was sent after the one before; what follows is left to `end`.
 
-        The next commit does it while the server works on the rows, so that nothing comes between
-        the end of one commit and the start of the next. `meanwhile` is called after that, or not
-        at all; see `ChainStore`. Raises when this process can no longer lead; the callers then
-        have their answers too.
+        Between the two the server is at work: that is the time for `finish` of what was committed
+        before, and for `follow`. Raises when this process can lead no longer; the callers have
+        their answers then too.
         """
-        began_ns = self._clock.monotonic_ns()
-        # What failed beside the commit: it says nothing about the commit itself, which ends first.
-        failures: list[Exception] = []
-
-        def at_work() -> None:
-            try:
-                self.finish()
-                # After a batch that was sent under an earlier epoch, nothing may be given ids yet.
-                if meanwhile is not None and assembly.core is self._core:
-                    meanwhile()
-            except Exception as error:  # noqa: BLE001 - raised below
-                failures.append(error)
-
+        assembly.began_ns = self._clock.monotonic_ns()
         try:
-            await self._commit_until_known(assembly, at_work)
+            await self._send(assembly)
         except BaseException as error:
-            self.finish()
-            assembly.fail(_as_answer(error, assembly.batch))
+            self._fail(assembly, error)
+            raise
+
+    async def end(self, assembly: Assembly) -> None:
+        """Commit what `begin` has sent; `finish` answers its callers. Raises as `begin`."""
+        try:
+            await self._commit_until_known(assembly)
+        except BaseException as error:
+            self._fail(assembly, error)
             raise
         self.finish()
         self._unfinished = assembly
@@ -242,16 +249,21 @@ class Committer:
             self.rows += assembly.batch.row_count
             self.batches += 1
             self.batch_rows_last = assembly.batch.row_count
-            seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+            seconds = (self._clock.monotonic_ns() - assembly.began_ns) / 1e9
             self.latency = self.latency.with_value(seconds)
-        if failures:
-            self.finish()
-            raise failures[0]
 
-    def send_ahead(self, assembly: Assembly) -> None:
-        """Send `assembly` ahead if possible: the server begins it when the current commit ends."""
-        if assembly.batch is not None:
-            assembly.is_sent = self._store.send_ahead(
+    def _fail(self, assembly: Assembly, error: BaseException) -> None:
+        self.finish()
+        assembly.fail(_as_answer(error, assembly.batch))
+
+    def leads_with(self, assembly: Assembly) -> bool:
+        """Say whether ids may be given after those of `assembly`: its epoch is still the last."""
+        return assembly.core is self._core
+
+    def follow(self, current: Assembly, assembly: Assembly) -> None:
+        """Have the server begin `assembly` as soon as `current` has ended, if it can."""
+        if current.pending is not None and assembly.batch is not None:
+            assembly.pending = current.pending.follow(
                 assembly.batch, published_id=self._published_id(), intake=assembly.intake
             )
 
@@ -261,7 +273,7 @@ class Committer:
         If it was sent, it may have been committed, unless the fence prevents it.
         """
         batch = assembly.batch
-        if assembly.is_sent and batch is not None and not isinstance(error, Fenced):
+        if assembly.pending is not None and batch is not None and not isinstance(error, Fenced):
             error = UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
         assembly.fail(error)
 
@@ -279,30 +291,34 @@ class Committer:
         if assembly.batch is not None and self._publisher is not None:
             self._publisher.offer(assembly.batch)
 
-    async def _commit_until_known(
-        self, assembly: Assembly, meanwhile: Callable[[], None] | None
-    ) -> None:
-        """Commit `assembly` under whichever of our epochs succeeds."""
+    async def _send(self, assembly: Assembly) -> None:
+        """Send `assembly` under the epoch of now. What the store refuses is said by its outcome."""
+        if assembly.pending is not None:
+            return  # whatever has happened since, its outcome comes first
+        if assembly.core is not self._core:
+            # Something went wrong and raised the epoch: ids and seal are void.
+            assembly.give_ids(self._leading(), self._wall_ns())
+        if assembly.batch is None:
+            return
+        try:
+            assembly.pending = await self._store.begin(
+                assembly.batch, published_id=self._published_id(), intake=assembly.intake
+            )
+        except Exception as error:  # noqa: BLE001 - its outcome
+            assembly.pending = _NotSent(error)
+
+    async def _commit_until_known(self, assembly: Assembly) -> None:
+        """Commit `assembly`, under whichever epoch of ours it succeeds."""
         deadline_ns = self._deadline_ns()
         backoff: Backoff | None = None
         while True:
-            if assembly.is_sent:
-                assembly.is_sent = False  # whatever has happened since, its outcome comes first
-            elif assembly.core is not self._core:
-                # A failure raised the epoch: ids and seal are void.
-                assembly.give_ids(self._leading(), self._wall_ns())
             batch = assembly.batch
+            pending, assembly.pending = assembly.pending, None
             try:
-                if batch is None:
+                if pending is None:
                     await self._move_intake(assembly)
                 else:
-                    attempt, meanwhile = meanwhile, None
-                    await self._store.commit(
-                        batch,
-                        published_id=self._published_id(),
-                        intake=assembly.intake,
-                        meanwhile=attempt,
-                    )
+                    await pending.outcome()
             except UnknownOutcome as error:
                 self.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
@@ -317,6 +333,7 @@ class Committer:
                 return
             backoff = backoff or self._backoff(is_first_at_once=True)
             await self._pause(backoff, deadline_ns, failure)
+            await self._send(assembly)
 
     async def _move_intake(self, assembly: Assembly) -> None:
         # An entry without orders asks whether we lead, over a connection that works.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch, IntakeMark
     from orderchain.model import Event
+    from orderchain.ports import PendingCommit
     from sequencer.core import SequencerCore
     from sequencer.keys.memory import Claims, KeyMemory
     from sequencer.order import Order, OrderColumns
@@ -130,12 +131,14 @@ def columns_of_entries(entries: Sequence[Entry]) -> OrderColumns:
 class Assembly:
     """The work of one commit, and its callers.
 
-    `batch` is None if every order is a repeat: then there are no rows to add, only intake marks to
+    `batch` is None where every order is a repeat: then there is nothing to add, but intake marks to
     move. It is made again, with other ids, when the epoch rises before it is committed; but not
-    once it `is_sent`: then its outcome must be known first.
+    while it is `pending`: then what became of it must be known first.
     """
 
-    __slots__ = ("_places", "batch", "claims", "columns", "core", "entries", "intake", "is_sent")
+    __slots__ = (
+        "_places", "batch", "began_ns", "claims", "columns", "core", "entries", "intake", "pending",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -151,7 +154,8 @@ class Assembly:
         self.intake = self._marks()
         self.batch: Batch | None = None
         self.core: SequencerCore | None = None
-        self.is_sent = False
+        self.pending: PendingCommit | None = None
+        self.began_ns = 0
 
     @classmethod
     def of_placing(cls, placing: Placing, memory: KeyMemory) -> Assembly:

@@ -377,15 +377,33 @@ class Sequencer:
         """Commit until closed and empty, assembling one batch ahead while another commits."""
         try:
             while current := self._take_upcoming() or await self._next():
-                await self._committer.commit(current, partial(self._assemble_ahead, current))
-                if self._upcoming is None:
+                await self._committer.begin(current)
+                failure = self._work_beside(current)
+                await self._committer.end(current)
+                if self._upcoming is None or failure is not None:
                     self._committer.finish()
+                if failure is not None:
+                    raise failure
         except BaseException as error:
             self._fail(self._failure_of(_COMMITS, error))
             upcoming = self._take_upcoming()
             if upcoming is not None and self._failure is not None:
                 self._committer.give_up(upcoming, self._failure)
             raise
+
+    def _work_beside(self, current: Assembly) -> Exception | None:
+        """Do what can be done while the server is at work on `current`; nothing waits for it then.
+
+        What goes wrong is returned: it is no word about `current`, which ends first.
+        """
+        try:
+            self._committer.finish()
+            # After what was sent under an epoch of before, nothing may be given ids yet.
+            if current.pending is not None and self._committer.leads_with(current):
+                self._assemble_ahead(current)
+        except Exception as error:  # noqa: BLE001 - raised by the caller, later
+            return error
+        return None
 
     def _take_upcoming(self) -> Assembly | None:
         upcoming, self._upcoming = self._upcoming, None
@@ -418,7 +436,7 @@ class Sequencer:
         if self._upcoming is None:
             self._batcher.put_back(entries)
         else:
-            self._committer.send_ahead(self._upcoming)
+            self._committer.follow(current, self._upcoming)
 
     @contextmanager
     def _answering(self, entries: Sequence[Entry]) -> Iterator[None]:

@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from msgspec.structs import replace
+
 from demo.chain_setup import set_stage
 from local_stack import LocalStack, default_directory
 from orderchain import ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
@@ -28,7 +30,7 @@ ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "a-walk-through.md"
 PRODUCT: Final = frozenset({"orderchain", "sequencer", "matcher_receiver", "gapfill"})
 QUIET_SECONDS: Final = 60.0
-"""Beats of the lease and polls of the head are not to come in between."""
+"""Beats, of the lease and of an idle publisher, and polls of the head must not come in between."""
 
 BEGIN: Final = "<!-- the way, by tools/walk.py -->"
 END: Final = "<!-- end of the way -->"
@@ -66,6 +68,8 @@ class Recorder:
 async def walk(sequencing: SequencerConfig, receiving: ReceiverConfig) -> tuple[Way, Way]:
     """Send an order through a chain that is new; return its ways to Kafka and to the checkpoint."""
     to_kafka, to_checkpoint = Recorder(), Recorder()
+    sequencing = replace(sequencing, lease_seconds=QUIET_SECONDS, heartbeat_seconds=QUIET_SECONDS)
+    receiving = replace(receiving, poll_after_seconds=QUIET_SECONDS, prove_seconds=QUIET_SECONDS)
     async with open_sequencer(sequencing) as sequencer, open_receiver(receiving) as receiver:
         runs = aiter(receiver)
         # What the first order finds at its start is no part of the way of every day.
@@ -89,7 +93,6 @@ async def walk_on_stack() -> tuple[Way, Way]:
         chain_id=stage.chain_id,
         database=stage.sequencer_database,
         kafka=stage.kafka,
-        lease_seconds=QUIET_SECONDS,
     )
     receiving = ReceiverConfig(
         chain_id=stage.chain_id,
@@ -97,8 +100,6 @@ async def walk_on_stack() -> tuple[Way, Way]:
         database=stage.receiver_database,
         gap_databases=(stage.gap_database,),
         kafka=stage.kafka,
-        poll_after_seconds=QUIET_SECONDS,
-        prove_seconds=QUIET_SECONDS,
     )
     return await walk(sequencing, receiving)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from enum import Enum
 from hashlib import sha256
@@ -163,6 +164,56 @@ class MemoryDatabase:
         return self._nonces.to_bytes(16, "big")
 
 
+class MemoryPending:
+    """A commit on its way to a `MemoryChainStore`; see `orderchain.ports.PendingCommit`.
+
+    It arrives when its outcome is asked for, and what follows it right after it.
+    """
+
+    def __init__(self, store: MemoryChainStore, commit: MemoryCommit) -> None:
+        self._store = store
+        self._commit = commit
+        self._follower: MemoryPending | None = None
+        self._has_arrived = False
+        self._error: Exception | None = None
+
+    async def outcome(self) -> None:
+        """Wait for the end; see `orderchain.ports.PendingCommit.outcome`."""
+        try:
+            await asyncio.sleep(0)  # the real one waits, and a caller may go away then
+        except BaseException:
+            self._store.give_up()
+            self._arrive(self._store.arrive_after)
+            raise
+        self._arrive(self._store.arrive)
+        if self._error is not None:
+            raise self._error
+
+    def follow(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> MemoryPending | None:
+        """Have it arrive after this one; see `orderchain.ports.PendingCommit.follow`."""
+        if self._follower is not None or not self._store.is_open:
+            return None
+        commit = MemoryCommit(batch, published_id, tuple(intake))
+        self._follower = MemoryPending(self._store, commit)
+        if self._has_arrived:
+            self._follower._arrive(self._store.arrive_after)
+        return self._follower
+
+    def _arrive(self, at: Callable[[MemoryCommit], Exception | None]) -> None:
+        if self._has_arrived:
+            return
+        self._has_arrived = True
+        try:
+            self._error = at(self._commit)
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            self._store.give_up()
+            self._error = error
+        if self._follower is not None:
+            self._follower._arrive(self._store.arrive_after)
+
+
 class MemoryChainStore:
     """One process's view of a chain; implements `orderchain.ports.ChainStore`.
 
@@ -177,9 +228,6 @@ class MemoryChainStore:
         self._chain_id = chain_id
         self._term: Term | None = None
         self._fault: CommitFault | None = None
-        self._is_committing = False
-        self._behind: MemoryCommit | None = None
-        self._sent_ahead: tuple[MemoryCommit, Exception | None] | None = None
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `orderchain.ports.ChainStore.look`."""
@@ -230,44 +278,33 @@ class MemoryChainStore:
         self._require_standby()
         return self.drawn
 
-    async def commit(
-        self,
-        batch: Batch,
-        *,
-        published_id: int,
-        intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """Commit through the fence, or meet the next fault; see `orderchain.ports.ChainStore`."""
-        sent = self._sent_ahead
-        is_sent = sent is not None and sent[0].batch is batch
-        if is_sent:
-            self._sent_ahead = None
-        commit = MemoryCommit(batch, published_id, tuple(intake))
-        self._is_committing, self._fault = True, None
-        try:
-            if meanwhile is not None:
-                meanwhile()
-            error = sent[1] if sent is not None and is_sent else self._arrive(commit)
-        except BaseException:
-            self._term = None
-            raise
-        finally:
-            self._is_committing = False
-            behind, self._behind = self._behind, None
-            if behind is not None:
-                self._sent_ahead = (behind, self._arrive_behind(behind))
-        if error is not None:
-            raise error
-
-    def send_ahead(
+    async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
-    ) -> bool:
-        """Make it arrive when the commit under way ends; see `orderchain.ports.ChainStore`."""
-        if not self._is_committing or self._term is None or self._sent_ahead is not None:
-            return False
-        self._behind = MemoryCommit(batch, published_id, tuple(intake))
-        return True
+    ) -> MemoryPending:
+        """Have it arrive when its outcome is asked for; see `orderchain.ports.ChainStore.begin`."""
+        self._leading()
+        return MemoryPending(self, MemoryCommit(batch, published_id, tuple(intake)))
+
+    def arrive(self, commit: MemoryCommit) -> Exception | None:
+        """Do what is under way; return what it raises."""
+        self._fault = None
+        return self._arrive(commit)
+
+    def arrive_after(self, commit: MemoryCommit) -> Exception | None:
+        """The same for one that follows: on a connection that was lost it shares the fate."""
+        if self._term is not None:
+            return self._arrive(commit)
+        self._store_lost(commit)
+        return commit.unknown()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is there still, and leads."""
+        return self._term is not None
+
+    def give_up(self) -> None:
+        """Lose the connection, as who goes away in mid commit does."""
+        self._term = None
 
     def _arrive(self, commit: MemoryCommit) -> Exception | None:
         """Do what the next fault leaves of `commit`; return what it raises."""
@@ -307,13 +344,6 @@ class MemoryChainStore:
         if not self._is_replicated():
             self._term = None
             raise RetryError("the wait for a synchronous standby was cancelled")
-
-    def _arrive_behind(self, commit: MemoryCommit) -> Exception | None:
-        """The same for one sent ahead: on a lost connection it shares the fate of the other one."""
-        if self._term is not None:
-            return self._arrive(commit)
-        self._store_lost(commit)
-        return commit.unknown()
 
     def _store_lost(self, commit: MemoryCommit) -> None:
         """Store a commit whose answer is lost, now or later."""

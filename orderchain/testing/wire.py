@@ -91,12 +91,16 @@ class Wire:
         Raises what `work` raises, WireBroken when there is no answer, and StoppedError in a
         process that was killed.
         """
+        await self.reach()
+        return await self.answered(self.ask(work))
+
+    async def reach(self) -> None:
+        """Raise WireBroken where the server takes no question, StoppedError in a killed process."""
         check_alive()
         if self.server.is_away or self._happens(self.dial.refused):
             await asyncio.sleep(self._seconds())
             check_alive()
             raise WireBroken(self.server.name, may_be_done=False)
-        return await self.answered(self.ask(work))
 
     def ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> asyncio.Future[_T]:
         """Send the question, and return where `answered` finds its answer."""

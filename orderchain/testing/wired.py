@@ -87,12 +87,11 @@ class WiredChainStore:
         self._database = database
         self._chain_id = chain_id
         self._wire = wire
-        self._commit_wire = commit_wire or wire
+        self.commit_wire = commit_wire or wire
         self._connection: MemoryChainStore | None = None
         self._boots = 0
-        self._committing: _Question | None = None
-        self._sent_ahead: _Question | None = None
-        # The last take-over, whose answer may have been lost: it is ours anyway.
+        self._follower: _WiredCommit | None = None
+        # The take-over that came last, whose answer may have been lost: it is ours all the same.
         self._drawn: Term | None = None
 
     async def look(self) -> LeaseSight:
@@ -121,55 +120,16 @@ class WiredChainStore:
             finally:
                 self._drawn = store.drawn or self._drawn
 
-        self._lose_connection()
+        self.lose_connection()
         return await self._ask(raise_epoch)
 
-    async def commit(
-        self,
-        batch: Batch,
-        *,
-        published_id: int,
-        intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """Commit through the fence, or not, or unknown; see `orderchain.ports.ChainStore`."""
-        sent = self._sent_ahead
-        if sent is not None and sent.batch is batch:
-            is_sent, question, self._sent_ahead = True, sent, None
-        else:
-            is_sent, question = False, _Question(batch, published_id, intake)
-        self._committing = question
-        try:
-            if meanwhile is not None:
-                meanwhile()
-            if is_sent:
-                await self._commit_wire.answered(question.answer)
-            else:
-                work = partial(question.arrive, self._connected())
-                await self._commit_wire.call(work)
-        except WireBroken as error:
-            self._lose_connection()
-            if error.may_be_done:
-                raise UnknownOutcome(
-                    batch.chain_id, batch.epoch, batch.first_id, batch.last_id
-                ) from error
-            raise RetryError(f"commit: {error}") from error
-        finally:
-            self._committing = None
-
-    def send_ahead(
+    async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
-    ) -> bool:
-        """Send one after the commit under way; see `orderchain.ports.ChainStore.send_ahead`."""
-        before = self._committing
-        if before is None or self._connection is None or self._sent_ahead is not None:
-            return False
-        if self._boots != self._wire.server.boots:
-            return False
-        question = _Question(batch, published_id, intake)
-        before.follow_with(partial(question.set_out, self._commit_wire, self._connection))
-        self._sent_ahead = question
-        return True
+    ) -> _WiredCommit:
+        """Commit behind the fence, or not, or who knows; see `orderchain.ports.ChainStore`."""
+        commit = _WiredCommit(self, batch, published_id, intake)
+        await commit.set_out()
+        return commit
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
@@ -206,14 +166,24 @@ class WiredChainStore:
 
     async def close(self) -> None:
         """Close the connection."""
-        self._lose_connection()
+        self.lose_connection()
 
-    def _lose_connection(self) -> None:
+    def lose_connection(self) -> None:
+        """Have no connection any more: what follows a commit on it has no answer."""
         self._connection = None
-        if self._sent_ahead is not None:
-            self._sent_ahead.lose(self._wire.server.name)
+        if self._follower is not None:
+            self._follower.lose(self._wire.server.name)
 
-    def _connected(self) -> MemoryChainStore:
+    def note_follower(self, commit: _WiredCommit) -> None:
+        """Keep in mind what was sent last after another one."""
+        self._follower = commit
+
+    def is_connected_by(self, connection: MemoryChainStore | None) -> bool:
+        """Say whether `connection` is the one of now, and is not lost."""
+        is_same = self._connection is connection and connection is not None
+        return is_same and self._boots == self._wire.server.boots
+
+    def connected(self) -> MemoryChainStore:
         """Return the connection; a new one, without a term, where the last one was lost."""
         boots = self._wire.server.boots
         if self._connection is None or self._boots != boots:
@@ -223,66 +193,107 @@ class WiredChainStore:
 
     async def _ask(self, work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]]) -> _T:
         is_new = self._connection is None
-        store = self._connected()
+        store = self.connected()
         try:
             return await self._wire.call(lambda: work(store))
         except WireBroken as error:
-            self._lose_connection()
+            self.lose_connection()
             if is_new and not error.may_be_done:
                 expected = "a server that answers"
                 raise ConnectError("database", self._wire.server.name, expected) from error
             raise RetryError(str(error)) from error
 
 
-class _Question:
-    """A commit on its way. One sent after it starts at the server when this one has arrived.
+class _WiredCommit:
+    """A commit on its way. One that follows sets out at the server when this one has arrived.
 
     So a connection keeps their order, whatever happens to the answers.
     """
 
-    def __init__(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
-        self.batch = batch
-        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(
+        self,
+        store: WiredChainStore,
+        batch: Batch,
+        published_id: int,
+        intake: Sequence[IntakeMark],
+    ) -> None:
+        self._store = store
+        self._batch = batch
         self._published_id = published_id
         self._intake = intake
+        self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._has_arrived = False
-        self._behind: Callable[[], None] | None = None
+        self._follower: _WiredCommit | None = None
+        self._connection: MemoryChainStore | None = None
 
-    async def arrive(self, store: MemoryChainStore) -> None:
-        """Run at the server."""
+    async def set_out(self) -> None:
+        """Go to the server, for an answer of its own. Raises RetryError where nobody takes it."""
+        wire = self._store.commit_wire
+        try:
+            await wire.reach()
+        except WireBroken as error:
+            self._store.lose_connection()
+            raise RetryError(f"commit: {error}") from error
+        self._send(self._store.connected())
+
+    def follow(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> _WiredCommit | None:
+        """Ask after this one; see `orderchain.ports.PendingCommit.follow`."""
+        if self._follower is not None or not self._store.is_connected_by(self._connection):
+            return None
+        self._follower = _WiredCommit(self._store, batch, published_id, intake)
+        self._store.note_follower(self._follower)
+        if self._has_arrived:
+            self._send_follower()
+        return self._follower
+
+    async def outcome(self) -> None:
+        """Wait for the answer; see `orderchain.ports.PendingCommit.outcome`."""
+        batch = self._batch
+        try:
+            await self._store.commit_wire.answered(self._answer)
+        except WireBroken as error:
+            self._store.lose_connection()
+            raise UnknownOutcome(
+                batch.chain_id, batch.epoch, batch.first_id, batch.last_id
+            ) from error
+
+    def _send_follower(self) -> None:
+        if self._follower is not None and self._connection is not None:
+            self._follower._send(self._connection)
+
+    def _send(self, connection: MemoryChainStore) -> None:
+        self._connection = connection
+        wire = self._store.commit_wire
+        wire.ask(partial(self._arrive, connection)).add_done_callback(self._take_answer)
+
+    async def _arrive(self, connection: MemoryChainStore) -> None:
+        """Be done at the server."""
         self._has_arrived = True
         try:
-            await store.commit(self.batch, published_id=self._published_id, intake=self._intake)
+            pending = await connection.begin(
+                self._batch, published_id=self._published_id, intake=self._intake
+            )
+            await pending.outcome()
         finally:
-            if self._behind is not None:
-                self._behind()
-
-    def follow_with(self, set_out: Callable[[], None]) -> None:
-        """Call `set_out` when this has arrived, or now if it has."""
-        if self._has_arrived:
-            set_out()
-        else:
-            self._behind = set_out
-
-    def set_out(self, wire: Wire, store: MemoryChainStore) -> None:
-        """Go to the server over `wire`, for an answer of its own."""
-        wire.ask(partial(self.arrive, store)).add_done_callback(self._take_answer)
+            self._send_follower()
 
     def lose(self, server: str) -> None:
-        """Fail the answer, unless there is one."""
-        if not self.answer.done():
-            self.answer.set_exception(WireBroken(server, may_be_done=True))
-            self.answer.exception()  # perhaps nobody asks for it
+        """Have no answer, unless there is one."""
+        if not self._answer.done():
+            self._answer.set_exception(WireBroken(server, may_be_done=True))
+            self._answer.exception()  # it may be that nobody asks
 
     def _take_answer(self, answer: asyncio.Future[None]) -> None:
         error = answer.exception()
-        if self.answer.done():
+        if self._answer.done():
             return
         if error is None:
-            self.answer.set_result(None)
+            self._answer.set_result(None)
         else:
-            self.answer.set_exception(error)
-            self.answer.exception()
+            self._answer.set_exception(error)
+            self._answer.exception()
 
 
 class _Wired:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import chain as flatten
 from operator import attrgetter
 from secrets import randbelow
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orderchain.batch import TERM_SPREAD_IDS, Batch, IntakeMark, LeaseSight, Term
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
@@ -33,7 +34,7 @@ from orderchain.sql import load_sql
 from sequencer.stores.session import GIVEN_UP, LeaderSession, call
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from uuid import UUID
 
     from orderchain.clients.pipeline import Pipeline
@@ -170,9 +171,6 @@ def server_note(stored: tuple[int, int], now: tuple[int, int]) -> str | None:
     return None
 
 
-_Result = TypeVar("_Result")
-
-
 _STATEMENT_ROWS_MAX: Final = 32
 """Rows that are sent as values of one statement. With more, COPY's cheaper rows outweigh its
 start."""
@@ -192,11 +190,22 @@ _row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
 
 
 class Commit:
-    """A batch, and the intake marks that move with it."""
+    """A batch on its way, and the intake marks that move with it; see `ports.PendingCommit`.
+
+    The session's lock is held from `send` to the end of `outcome`; a commit that follows takes it
+    when its own outcome is asked for.
+    """
 
     def __init__(
-        self, term: Term, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+        self,
+        store: PostgresChainStore,
+        term: Term,
+        batch: Batch,
+        *,
+        published_id: int,
+        intake: Sequence[IntakeMark] = (),
     ) -> None:
+        self._store = store
         self._batch = batch
         self._intake = intake
         self._fence_values = (
@@ -212,35 +221,33 @@ class Commit:
             published_id,
         )
         self._is_sent = False
-        self._answer: asyncio.Future[None] | None = None
-
-    @property
-    def batch(self) -> Batch:
-        """The batch to commit."""
-        return self._batch
+        self._holds_lock = False
+        self._answer: asyncio.Future[Any] | None = None
+        self._has_follower = False
+        # By the loop's clock, from when it is this one's turn: for all that is left of the commit.
+        self._deadline: float | None = None
 
     @property
     def is_few_rows(self) -> bool:
         """Whether it is cheaper as one statement than by COPY."""
         return self._batch.row_count <= _STATEMENT_ROWS_MAX and not self._intake
 
-    async def send(
-        self,
-        connection: Connection,
-        pipeline: Pipeline,
-        meanwhile: Callable[[], None] | None,
-    ) -> None:
-        """Commit, and call `meanwhile` while the server is at work.
+    async def send(self) -> None:
+        """Send it as soon as nothing else is under way. Raises as `outcome`."""
+        await self._store.session.lock.acquire()
+        self._holds_lock = True
+        async with self._checked():
+            connection = await self._store.session.idle()
+            await self._store.extend(connection, self._batch)
+            if not self.is_few_rows:
+                self.send_now(self._store.session.pipeline)
+            elif self._batch.row_count > 1:
+                self._answer = asyncio.ensure_future(self._in_a_statement(connection))
+            # A row alone is sent when its outcome is asked for: a task would cost it more.
+            if self._answer is not None:
+                await asyncio.sleep(0)  # the loop sends what was written at the end of its turn
 
-        `failure` makes an outcome of what it raises.
-        """
-        if self.is_few_rows:
-            await self._in_a_statement(connection, meanwhile)
-        else:
-            self.send_ahead(pipeline)
-            await self.answered(meanwhile)
-
-    def send_ahead(self, pipeline: Pipeline) -> None:
+    def send_now(self, pipeline: Pipeline) -> None:
         """Send it after whatever is under way; not for `is_few_rows`."""
         chain_id = self._batch.chain_id
         statements = [
@@ -259,30 +266,75 @@ class Commit:
             ],
         )
 
-    async def answered(self, meanwhile: Callable[[], None] | None) -> None:
-        """Call `meanwhile`, then wait for the end of what was sent."""
-        if self._answer is None:
-            raise RuntimeError("not sent")
-        if meanwhile is not None:
-            await asyncio.sleep(0)  # at the end of its turn the loop sends what was written
-            meanwhile()
-        await self._answer
+    def follow(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> Commit | None:
+        """Send another one after this; see `orderchain.ports.PendingCommit.follow`."""
+        session = self._store.session
+        if self._has_follower or self.is_few_rows or not self._is_sent or not session.is_open:
+            return None
+        work = self._store.commit_of(batch, published_id=published_id, intake=intake)
+        if work.is_few_rows or not self._store.has_room(batch):
+            return None
+        work.send_now(session.pipeline)
+        self._has_follower = True
+        return work
 
-    async def _in_a_statement(
-        self, connection: Connection, meanwhile: Callable[[], None] | None
-    ) -> None:
+    async def outcome(self) -> None:
+        """Wait for the end; see `orderchain.ports.PendingCommit.outcome`."""
+        if not self._holds_lock:
+            await self._store.session.lock.acquire()
+            self._holds_lock = True
+        try:
+            async with self._checked():
+                if self._answer is None:
+                    await self._in_a_statement(await self._store.session.idle())
+                else:
+                    await self._answer
+                self._store.session.check_replicated()
+        finally:
+            self._let_go()
+
+    async def _in_a_statement(self, connection: Connection) -> None:
         self._is_sent = True
         columns = map(list, zip(*map(_row_of, self._batch.events), strict=True))
-        sending = connection.fetchval(_SQL["commit_page"], *self._fence_values, *columns)
-        if self._batch.row_count == 1:
-            passed = await sending  # done before there is time for a `meanwhile`
-        else:
-            passed = await _beside(sending, meanwhile)
+        passed = await connection.fetchval(_SQL["commit_page"], *self._fence_values, *columns)
         if passed is None:
             raise Fenced(self._batch.chain_id, self._batch.epoch)
 
-    def failure(self, error: Exception) -> Exception | None:
-        """Return what to raise for `error`: one of the three outcomes.
+    @asynccontextmanager
+    async def _checked(self) -> AsyncIterator[None]:
+        """Give the block the time of a commit; raise what went wrong as one of the outcomes."""
+        session = self._store.session
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._store.commit_seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except Exception as error:
+            self._give_up()
+            outcome = self._failure(error) or session.refusal("the commit", error)
+            if outcome is error:
+                raise
+            raise outcome from error
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Drop the connection: whatever is under way on it has no answer any more."""
+        self._store.session.abandon()
+        if isinstance(self._answer, asyncio.Task):
+            self._answer.cancel()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._holds_lock:
+            self._holds_lock = False
+            self._store.session.lock.release()
+
+    def _failure(self, error: Exception) -> Exception | None:
+        """Return what to raise for `error`: which of the three outcomes it is.
 
         None if it is not an outcome of the commit itself: it was not done, for a reason of the
         database.
@@ -333,21 +385,6 @@ def reject_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[obj
     ]
 
 
-async def _beside(
-    sending: Coroutine[object, object, _Result], meanwhile: Callable[[], None] | None
-) -> _Result:
-    """Return the result of `sending`; call `meanwhile` once it is on its way."""
-    if meanwhile is None:
-        return await sending
-    task = asyncio.ensure_future(sending)
-    try:
-        await asyncio.sleep(0)  # at the end of its turn the loop sends what was written
-        meanwhile()
-        return await task
-    finally:
-        task.cancel()
-
-
 class PostgresChainStore:
     """The primary, for one chain, over one direct connection; see `orderchain.ports.ChainStore`.
 
@@ -362,10 +399,6 @@ class PostgresChainStore:
         # The nonce of the take-over tried last: if its answer was lost, the term is ours anyway.
         self._drawn_nonce = b""
         self._extended_until = -1
-        # Sent after the commit before it: its outcome is still to be awaited.
-        self._ahead: Commit | None = None
-        # Whether the commit under way does not use the driver, so that another may follow.
-        self._is_pipelining = False
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `orderchain.ports.ChainStore.look`."""
@@ -389,37 +422,33 @@ class PostgresChainStore:
             return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
         return await self._raise_epoch(owner, held.epoch, held.nonce, None)
 
-    async def commit(
-        self,
-        batch: Batch,
-        *,
-        published_id: int,
-        intake: Sequence[IntakeMark] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """Commit `batch` if the fence holds; see `orderchain.ports.ChainStore.commit`."""
-        async with self._session.lock:
-            ahead = self._ahead
-            if ahead is not None and ahead.batch is batch:
-                self._ahead = None
-                await self._end(ahead, ahead.answered(meanwhile))
-                return
-            term = self._leading()
-            work = Commit(term, batch, published_id=published_id, intake=intake)
-            await self._end(work, self._commit(work, meanwhile))
+    @property
+    def session(self) -> LeaderSession:
+        """The connection, for commits on their way."""
+        return self._session
 
-    def send_ahead(
+    @property
+    def commit_seconds(self) -> float:
+        """The deadline of one commit."""
+        return self._config.commit_seconds
+
+    async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
-    ) -> bool:
-        """Send a commit after the one under way; see `orderchain.ports.ChainStore.send_ahead`."""
-        if self._ahead is not None or not self._is_pipelining or not self._session.is_open:
-            return False
-        work = Commit(self._leading(), batch, published_id=published_id, intake=intake)
-        if work.is_few_rows or batch.last_id >= self._extended_until:
-            return False
-        work.send_ahead(self._session.pipeline)
-        self._ahead = work
-        return True
+    ) -> Commit:
+        """Send the commit of `batch`; see `orderchain.ports.ChainStore.begin`."""
+        work = self.commit_of(batch, published_id=published_id, intake=intake)
+        await work.send()
+        return work
+
+    def commit_of(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> Commit:
+        """Return a commit that is not sent yet. Raises RetryError."""
+        return Commit(self, self._leading(), batch, published_id=published_id, intake=intake)
+
+    def has_room(self, batch: Batch) -> bool:
+        """Say whether the partition of `batch` was made; else `extend` makes it."""
+        return batch.last_id < self._extended_until
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store only intake marks; see `orderchain.ports.ChainStore.move_intake`."""
@@ -496,30 +525,6 @@ class PostgresChainStore:
         """Close the connection within a second, or drop it."""
         await self._session.close()
 
-    async def _commit(self, work: Commit, meanwhile: Callable[[], None] | None) -> None:
-        connection = await self._session.idle()
-        await self._extend(connection, work.batch)
-        await work.send(connection, self._session.pipeline, meanwhile)
-        self._session.check_replicated()
-
-    async def _end(self, work: Commit, ending: Coroutine[object, object, None]) -> None:
-        """Await the end of `work`; raise its outcome unless it was done."""
-        self._is_pipelining = not work.is_few_rows
-        try:
-            async with asyncio.timeout(self._config.commit_seconds):
-                await ending
-        except Exception as error:
-            self._session.abandon()
-            outcome = work.failure(error) or self._session.refusal("the commit", error)
-            if outcome is error:
-                raise
-            raise outcome from error
-        except BaseException:
-            self._session.abandon()
-            raise
-        finally:
-            self._is_pipelining = False
-
     async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
         drawn = Secrets.draw()
         self._drawn_nonce = drawn.nonce
@@ -540,10 +545,10 @@ class PostgresChainStore:
         self._extended_until = -1
         return term
 
-    async def _extend(self, connection: Connection, batch: Batch) -> None:
-        """Make room for `batch` and two more partitions, once per partition reached."""
+    async def extend(self, connection: Connection, batch: Batch) -> None:
+        """Make room for `batch` and two partitions more, once for each partition reached."""
         span = self._leading().partition_ids
-        if batch.last_id < self._extended_until:
+        if self.has_room(batch):
             return
         await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
         self._extended_until = (batch.last_id // span + 1) * span

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +13,11 @@ from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, Unk
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
+from tests.committing import commit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from orderchain.batch import Batch
-    from orderchain.ports import ChainStore
+    from orderchain.ports import ChainStore, PendingCommit
 
     from .conftest import OpenLease, OpenStore
 
@@ -25,10 +25,6 @@ WALL_NS = 1_700_000_000_000_000_000
 
 a_row_few_or_many = pytest.mark.parametrize("count", [1, 3, 100])
 """Rows of a batch: they go to the database in different ways."""
-
-
-class GaveUp(Exception):
-    """The caller did, in mid commit."""
 
 
 def marks_of(source: str, *positions: int) -> list[IntakeMark]:
@@ -79,7 +75,7 @@ async def test_take_over_again_raises_the_epoch_and_draws_another_nonce(
 async def test_commit_moves_the_head_for_the_next_leader(open_store: OpenStore, count: int) -> None:
     store = open_store()
     batch = next_batch(await take_over(store, "me"), count=count)
-    await store.commit(batch, published_id=0)
+    await commit(store, batch, published_id=0)
     term = await take_over(open_store(), "you")
     assert (term.last_id, term.last_seal) == (batch.last_id, batch.seal)
     assert term.last_committed_at_us == batch.committed_at_us
@@ -93,7 +89,7 @@ async def test_take_over_twice_by_one_store_leads_under_the_later_epoch(
     second = await take_over(store, "me")
     assert second.epoch == first.epoch + 1
     batch = next_batch(second, count=100)
-    await store.commit(batch, published_id=0)
+    await commit(store, batch, published_id=0)
     assert await store.has_committed(batch)
 
 
@@ -105,7 +101,7 @@ async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
     batch = next_batch(await take_over(old, "old"), count=count)
     term = await take_over(new, "new")
     with pytest.raises((Fenced, RetryError)):
-        await old.commit(batch, published_id=0)
+        await commit(old, batch, published_id=0)
     assert not await new.has_committed(batch)
     assert [found async for found in new.batches(0)] == []
     assert term.last_id == 0
@@ -119,13 +115,13 @@ async def test_leader_that_only_reads_back_meets_the_fence_with_its_next_commit(
     term = await take_over(store, "old")
     core = SequencerCore(term, takeover_skip_ids=0)
     first = next_batch(term, core, count)
-    await store.commit(first, published_id=0)
+    await commit(store, first, published_id=0)
     await take_over(open_store(), "new")
     with pytest.raises(Fenced):
         await store.take_over_again("old", term)
     assert await store.has_committed(first)
     with pytest.raises((Fenced, RetryError)):
-        await store.commit(next_batch(term, core, count), published_id=0)
+        await commit(store, next_batch(term, core, count), published_id=0)
 
 
 @a_row_few_or_many
@@ -138,12 +134,12 @@ async def test_commit_behind_the_wrong_parent_is_fenced_and_stores_nothing(
     next_batch(term, core)  # never committed
     mark = IntakeMark(source="file:a", position=1, digest=b"")
     with pytest.raises(Fenced):
-        await store.commit(next_batch(term, core, count), published_id=0, intake=[mark])
+        await commit(store, next_batch(term, core, count), published_id=0, intake=[mark])
     again = await store.take_over_again("me", term)
     assert again.last_id == 0
     assert await store.intake("file:a") is None
     assert [found async for found in store.batches(0)] == []
-    await store.commit(next_batch(again, count=count), published_id=0)
+    await commit(store, next_batch(again, count=count), published_id=0)
 
 
 async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore) -> None:
@@ -152,23 +148,20 @@ async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = [next_batch(term, core, 100) for _ in range(5)]
     marks = marks_of("file:a", 0, 1, 2, 3, 4)
-    sent: list[bool] = []
-
-    def send_next(place: int) -> Callable[[], None]:
-        def send() -> None:
-            if place < len(batches):
-                batch, mark = batches[place], marks[place]
-                sent.append(store.send_ahead(batch, published_id=0, intake=[mark]))
-
-        return send
-
+    pending: PendingCommit | None
+    pending = await store.begin(batches[0], published_id=0, intake=[marks[0]])
     for place, batch in enumerate(batches):
-        await store.commit(
-            batch, published_id=0, intake=[marks[place]], meanwhile=send_next(place + 1)
-        )
+        assert pending is not None
+        following = None
+        if place + 1 < len(batches):
+            following = pending.follow(
+                batches[place + 1], published_id=0, intake=[marks[place + 1]]
+            )
+            assert following is not None
+        await pending.outcome()
         # Between two commits the store answers other questions.
         assert await store.has_committed(batch)
-    assert sent == [True] * 4
+        pending = following
     assert [found async for found in store.batches(0)] == batches
     assert await store.intake("file:a") == as_read(marks[-1])
 
@@ -181,18 +174,17 @@ async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
     core = SequencerCore(term, takeover_skip_ids=0)
     next_batch(term, core)  # never committed
     first, second = next_batch(term, core, 100), next_batch(term, core, 100)
+    pending = await store.begin(first, published_id=0)
+    following = pending.follow(second, published_id=0)
+    assert following is not None
     with pytest.raises(Fenced):
-        await store.commit(
-            first,
-            published_id=0,
-            meanwhile=lambda: store.send_ahead(second, published_id=0) and None,
-        )
+        await pending.outcome()
     with pytest.raises((Fenced, UnknownOutcome, RetryError)):
-        await store.commit(second, published_id=0)
+        await following.outcome()
     again = await store.take_over_again("me", term)
     assert again.last_id == 0
     assert not await store.has_committed(second)
-    await store.commit(next_batch(again, count=100), published_id=0)
+    await commit(store, next_batch(again, count=100), published_id=0)
 
 
 async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
@@ -203,29 +195,36 @@ async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = next_batch(term, core, 100), next_batch(term, core, 100)
 
-    def send_and_stop() -> None:
-        assert store.send_ahead(second, published_id=0)
-        raise GaveUp
-
-    with pytest.raises((GaveUp, UnknownOutcome)):
-        await store.commit(first, published_id=0, meanwhile=send_and_stop)
+    pending = await store.begin(first, published_id=0)
+    following = pending.follow(second, published_id=0)
+    assert following is not None
+    waiting = asyncio.ensure_future(pending.outcome())
+    asyncio.get_running_loop().call_soon(waiting.cancel)
+    with pytest.raises((asyncio.CancelledError, UnknownOutcome)):
+        await waiting
     again = await store.take_over_again("me", term)
     with pytest.raises(UnknownOutcome):
-        await store.commit(second, published_id=0)
+        await following.outcome()
     held = await store.take_over_again("me", again)
     # Whatever became of them, they are in their order, and nothing else is there.
     found = [batch async for batch in store.batches(0)]
     assert found == [first, second][: len(found)]
     assert await store.has_committed(second) == (len(found) == 2)
-    await store.commit(next_batch(held, count=100), published_id=0)
+    await commit(store, next_batch(held, count=100), published_id=0)
 
 
-async def test_nothing_is_sent_ahead_of_no_commit(open_store: OpenStore) -> None:
+async def test_one_commit_at_most_follows_another(open_store: OpenStore) -> None:
     store = open_store()
-    batch = next_batch(await take_over(store, "me"), count=100)
-    assert not store.send_ahead(batch, published_id=0)
-    await store.commit(batch, published_id=0)
-    assert await store.has_committed(batch)
+    term = await take_over(store, "me")
+    core = SequencerCore(term, takeover_skip_ids=0)
+    batches = [next_batch(term, core, 100) for _ in range(3)]
+    pending = await store.begin(batches[0], published_id=0)
+    following = pending.follow(batches[1], published_id=0)
+    assert following is not None
+    assert pending.follow(batches[2], published_id=0) is None
+    await pending.outcome()
+    await following.outcome()
+    assert [found async for found in store.batches(0)] == batches[:2]
 
 
 async def test_batches_come_back_as_they_were_committed(open_store: OpenStore) -> None:
@@ -234,7 +233,7 @@ async def test_batches_come_back_as_they_were_committed(open_store: OpenStore) -
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = [next_batch(term, core, count) for count in (3, 1, 50)]
     for batch in batches:
-        await store.commit(batch, published_id=0)
+        await commit(store, batch, published_id=0)
     assert [found async for found in store.batches(0)] == batches
     assert [found async for found in store.batches(batches[0].last_id)] == batches[1:]
     assert [await store.has_committed(batch) for batch in batches] == [True, True, True]
@@ -249,7 +248,7 @@ async def test_has_committed_with_the_same_parent_and_other_content_says_no(
     store = open_store()
     term = await take_over(store, "me")
     stored = next_batch(term, count=3)
-    await store.commit(stored, published_id=0)
+    await commit(store, stored, published_id=0)
     assert not await store.has_committed(next_batch(term, count=2))
 
 
@@ -258,8 +257,8 @@ async def test_published_mark_rides_along_and_never_falls(open_store: OpenStore)
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = next_batch(term, core), next_batch(term, core)
-    await store.commit(first, published_id=0)
-    await store.commit(second, published_id=first.last_id)
+    await commit(store, first, published_id=0)
+    await commit(store, second, published_id=first.last_id)
     await store.mark_published(0)
     assert (await take_over(open_store(), "you")).published_id == first.last_id
 
@@ -267,7 +266,7 @@ async def test_published_mark_rides_along_and_never_falls(open_store: OpenStore)
 async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:
     store = open_store()
     batch = next_batch(await take_over(store, "me"))
-    await store.commit(batch, published_id=0)
+    await commit(store, batch, published_id=0)
     await store.skip_published(0, batch.last_id)
     assert (await take_over(open_store(), "you")).published_id == batch.last_id
 
@@ -278,8 +277,8 @@ async def test_intake_mark_moves_with_its_batch_alone(open_store: OpenStore) -> 
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = marks_of("file:a", 3, 6)
     assert await store.intake("file:a") is None
-    await store.commit(next_batch(term, core), published_id=0, intake=[first])
-    await store.commit(next_batch(term, core), published_id=0, intake=[second])
+    await commit(store, next_batch(term, core), published_id=0, intake=[first])
+    await commit(store, next_batch(term, core), published_id=0, intake=[second])
     assert await store.intake("file:a") == as_read(second)
     assert await store.intake("file:b") is None
 
@@ -377,7 +376,7 @@ async def test_intake_marks_with_rejects_are_stored_with_a_batch_and_alone_twice
         IntakeMark(source=f"topic:t:{partition}", position=7, digest=b"d", rejects=rejects)
         for partition in (0, 1)
     ]
-    await store.commit(next_batch(term), published_id=0, intake=with_rejects)
+    await commit(store, next_batch(term), published_id=0, intake=with_rejects)
     await store.move_intake(with_rejects)
     for mark in with_rejects:
         found = await store.intake(mark.source)
@@ -391,7 +390,7 @@ async def test_intake_named_twice_in_one_commit_stands_at_the_later_mark(
     term = await take_over(store, "me")
     first, last = marks_of("topic:t:0", 3, 6)
     (other,) = marks_of("topic:t:1", 4)
-    await store.commit(next_batch(term), published_id=0, intake=[first, other, last])
+    await commit(store, next_batch(term), published_id=0, intake=[first, other, last])
     assert await store.intake("topic:t:0") == as_read(last)
     assert await store.intake("topic:t:1") == other
 
@@ -405,12 +404,12 @@ async def test_mark_that_does_not_follow_the_stored_one_stores_nothing(
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     (stored,) = marks_of("file:a", 3)
-    await store.commit(next_batch(term, core), published_id=0, intake=[stored])
+    await commit(store, next_batch(term, core), published_id=0, intake=[stored])
     wrong = IntakeMark(source="file:a", position=12, digest=b"w", previous=previous)
     (sound,) = marks_of("file:b", 1)
     batch = next_batch(term, core, count)
     with pytest.raises(IntakeMoved, match="file:a"):
-        await store.commit(batch, published_id=0, intake=[sound, wrong])
+        await commit(store, batch, published_id=0, intake=[sound, wrong])
     again = await store.take_over_again("me", term)
     assert not await store.has_committed(batch)
     with pytest.raises(IntakeMoved, match="file:a"):
@@ -425,7 +424,7 @@ async def test_mark_of_a_source_that_was_never_read_follows_nothing(open_store: 
     term = await take_over(store, "me")
     wrong = IntakeMark(source="file:a", position=12, digest=b"w", previous=7)
     with pytest.raises(IntakeMoved):
-        await store.commit(next_batch(term), published_id=0, intake=[wrong])
+        await commit(store, next_batch(term), published_id=0, intake=[wrong])
     await store.take_over_again("me", term)
     assert await store.intake("file:a") is None
 
@@ -448,5 +447,5 @@ async def test_intake_of_any_name_is_stored_as_it_is(open_store: OpenStore, sour
     term = await take_over(store, "me")
     reject = IntakeReject(position=1, key=source, reason=source)
     mark = IntakeMark(source=source, position=2, digest=b"\x00'\\", rejects=(reject,))
-    await store.commit(next_batch(term), published_id=0, intake=[mark])
+    await commit(store, next_batch(term), published_id=0, intake=[mark])
     assert await store.intake(source) == IntakeMark(source=source, position=2, digest=mark.digest)

@@ -10,6 +10,7 @@ import pytest
 from orderchain.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
 from orderchain.model import Mark, is_linked
 from sequencer.core import SequencerCore
+from tests.committing import commit
 
 from .test_chain_store import next_batch, take_over
 
@@ -27,7 +28,7 @@ async def committed(open_store: OpenStore, *counts: int) -> list[Batch]:
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = [next_batch(term, core, count) for count in counts]
     for batch in batches:
-        await store.commit(batch, published_id=0)
+        await commit(store, batch, published_id=0)
     return batches
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from orderchain.errors import RetryError
 from orderchain.model import ClientNumber, KeyPage
+from tests.committing import commit
 
 from .test_chain_store import next_batch, take_over
 
@@ -27,7 +28,7 @@ async def test_rows_come_by_id_without_those_that_are_not_there(
 ) -> None:
     store = open_store()
     batch = next_batch(await take_over(store, "me"), count=5)
-    await store.commit(batch, published_id=0)
+    await commit(store, batch, published_id=0)
     wanted = [batch.events[0].id, batch.events[3].id, 10_000]
     rows = await open_keys().rows(wanted)
     assert sorted(rows, key=lambda row: row.id) == [batch.events[0], batch.events[3]]
@@ -38,7 +39,7 @@ async def test_keys_come_in_order_within_the_range_and_the_limit(
 ) -> None:
     store = open_store()
     batch = next_batch(await take_over(store, "me"), count=5)
-    await store.commit(batch, published_id=0)
+    await commit(store, batch, published_id=0)
     keys = [(event.id, event.key) for event in batch.events]
     assert await open_keys().keys(0, batch.last_id, 100) == keys
     assert await open_keys().keys(batch.first_id, batch.events[3].id, 2) == keys[1:3]

@@ -65,38 +65,38 @@ def early_reading_back() -> Iterator[None]:
 @contextmanager
 def sent_ahead_and_forgotten() -> Iterator[None]:
     """What was sent behind a commit that failed is numbered anew without reading back."""
-    send_ahead = Committer.send_ahead
+    follow = Committer.follow
 
-    def forget(self: Committer, assembly: Any) -> None:
-        send_ahead(self, assembly)
-        assembly.is_sent = False
+    def forget(self: Committer, current: Any, assembly: Any) -> None:
+        follow(self, current, assembly)
+        assembly.pending = None
 
-    with patch.object(Committer, "send_ahead", forget):
+    with patch.object(Committer, "follow", forget):
         yield
 
 
 @contextmanager
 def acknowledged_before_commit() -> Iterator[None]:
-    commit = Committer.commit
+    end = Committer.end
 
-    async def answer_first(self: Committer, assembly: Any, meanwhile: Any = None) -> None:
+    async def answer_first(self: Committer, assembly: Any) -> None:
         assembly.answer()
-        await commit(self, assembly, meanwhile)
+        await end(self, assembly)
 
-    with patch.object(Committer, "commit", answer_first):
+    with patch.object(Committer, "end", answer_first):
         yield
 
 
 @contextmanager
 def published_before_commit() -> Iterator[None]:
-    commit = Committer.commit
+    end = Committer.end
 
-    async def publish_first(self: Committer, assembly: Any, meanwhile: Any = None) -> None:
+    async def publish_first(self: Committer, assembly: Any) -> None:
         if assembly.batch is not None and self._publisher is not None:
             self._publisher.offer(assembly.batch)
-        await commit(self, assembly, meanwhile)
+        await end(self, assembly)
 
-    with patch.object(Committer, "commit", publish_first):
+    with patch.object(Committer, "end", publish_first):
         yield
 
 
@@ -115,30 +115,37 @@ def keys_not_loaded() -> Iterator[None]:
 @contextmanager
 def offsets_before_rows() -> Iterator[None]:
     """An intake's place is stored in a transaction of its own, before the rows."""
-    commit = WiredChainStore.commit
+    begin = WiredChainStore.begin
 
-    async def move_first(self: WiredChainStore, batch: Batch, **given: Any) -> None:
+    async def move_first(self: WiredChainStore, batch: Batch, **given: Any) -> Any:
         intake = given.pop("intake", ())
         if intake:
             await self.move_intake(intake)
-        await commit(self, batch, **given)
+        return await begin(self, batch, **given)
 
-    with patch.object(WiredChainStore, "commit", move_first):
+    with patch.object(WiredChainStore, "begin", move_first):
         yield
 
 
 @contextmanager
 def offsets_after_rows() -> Iterator[None]:
-    """The same, behind the rows."""
-    commit = WiredChainStore.commit
+    """The same, after the rows."""
+    begin = WiredChainStore.begin
 
-    async def move_last(self: WiredChainStore, batch: Batch, **given: Any) -> None:
+    async def move_last(self: WiredChainStore, batch: Batch, **given: Any) -> Any:
         intake = given.pop("intake", ())
-        await commit(self, batch, **given)
-        if intake:
-            await self.move_intake(intake)
+        pending: Any = await begin(self, batch, **given)
+        outcome = pending.outcome
 
-    with patch.object(WiredChainStore, "commit", move_last):
+        async def move_then() -> None:
+            await outcome()
+            if intake:
+                await self.move_intake(intake)
+
+        pending.outcome = move_then
+        return pending
+
+    with patch.object(WiredChainStore, "begin", move_last):
         yield
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from matcher_receiver import ReceiverConfig
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
@@ -34,11 +33,8 @@ async def test_way_of_an_order_is_as_the_page_tells_it(
         database=role_dsn(RECEIVER_WRITER),
         gap_databases=(role_dsn(GAP_READER),),
         kafka=chain.config.kafka,
-        poll_after_seconds=walk.QUIET_SECONDS,
-        prove_seconds=walk.QUIET_SECONDS,
     )
-    sequencing = replace(chain.config, lease_seconds=walk.QUIET_SECONDS)
-    to_kafka, to_checkpoint = await walk.walk(sequencing, receiving)
+    to_kafka, to_checkpoint = await walk.walk(chain.config, receiving)
     assert len(to_kafka) <= 18
     assert len(to_checkpoint) <= 12
     assert walk.ways_in(walk.PAGE.read_text()) == [set(to_kafka), set(to_checkpoint)]

@@ -222,7 +222,7 @@ async def test_callers_in_the_line_before_a_full_queue_are_answered_at_the_end(
     async def never(batch: Batch, **_: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(world.store, "commit", never)
+    monkeypatch.setattr(world.store, "begin", never)
     monkeypatch.setattr(Batcher, "has_room", lambda self, entry: not self._entries)
     sequencer = await world.sequencer(stop_seconds=0.05).__aenter__()
     submitted = [asyncio.create_task(sequencer.submit(f"k{n}", b"")) for n in range(5)]

@@ -537,17 +537,17 @@ async def test_batch_is_answered_although_the_next_one_is_fenced(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its callers are told while the next commit is on its way, and that one fails."""
-    commit, begun = world.store.commit, []
+    begin, begun = world.store.begin, []
 
-    async def fenced_at_the_second(batch: Batch, **more: Any) -> None:
+    async def fenced_at_the_second(batch: Batch, **more: Any) -> Any:
         begun.append(batch.pid)
         if len(begun) == 2:
             await world.steal()
-            more["meanwhile"] = None
-        await commit(batch, **more)
+        pending = await begin(batch, **more)
+        monkeypatch.setattr(pending, "follow", lambda *_, **__: None)
+        return pending
 
-    monkeypatch.setattr(world.store, "commit", fenced_at_the_second)
-    monkeypatch.setattr(world.store, "send_ahead", lambda *_, **__: False)
+    monkeypatch.setattr(world.store, "begin", fenced_at_the_second)
     sequencer = await world.sequencer(batch_rows_max=2).__aenter__()
     outcomes = await asyncio.gather(
         *(sequencer.submit_many(make_orders(2, start=start)) for start in (0, 2, 4)),
