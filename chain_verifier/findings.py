@@ -113,6 +113,10 @@ class _Shown(dict[str, str]):
     def __missing__(self, name: str) -> str:
         if name == "rows":
             return counted_as_read(self._finding.count or 0, "row")
+        if name == "between":
+            # Ids skip: whether there was a row in between, nobody knows.
+            after_id, until_id = self._finding.after_id or 0, self._finding.until_id or 0
+            return "" if until_id == after_id + 1 else f", and no row is between {after_id} and it"
         if name == "key":
             return ascii(self._finding.key)
         if name == "unfit":
@@ -129,27 +133,27 @@ class _Shown(dict[str, str]):
 
 
 _TEXTS: Mapping[Kind, str] = {
-    Kind.GAP: "missing {until_id}: no row between {after_id} and it either",
+    Kind.GAP: "order {until_id} is missing{between}",
     Kind.FORK: "fork: rows {ids} all name pid {pid}",
     Kind.SECOND_ROOT: "second root: rows {ids} all name pid {pid}, the start",
     Kind.ORPHAN: "orphan: row {id} names pid {pid}, which is no row",
-    Kind.DUPLICATE: "duplicate: id {id} stands {count} times",
+    Kind.DUPLICATE: "duplicate: id {id} is there {count} times",
     Kind.PID_NOT_BELOW_ID: "row {id} names pid {pid}, which does not lie before it",
     Kind.NULL: "row {id} (pid {pid}) has NULL in {columns}",
     Kind.FOREIGN_CHAIN: "row {id} is of chain {chain_id}",
-    Kind.BEYOND_HEAD: "row {id} (pid {pid}) stands behind the head {until_id}",
-    Kind.OUT_OF_ORDER: "out of order, behind row {after_id}: {rows}, ids {id} to {until_id}",
+    Kind.BEYOND_HEAD: "row {id} (pid {pid}) is after the head {until_id}",
+    Kind.OUT_OF_ORDER: "out of order, after row {after_id}: {rows}, ids {id} to {until_id}",
     Kind.WRONG_PAGE: "page {id} to {until_id} holds rows from and to {ids}{unfit}",
     Kind.ROW_COUNT: "{rows}, but the commits counted {expected_count}",
-    Kind.WRONG_EPOCH: "rows from {id} on stand under epoch {epoch}, expected {expected_epoch}",
+    Kind.WRONG_EPOCH: "rows from {id} on have epoch {epoch}, expected {expected_epoch}",
     Kind.SEAL_MISMATCH: "seal mismatch: rows {id} to {until_id} are not those that were sealed",
     Kind.HEAD_SEAL: "the seal of the head row is not that of the batch that ends with {id}",
     Kind.KEPT_SEAL: "no batch ends with {id} under the seal that was kept",
     Kind.BATCH_COUNT: "batch {id} to {until_id}: {rows}, committed were {expected_count}",
-    Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, behind row {pid}",
+    Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, after row {pid}",
     Kind.REPEATED_KEY: "two orders under one key: rows {ids} have the key {key}",
     Kind.CONTRADICTED_MARK: (
-        "contradicted mark: the rows behind {after_id} up to {until_id} are not those that "
+        "contradicted mark: the rows after {after_id} up to {until_id} are not those that "
         "{verified_by} verified at {verified_at} (mark {mark_id}; contradicted are {count}): the "
         "seal was {expected_seal}, and {seal_there}. Compare them with an archive, a journal or a "
         "backup; docs/verification.md, 'A contradicted mark', says what then"

@@ -249,7 +249,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 _SENTENCES: Final = {
     Verdict.COMPLETE: "Every row from start to head is there, once, and linked to the next.",
     Verdict.CONTIGUOUS: (
-        "The rows are linked without a gap; where they should end nobody but they could tell."
+        "The rows are linked without a gap; nothing else says where they should end."
     ),
     Verdict.UNPROVEN: (
         "A source held nothing by which its chain could be proven: no row and no known head, or a "

@@ -215,7 +215,7 @@ class Verification(Generic[T]):
         if self._truth is not None and table is not self._truth:
             head_now = max(head, self._truth.head_now())
             if head_now > head:
-                notes = (f"rows behind the head {head} were committed since, and left out",)
+                notes = (f"rows after the head {head} were committed since, and left out",)
             if examined.beyond_id <= head_now:
                 return Findings(), notes
             head = head_now

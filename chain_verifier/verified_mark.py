@@ -71,7 +71,7 @@ async def require_marks_hold(connection: Any, chain_id: int) -> None:  # noqa: A
         raise InputError(
             f"seal after {mark.until_id}, verified by {mark.verified_by}",
             None if mark.found is None else mark.found.hex()[:16],
-            f"{mark.seal.hex()[:16]}, as it was verified: chainctl verify tells what differs",
+            f"{mark.seal.hex()[:16]}, as it was verified: chainctl verify names what differs",
         )
 
 

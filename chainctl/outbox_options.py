@@ -220,7 +220,7 @@ def acting(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--reason", required=True, metavar="TEXT", help="Why; it is stored for good."
             ),
             click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
-            click.option("--dry-run", is_flag=True, help="Only tell which deliveries it would be."),
+            click.option("--dry-run", is_flag=True, help="Only show which deliveries it would be."),
             json_option,
             uses_settings("database", "connect_seconds"),
         )

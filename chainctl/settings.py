@@ -171,7 +171,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 10.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="what to tell on stderr; debug adds tracebacks and the libraries' logs"),
+        Meta(description="what to log on stderr; debug adds tracebacks and the libraries' logs"),
     ] = "warning"
 
     def database_dsn(self) -> str:

@@ -54,7 +54,7 @@ def follow(
         names = ", ".join(source.name for source in sources)
         raise SettingError("--follow", names, "the sources database and topic")
     if checkpoint is None:
-        raise SettingError("--checkpoint", None, "a folder that keeps where the follower stands")
+        raise SettingError("--checkpoint", None, "a folder that keeps how far the follower is")
 
     def tell(finding: Finding) -> None:
         if as_json:

@@ -31,7 +31,7 @@ def records_of(
     if not isinstance(checkpoints, ReceiverRecords):
         return reports
     if reports is not None:
-        expected = "none, since the checkpoints tell that database already"
+        expected = "none, since the checkpoints report to that database already"
         raise SettingError("reports", type(reports).__name__, expected)
     return checkpoints
 

@@ -199,7 +199,7 @@ def _decode_rows(record: bytes, header: FrameHeader) -> list[Event]:
         or events[0].id != header.first_id
         or events[-1].id != header.last_id
     ):
-        raise FrameError("body", "the rows are not those that the header tells of")
+        raise FrameError("body", "the rows are not those that the header names")
     return events
 
 

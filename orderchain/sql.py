@@ -41,7 +41,7 @@ def parse_sql(text: str) -> Mapping[str, str]:
     for block, end in zip(blocks, ends, strict=True):
         name, statement = block["name"], text[block.end() : end].strip().rstrip(";")
         if name in statements or not statement:
-            raise ValueError(f"SQL block {name!r} stands twice or is empty")
+            raise ValueError(f"SQL block {name!r} is there twice or is empty")
         statements[name] = statement
     return MappingProxyType(statements)
 

@@ -189,13 +189,13 @@ class ArchivedRows:
         parts = [p for p in manifest.parts if p.last_id > after_id and p.after_id < edge_id]
         if not parts or parts[0].after_id > after_id or parts[-1].last_id < edge_id:
             error = RowsArchived(self._chain_id, after_id, edge_id)
-            held = f"behind {manifest.parts[0].after_id} up to {manifest.last_id}"
+            held = f"after {manifest.parts[0].after_id} up to {manifest.last_id}"
             error.add_note(f"the archive {self._archive} holds the rows {held}")
             raise error
         return parts
 
     async def _prove(self, parts: Sequence[ArchivePart], edge: Mark) -> None:
-        told = f"behind {parts[0].after_id} up to {edge.id}"
+        told = f"after {parts[0].after_id} up to {edge.id}"
         _log.info("chain %d: proving the archive %s", self._chain_id, told)
         seals: dict[int, bytes] = {}
         groups = self._groups(parts)

@@ -135,7 +135,7 @@ def proven_batches(
     The files are checked as a whole first: the rows come from exactly the files that the manifest
     names. `run` is at the start of the part, and moves along. Raises BrokenPart.
     """
-    name = f"the part behind {part.after_id}"
+    name = f"the part after {part.after_id}"
     if (part.after_id, part.seal_before) != (run.at_id, run.seal.hex()):
         raise BrokenPart(f"{name} does not follow {run.at_id} with its seal")
     try:
@@ -172,7 +172,7 @@ def _proven_content(
         raise BrokenPart(f"{part.rows.name} holds rows of no batch")
     found = (run.at_id, run.seal.hex(), row_count, batches)
     if found != (part.last_id, part.seal_after, part.row_count, part.batch_count):
-        raise BrokenPart(f"the part behind {part.after_id} is not what the manifest says")
+        raise BrokenPart(f"the part after {part.after_id} is not what the manifest says")
 
 
 def batches_of(folder: Path, part: ArchivePart) -> Iterator[SealedBatch]:

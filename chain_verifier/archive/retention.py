@@ -111,7 +111,7 @@ async def _require_unwanted(
     limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
     lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
     if lowest is not None:
-        limits.append((lowest["at_id"], f"where receiver {lowest['receiver']!r} stands"))
+        limits.append((lowest["at_id"], f"the checkpoint of receiver {lowest['receiver']!r}"))
     limits += await _key_limits(connection, request)
     limit, what = min(limits, key=lambda found: found[0])
     if until_id > limit:
@@ -129,10 +129,10 @@ async def _key_limits(
     """
     rows = request.key_window_rows
     behind = await connection.fetchval(SQL["behind_window"], request.chain_id, rows)
-    limits = [(behind, f"behind which lies the window of keys of {counted(rows, 'row')}")]
+    limits = [(behind, f"before the window of keys of {counted(rows, 'row')}")]
     remembered = await connection.fetchval(SQL["remembered"], request.chain_id)
     if remembered is not None:
-        limits.append((remembered, "behind which keys are looked up"))
+        limits.append((remembered, "before the rows whose keys are looked up"))
     return limits
 
 
@@ -188,8 +188,8 @@ async def _require_archived(
     if report.database_id != str(place.database_id):
         raise InputError("archive of database", report.database_id, str(place.database_id))
     if report.after_id > place.boundary_id or report.last_id < boundary_id:
-        held = f"rows behind {report.after_id} up to {report.last_id}"
-        expected = f"rows behind {place.boundary_id} up to {boundary_id}"
+        held = f"rows after {report.after_id} up to {report.last_id}"
+        expected = f"rows after {place.boundary_id} up to {boundary_id}"
         raise InputError("archive", held, expected)
     seal = await connection.fetchval(SQL["seal_at"], chain_id, boundary_id)
     if seal is None or seal.hex() != report.seals[boundary_id]:

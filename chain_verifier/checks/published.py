@@ -81,9 +81,9 @@ class Published(ABC):
             told.append("retention has removed every frame with rows")
         elif self._bounds.first:
             told.append(f"retention has removed the rows up to {self.first_start}")
-        told += [f"rows behind {after} up to {until} were skipped" for after, until in skips]
+        told += [f"rows after {after} up to {until} were skipped" for after, until in skips]
         if horizon.head != of_all.head:
-            told.append(f"rows behind {horizon.head} are not known to be published yet")
+            told.append(f"rows after {horizon.head} are not known to be published yet")
         return tuple(told)
 
 

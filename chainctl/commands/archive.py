@@ -39,7 +39,7 @@ def command(
 ) -> ExitCode:
     """Write verified rows to an archive.
 
-    Goes on behind the last archived row, up to the verified mark, in whole batches. Every part is
+    Goes on after the last archived row, up to the verified mark, in whole batches. Every part is
     read back and verified by its rows, links and seals before the manifest names it.
     """
     from chain_verifier.request_check import local_folder
@@ -55,7 +55,7 @@ def command(
     else:
         data(
             f"chain {chain_id}: {counted(done.rows, 'row')} "
-            f"behind {done.after_id} up to {done.last_id} "
+            f"after {done.after_id} up to {done.last_id} "
             f"archived and verified, {counted(done.parts, 'part')}"
         )
     return ExitCode.CLEAN
@@ -71,6 +71,6 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
         told = "whole" if report.fault is None else f"broken: {report.fault}"
         data(
             f"chain {chain_id}: archive {told}; {counted(report.rows, 'row')} "
-            f"behind {report.after_id} up to {report.last_id}, {counted(report.parts, 'part')}"
+            f"after {report.after_id} up to {report.last_id}, {counted(report.parts, 'part')}"
         )
     return ExitCode.CLEAN if report.fault is None else ExitCode.FINDINGS

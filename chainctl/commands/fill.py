@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 def command(
     settings: Settings, chain_id: int, after_id: int, until_id: int, form: PayloadForm
 ) -> None:
-    """Write the rows behind ID up to and including ID to stdout, as JSON Lines.
+    """Write the rows after ID up to and including ID to stdout, as JSON Lines.
 
     The rows are linked, from the first to the last one: where one is missing, what is before it is
-    written, and the exit code is 3. Of several --gap-database the first one that has a row gives
-    it: the standbys, each for 2 seconds at most, and then the last one, the primary.
+    written, and the exit code is 3. With several --gap-database, the first one that has a row
+    gives it: the standbys, each for 2 seconds at most, and then the last one, the primary.
     """
     if until_id < after_id:
         raise SettingError("--until", until_id, f"an id of at least --after, {after_id}")

@@ -47,7 +47,7 @@ class LagLine(Struct, frozen=True, kw_only=True):
 def command(settings: Settings, chain_id: int, as_json: bool) -> None:
     """Show how far each receiver's checkpoint is behind the head of the chain.
 
-    Of the receivers that keep their checkpoints in the database, or report there how far they are.
+    Receivers that keep their checkpoints in the database, or report to it, are shown.
     """
     lines = run_async(_lag(settings, chain_id))
     if as_json:

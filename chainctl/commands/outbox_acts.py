@@ -37,7 +37,7 @@ def abandon(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's
 @click.command()
 @acting
 def resend(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
-    """Send deliveries now that are on their way, wherever their consumer stands."""
+    """Send deliveries now that are on their way, however far their consumer is."""
     _do(settings, "resend", given)
 
 

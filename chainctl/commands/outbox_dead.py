@@ -61,7 +61,7 @@ def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         uses_settings("database", "connect_seconds"),
         json_option,
-        click.option("--dry-run", is_flag=True, help="Only tell which ones it would be."),
+        click.option("--dry-run", is_flag=True, help="Only show which ones it would be."),
         click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
         click.option("--reason", required=True, metavar="TEXT", help="Why; it is stored for good."),
         click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),

@@ -29,7 +29,7 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
 @json_option
 @uses_settings("database", "connect_seconds")
 def status(settings: Settings, as_json: bool) -> ExitCode:
-    """Show how many deliveries stand where, and what is wrong with their destinations.
+    """Show how many deliveries have which status, and what is wrong with their destinations.
 
     Exit code 1 when some are abnormal, a topic is missing, or a consumer is not heard of.
     """

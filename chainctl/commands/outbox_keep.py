@@ -31,7 +31,7 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
     """Drop finished history now, and measure the outbox; exit code 1 while it is too large.
 
     Relays do the same once a minute by their own settings. Drop more than they would with
-    --history-bytes-max; let messages be added again with a larger --outbox-bytes-max.
+    --history-bytes-max; allow messages to be added again with a larger --outbox-bytes-max.
     """
     done = run_async(_keep(settings, given))
     if as_json:

@@ -124,7 +124,7 @@ class Received(Struct, frozen=True, kw_only=True):
     help="The receiver's name, under which --database keeps its gaps and halts, and how far it has "
     "come.  [default: the name of FILE, and how far it has come is not kept]",
 )
-@click.option("--until-id", type=ROW_ID, metavar="ID", help="End behind this id.")
+@click.option("--until-id", type=ROW_ID, metavar="ID", help="Stop after this id.")
 @click.option(
     "--until-idle",
     type=Seconds(IDLE_SECONDS_MAX),
@@ -150,8 +150,8 @@ class Received(Struct, frozen=True, kw_only=True):
     "--archive",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where `chainctl archive` put rows that the database has let go: they are read there, and "
-    "proven by their seals.",
+    help="Where `chainctl archive` put rows that the database no longer has: they are read there, "
+    "and proven by their seals.",
 )
 @json_option
 @uses_settings("database", "gap_database", "kafka", "connect_seconds")
@@ -170,7 +170,7 @@ def command(
 ) -> None:
     """Write a chain to a journal, in order and without gaps.
 
-    Goes on behind the last row of the journal. Without --until-id, --until-idle or --follow it ends
+    Goes on after the last row of the journal. Without --until-id, --until-idle or --follow it ends
     at the head that the database has at the start. Missing rows are read from the --gap-database,
     several of them in the order given: standbys first, the primary last. What was archived and is
     in the database no more is read from --archive.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
     "again; 0 where keys are not compared.  [default: the sequencer's]",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only tell what would be detached.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be detached.")
 @click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
 @json_option
 @uses_settings("database")

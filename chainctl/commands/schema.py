@@ -41,7 +41,7 @@ part_option: Final = click.option(
     type=click.Choice(list(PARTS)),
     default="chain",
     show_default=True,
-    help="Which tables: each part may stand in a database of its own.",
+    help="Which tables: each part may be in a database of its own.",
 )
 
 

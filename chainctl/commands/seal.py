@@ -44,7 +44,7 @@ def export(settings: Settings, chain_id: int, as_json: bool) -> None:
     """Print the seal at the head of a chain: ID:SEAL and the time of the commit.
 
     Kept on paper or in another system, `verify --expect-seal ID:SEAL` shows with it that nothing up
-    to there was changed since, even if every later seal was written anew.
+    to there was changed since, even if every later seal was written again.
     """
     line = run_async(_exported(settings, chain_id))
     if as_json:

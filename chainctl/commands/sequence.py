@@ -114,7 +114,7 @@ def command(
     orders.
 
     A row that cannot be read ends it with exit code 2: the rows before it are in the chain, none
-    after it. Mend the row and run it again.
+    after it. Fix the row and run it again.
 
     From a topic: each record is taken once, whatever is killed in between, and a record that is no
     order is stored as a reject. It runs until interrupted, or until another process leads.

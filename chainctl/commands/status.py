@@ -30,7 +30,7 @@ _RECEIVER_COLUMNS: Final = (
 @json_option
 @uses_settings("database", "connect_seconds")
 def command(settings: Settings, chain_id: int, as_json: bool) -> None:
-    """Show where a chain stands: its heads, its leader, its receivers, its intakes."""
+    """Show the state of a chain: its heads, its leader, its receivers, its intakes."""
     heads, receivers, intakes = run_async(_status(settings, chain_id))
     if as_json:
         data_json({**heads, "receivers": receivers, "intakes": intakes})

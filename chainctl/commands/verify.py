@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--since-verified", is_flag=True,
-    help="Begin behind the last verified row, and move that mark if all is whole.",
+    help="Begin after the last verified row, and move that mark if all is whole.",
 )  # fmt: skip
 @click.option("--actor", metavar="TEXT", help="Who verifies, for the mark.  [default: user@host]")
 @click.option(
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--key-window", "key_window_rows", type=click.IntRange(min=1), metavar="ROWS",
-    help="The sequencer's key_window_rows, for --keys: behind so many rows a key may come again, "
+    help="The sequencer's key_window_rows, for --keys: after so many rows a key may come again, "
     "but not a client's number.  [default: the sequencer's]",
 )  # fmt: skip
 @click.option(
@@ -86,6 +86,7 @@ def command(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - c
 
     Exit code 0 means that every source was read to its end and is one path of rows from the start
     to the head, without a gap, fork, orphan or duplicate, and that all hold the same rows. Where
-    no head is known, the verdict says so. Of several chains the worst exit code counts.
+    no head is known, the verdict says so. With several chains, the highest exit
+    code is returned.
     """
     return run_verification(settings, VerifyOptions(**options))

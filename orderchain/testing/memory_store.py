@@ -482,7 +482,7 @@ class MemoryKeyStore:
         """Return one page; see `orderchain.ports.KeyStore.page`."""
         page = self._chain().key_pages.get(after_id)
         if page is None:
-            raise RetryError(f"chain {self._chain_id}: the page of keys behind {after_id} is gone")
+            raise RetryError(f"chain {self._chain_id}: the page of keys after {after_id} is gone")
         return page
 
     async def clients(self) -> list[ClientNumber]:

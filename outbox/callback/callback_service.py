@@ -230,7 +230,9 @@ class CallbackService:
                 refused = set(await self._calls.confirmed(sender, consumer, proofs))
         except (OrderchainError, OSError) as error:
             told = reason_of(error)
-            _log.warning("callback: %s could not be told of confirms: %s", printable(sender), told)
+            _log.warning(
+                "callback: confirms could not be reported to %s: %s", printable(sender), told
+            )
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
             await self._store.not_returned(token, rows, at, told)
         else:

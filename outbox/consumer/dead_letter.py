@@ -182,7 +182,7 @@ class DeadLetters:
 def _check_act(actor: str, reason: str) -> None:
     for field, value in (("actor", actor), ("reason", reason)):
         if not value.strip() or "\0" in value:
-            raise SettingError(field, value, "a text, for whoever asks later")
+            raise SettingError(field, value, "a text, for those who ask later")
 
 
 def _letter_of(row: Record) -> DeadLetter:

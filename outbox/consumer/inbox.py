@@ -29,7 +29,7 @@ TRIES_USED_UP: Final = "tries used up"
 REFUSED: Final = "refused by the handler"
 TOO_OLD: Final = "older than the inbox"
 
-_BEHIND: Final = "waits behind an earlier message of its key"
+_BEHIND: Final = "waits for an earlier message of its key"
 
 _ERROR_CHARS_MAX: Final = 2_000
 """How much of an error's text is kept: a person reads it in a list."""

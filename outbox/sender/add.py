@@ -72,7 +72,7 @@ async def store_messages(
     the client on whose behalf.
     """
     if not connection.is_in_transaction():
-        expected = "one in a transaction: a message is stored with the change that it tells of"
+        expected = "one in a transaction: a message is stored with the change that it reports"
         raise SettingError("connection", "outside of a transaction", expected)
     if len(messages) > MESSAGES_MAX:
         raise MessageError("messages", len(messages), f"at most {MESSAGES_MAX} at once")

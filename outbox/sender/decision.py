@@ -52,7 +52,7 @@ async def decide(connection: Connection, message_id: UUID) -> None:
     check came first. Raises DecisionRefused; SettingError outside of a transaction.
     """
     if not connection.is_in_transaction():
-        expected = "one in a transaction: the decision is part of what it tells of"
+        expected = "one in a transaction: the decision is part of what it decides"
         raise SettingError("connection", "outside of a transaction", expected)
     try:
         await connection.execute(DECIDE, message_id)

@@ -94,12 +94,12 @@ class Clients:
     def __init__(self, clients: list[Client]) -> None:
         self._by_name = {client.name: client for client in clients}
         if len(self._by_name) != len(clients):
-            raise SettingError("client", "a name that stands twice", "each name once")
+            raise SettingError("client", "a name that is there twice", "each name once")
         self._hashes = [
             (bytes.fromhex(told), client) for client in clients for told in client.token_sha256
         ]
         if len({told for told, _ in self._hashes}) != len(self._hashes):
-            raise SettingError("token_sha256", "one that stands twice", "each token once")
+            raise SettingError("token_sha256", "one that is there twice", "each token once")
 
     def by_name(self, name: str) -> Client | None:
         """Return the client of that name."""

@@ -11,7 +11,7 @@ from outbox.service import bodies
 from outbox.statuses import Status
 
 _REFUSALS: Final = {
-    400: "The request is not as described; the body says what to mend.",
+    400: "The request is not as described; the body says what to fix.",
     401: "No token, or one that is nobody's.",
     403: "This client may not do that.",
     404: "There is no such message, delivery or destination; the body says which.",
@@ -135,7 +135,7 @@ def _list() -> dict[str, Any]:
                 "name": "after_consumer",
                 "in": "query",
                 "required": False,
-                "description": "beside after, as the page before told it",
+                "description": "beside after, as the page before returned it",
                 "schema": name,
             }
         ],
@@ -147,7 +147,7 @@ def _metrics() -> dict[str, Any]:
     page = {"description": "Done.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     return {
         "operationId": "metrics",
-        "summary": "What this instance counts, and what stands in the database, for Prometheus.",
+        "summary": "What this instance counts, and what is in the database, for Prometheus.",
         "responses": {
             "200": page,
             **{

@@ -98,7 +98,7 @@ CREATE TABLE inbox_parked (
     headers         bytea       NOT NULL, -- the caller's own, as a MessagePack map of text to bytes
     payload         bytea       NOT NULL,
     failures        integer     NOT NULL CHECK (failures >= 0),
-    due_at          timestamptz, -- NULL: it waits behind an earlier message of its key
+    due_at          timestamptz, -- NULL: it waits for an earlier message of its key
     last_error      text        NOT NULL,
     parked_at       timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_id, message_id)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         OutboxTransaction,
     )
 
-_BEHIND: Final = "waits behind an earlier message of its key"
+_BEHIND: Final = "waits for an earlier message of its key"
 
 
 @dataclass

@@ -96,7 +96,7 @@ def start_offset(mark: IntakeMark, first: int, end: int) -> int:
     """
     if end < mark.position:
         raise IntakeLost(
-            mark.source, mark.position, f"it ends at {end}: it was truncated or made anew"
+            mark.source, mark.position, f"it ends at {end}: it was truncated or made again"
         )
     if first > mark.position:
         raise IntakeLost(
@@ -120,7 +120,7 @@ def without_known(mark: IntakeMark, records: Sequence[SourceRecord]) -> Sequence
         raise IntakeLost(
             mark.source,
             mark.position,
-            f"the record at {last_offset_of(mark)} is another one: the topic was made anew",
+            f"the record at {last_offset_of(mark)} is another one: the topic was made again",
         )
     return records[1:]
 

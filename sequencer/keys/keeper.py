@@ -132,7 +132,7 @@ class KeyKeeper:
             try:
                 await self._store.save(page, clients)
             except (RetryError, ConnectError) as error:
-                _log.warning("page of keys behind %d not saved: %s", page.after_id, error)
+                _log.warning("page of keys after %d not saved: %s", page.after_id, error)
                 return
             if self._unsaved and self._unsaved[0][0] is page:
                 self._unsaved.popleft()

@@ -39,7 +39,7 @@ class PostgresKeyStore:
         """Return one page; see `orderchain.ports.KeyStore.page`."""
         rows = await self._fetch("key_page", after_id)
         if not rows:
-            raise RetryError(f"chain {self._chain_id}: the page of keys behind {after_id} is gone")
+            raise RetryError(f"chain {self._chain_id}: the page of keys after {after_id} is gone")
         return KeyPage(**rows[0])
 
     async def clients(self) -> list[ClientNumber]:

@@ -108,7 +108,7 @@ async def _raise_epoch(
     committed_at = await connection.fetchval(_SQL["last_committed_at"], chain_id, head["last_id"])
     if committed_at is None:
         raise OrderchainError(
-            f"chain {chain_id}: the head stands at {head['last_id']}, where no batch ends"
+            f"chain {chain_id}: the head is at {head['last_id']}, where no batch ends"
         )
     await _begin_term(connection, head, owner, drawn, chain_id)
     return Term(

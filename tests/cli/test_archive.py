@@ -110,7 +110,7 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     # A chain shorter than the window: every key is still looked up, though no page says so.
     in_window = retain(1)
     assert in_window.code == 2, in_window
-    assert "behind which lies the window of keys of 1,000,000 rows" in in_window.err
+    assert "before the window of keys of 1,000,000 rows" in in_window.err
     above = retain(head + 1, "--key-window", 0)
     assert (above.code, "the verified mark" in above.err) == (2, True), above
     slow = tmp_path / "slow.jsonl"

@@ -343,13 +343,13 @@ def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
         assert len(mark["seal"]) == len(mark["expected_seal"]) == 64
         assert mark["seal"] != mark["expected_seal"]
         assert "'A contradicted mark', says what then" in mark["text"]
-    assert "contradicted mark: the rows behind 0 up to" in page.read_text(encoding="utf-8")
+    assert "contradicted mark: the rows after 0 up to" in page.read_text(encoding="utf-8")
     archive = ("--chain", filled, "--archive", tmp_path / "archive")
     for command in (("archive", *archive), ("retention", *archive, "--until", 1)):
         refused = call(*command, settings=module_settings)
         assert (refused.code, refused.out) == (2, ""), refused
         assert f"seal after {FILLED_ROWS}, verified by eve was" in refused.err
-        assert "chainctl verify tells what differs" in refused.err
+        assert "chainctl verify names what differs" in refused.err
     assert not (tmp_path / "archive").exists()
 
 

@@ -290,7 +290,9 @@ def test_retention_above_the_verified_mark_or_what_is_published_is_refused(chain
 def test_retention_of_rows_in_which_keys_are_looked_up_is_refused(chain: Chain) -> None:
     chain.archive()
     chain.execute(f"INSERT INTO chain_key_page VALUES ({CHAIN_ID}, {ENDS[8]}, {ENDS[30]}, '', '')")
-    with pytest.raises(SettingError, match=f"at most {ENDS[8]}, behind which keys are looked up"):
+    with pytest.raises(
+        SettingError, match=f"at most {ENDS[8]}, before the rows whose keys are looked up"
+    ):
         chain.retain(ENDS[10])
 
 
@@ -313,7 +315,7 @@ def test_retention_without_an_archive_of_all_that_would_go_is_refused(chain: Cha
     with pytest.raises(InputError, match="an archive that holds chain"):
         chain.retain(ENDS[20])
     chain.archive(ENDS[10])
-    with pytest.raises(InputError, match=f"up to {ENDS[10]}', expected rows behind 0"):
+    with pytest.raises(InputError, match=f"up to {ENDS[10]}', expected rows after 0"):
         chain.retain(ENDS[20])
 
 

@@ -115,7 +115,7 @@ def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
     with pytest.raises(KeyboardInterrupt):
         follow_topic(sources, CHAIN_ID, str(tmp_path / "follower"), None, mark, as_json=False)
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"database: contradicted mark: the rows behind 5 up to {HEAD} are not")
+    assert first.startswith(f"database: contradicted mark: the rows after 5 up to {HEAD} are not")
     assert f"missing {ROWS[29].id}" in second
     with pytest.raises(SettingError, match="not a URL"):
         follow_topic(sources, CHAIN_ID, "s3a://bucket/x", None, None, as_json=False)

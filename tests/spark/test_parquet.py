@@ -42,7 +42,7 @@ def test_parquet_with_a_missing_row_names_it(
 ) -> None:
     report = verified(spark, parquet_of([*ROWS[:7], *ROWS[8:]]))
     (finding,) = report.findings
-    assert finding.text == f"missing {ROWS[7].id}: no row between {ROWS[6].id} and it either"
+    assert finding.text.startswith(f"order {ROWS[7].id} is missing")
     assert any(finding.text in line for line in report.lines())
 
 

@@ -275,7 +275,7 @@ def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_
     report = both()
     assert report.is_clean, report.findings
     known = decode_header(frames[-1]).first_pid
-    short = f"rows behind {known} are not known to be published yet"
+    short = f"rows after {known} are not known to be published yet"
     assert short in report.sources[1].notes
     asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
     lacking = [(Kind.LACKING, row.id) for row in ROWS if row.id > known]

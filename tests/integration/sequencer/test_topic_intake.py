@@ -245,7 +245,7 @@ async def test_records_deleted_before_they_were_read_stop_the_intake(
 
 
 @pytest.mark.parametrize(
-    ("count", "message"), [(2, "it ends at 2"), (9, "the topic was made anew")]
+    ("count", "message"), [(2, "it ends at 2"), (9, "the topic was made again")]
 )
 async def test_topic_made_anew_under_the_same_name_stops_the_intake(
     chain: Chain, topic: Topic, count: int, message: str

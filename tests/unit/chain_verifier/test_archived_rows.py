@@ -195,7 +195,7 @@ async def test_an_archive_that_does_not_hold_the_rows_says_what_it_holds(tmp_pat
     archive = ArchivedRows(write_archive(tmp_path, CHAIN, (9,), first=3), CHAIN_ID)
     with pytest.raises(RowsArchived) as caught:
         await archive.mark_at(0, EDGE)
-    told = f"holds the rows behind {BATCHES[2].last_id} up to {BATCHES[8].last_id}"
+    told = f"holds the rows after {BATCHES[2].last_id} up to {BATCHES[8].last_id}"
     assert told in caught.value.__notes__[0]
     with pytest.raises(RowsArchived):  # it ends before the boundary
         await archive.mark_at(BATCHES[4].last_id, EDGE)

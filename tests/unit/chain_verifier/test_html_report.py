@@ -92,7 +92,7 @@ def broken() -> Report:
 def test_page_begins_with_the_verdict_and_tells_findings_and_durations() -> None:
     page = _Page(html_report(broken(), PICTURE, NOW))
     assert page.text.index("broken") < page.text.index("Findings: 2") < page.text.index("Sources")
-    assert "missing 40: no row between 30 and it either" in page.text
+    assert "order 40 is missing, and no row is between 30 and it" in page.text
     assert "starting Spark" in page.text
     assert "made 2026-05-01 12:00:00 UTC in 4.0 s" in page.text
     assert page.open == []

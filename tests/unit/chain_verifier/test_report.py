@@ -40,7 +40,7 @@ def test_report_as_json_holds_what_its_lines_hold() -> None:
     assert found["findings"] == [
         {
             "kind": "gap", "source": "a", "after_id": 2, "until_id": 3,
-            "text": "missing 3: no row between 2 and it either",
+            "text": "order 3 is missing",
         }
     ]  # fmt: skip
 
@@ -62,8 +62,8 @@ def test_finding_of_one_row_is_told_in_the_singular() -> None:
             kind=Kind.OUT_OF_ORDER, source="s", id=5, until_id=9, after_id=9, count=count
         ).text
 
-    assert told(1) == "out of order, behind row 9: 1 row, ids 5 to 9"
-    assert told(5) == "out of order, behind row 9: 5 rows, ids 5 to 9"
+    assert told(1) == "out of order, after row 9: 1 row, ids 5 to 9"
+    assert told(5) == "out of order, after row 9: 5 rows, ids 5 to 9"
 
 
 def test_findings_beyond_the_bound_are_counted_and_not_kept() -> None:

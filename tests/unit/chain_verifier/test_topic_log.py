@@ -61,7 +61,7 @@ def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
         "of an unknown term, of a life that was lost or of another database: 1 frame",
         "of a leader of this database, with rows that it lost: 1 frame",
         "with rows that were published before: 1 frame",
-        "rows behind 10 up to 20 were skipped",
+        "rows after 10 up to 20 were skipped",
     )
     assert topic.span == 10
 

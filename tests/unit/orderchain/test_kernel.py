@@ -27,7 +27,7 @@ PUBLIC = {
     "model": "ChainHead ClientNumber Event FrameTerm Gap KeyPage Mark Run Snapshot Standing "
     "client_key first_break is_linked split_client_key",
     "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
-    "HeadReports KeyStore Lease PlaceFinder ReceiverRecords RecordSource "
+    "HeadReports KeyStore Lease PendingCommit PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
     "seal": "PageImage column_pages content_of event_pages genesis_seal next_seal page_events "
     "page_image seal_over",

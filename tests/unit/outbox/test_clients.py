@@ -39,7 +39,7 @@ def test_star_is_every_destination_and_nothing_is_none() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "match"),
     [
-        (client("a", "1"), client("a", "2"), "stands twice"),
+        (client("a", "1"), client("a", "2"), "is there twice"),
         (client("a", "1"), client("b", "1"), "token_sha256"),
     ],
 )

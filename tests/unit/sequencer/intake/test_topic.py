@@ -316,7 +316,7 @@ def lose_partition(topic: MemoryTopic) -> None:
 LOSSES = [
     (truncate, "topic:orders:0: read up to offset 5, but it ends at 2"),
     (recreate_shorter, "topic:orders:0: read up to offset 5, but it ends at 0"),
-    (recreate_longer, "the record at 4 is another one: the topic was made anew"),
+    (recreate_longer, "the record at 4 is another one: the topic was made again"),
     (delete_unread, "topic:orders:0: read up to offset 5, but it begins at 8"),
     (lose_partition, "the topic has fewer partitions now"),
 ]
