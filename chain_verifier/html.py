@@ -259,7 +259,7 @@ _SENTENCES: Final = {
 }
 
 _SHOWN_MAX: Final = 1_000
-"""Maximum number of findings in the table: nobody reads more, and the JSON report has them all."""
+"""Maximum number of findings in the table: nobody reads more, and the JSON report holds more."""
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2733; --soft: #5b6875; --line: #ccd4db; --back: #fff;

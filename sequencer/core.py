@@ -118,8 +118,8 @@ _TIME_SALT_MASK: Final = 2 ** (TIME_ID_BITS - 1) - 1
 
 SEEN_AHEAD_MAX: Final = 2**40
 """How far above its own ids a leader follows frames that its database does not know. An honest life
-can be ahead by the difference of the clocks, and this is half an hour; using up all ids with forged
-frames takes four million take-overs."""
+can be ahead by the difference of the clocks; this is half an hour of sequential ids, and a quarter
+of time-based ones. Using up all ids with forged frames takes eight million take-overs."""
 
 
 def check_partition_ids(strategy: IdStrategy, partition_ids: int) -> None:

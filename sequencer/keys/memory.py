@@ -48,8 +48,8 @@ _FANOUT: Final = 8
 merged once or twice in total."""
 
 _GENERATIONS: Final = 4
-"""A piece holds at most this share of the window, so that dropping one forgets at most a quarter
-more than must be remembered."""
+"""A piece holds at most a quarter of the window, so that at most a quarter more than the window is
+remembered until a piece is dropped whole."""
 
 
 def hash_keys(encoded_keys: Iterable[bytes], salt: int) -> list[int]:
