@@ -117,7 +117,7 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     receive = ("receive", "--chain", chain, "--output", slow, "--name", "slow")
     assert call(*receive, "--until-id", 120, settings=module_settings).code == 0
     needed = retain(121, "--key-window", 0)
-    assert (needed.code, "where receiver 'slow' stands" in needed.err) == (2, True), needed
+    assert (needed.code, "the checkpoint of receiver 'slow'" in needed.err) == (2, True), needed
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
     broken = retain(120, "--key-window", 0)

@@ -258,7 +258,7 @@ def test_retention_above_the_lowest_receiver_is_refused(chain: Chain, is_report:
     chain.archive()
     chain.checkpoint("ahead", MARK)
     chain.checkpoint("slow", ENDS[10], is_report=is_report)
-    with pytest.raises(SettingError, match=f"at most {ENDS[10]}, where receiver 'slow' stands"):
+    with pytest.raises(SettingError, match=f"at most {ENDS[10]}, the checkpoint of receiver 'slow'"):
         chain.retain(ENDS[10] + 1)
     assert chain.retain(ENDS[10]).boundary_id <= ENDS[10]
 
@@ -267,14 +267,14 @@ def test_retention_keeps_the_batch_whose_seal_a_receiver_is_to_compare(chain: Ch
     """It may be an older one than the last one before the receiver's row."""
     chain.archive()
     chain.checkpoint("live", ENDS[10], batch=ENDS[6])
-    with pytest.raises(SettingError, match=f"at most {ENDS[6]}, where receiver 'live' stands"):
+    with pytest.raises(SettingError, match=f"at most {ENDS[6]}, the checkpoint of receiver 'live'"):
         chain.retain(until_id=ENDS[8])
 
 
 def test_retention_above_a_halted_receiver_is_refused(chain: Chain) -> None:
     chain.archive()
     chain.execute(f"INSERT INTO receiver_halt VALUES ({CHAIN_ID}, 'h', {ENDS[3]}, 'Fork', 'x')")
-    with pytest.raises(SettingError, match="where receiver 'h' stands"):
+    with pytest.raises(SettingError, match="the checkpoint of receiver 'h'"):
         chain.retain(ENDS[10])
 
 
