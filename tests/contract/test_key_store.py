@@ -77,7 +77,7 @@ async def test_forgotten_pages_are_gone_and_later_ones_stay(open_keys: OpenKeys)
     await keys.forget(3)
     assert await keys.outline() == [(3, 6, 0)]
     # A leader that is about to lose the chain may forget what the next one has just listed.
-    with pytest.raises(RetryError, match="behind 0 is gone"):
+    with pytest.raises(RetryError, match="after 0 is gone"):
         await keys.page(0)
 
 

@@ -258,7 +258,9 @@ def test_retention_above_the_lowest_receiver_is_refused(chain: Chain, is_report:
     chain.archive()
     chain.checkpoint("ahead", MARK)
     chain.checkpoint("slow", ENDS[10], is_report=is_report)
-    with pytest.raises(SettingError, match=f"at most {ENDS[10]}, the checkpoint of receiver 'slow'"):
+    with pytest.raises(
+        SettingError, match=f"at most {ENDS[10]}, the checkpoint of receiver 'slow'"
+    ):
         chain.retain(ENDS[10] + 1)
     assert chain.retain(ENDS[10]).boundary_id <= ENDS[10]
 

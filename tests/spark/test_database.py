@@ -125,7 +125,7 @@ def test_database_with_rows_deleted_names_their_ids(
         Finding(kind=Kind.GAP, source="database", after_id=row.pid, until_id=row.id) for row in rows
     )
     assert report.verdict is Verdict.BROKEN
-    assert f"missing {rows[1].id}" in "\n".join(report.lines())
+    assert f"order {rows[1].id} is missing" in "\n".join(report.lines())
 
 
 def test_database_from_within_a_page_is_looked_at_behind_the_start_alone(
