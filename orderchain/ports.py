@@ -22,11 +22,11 @@ class PendingCommit(Protocol):
     """A commit in the air: sent, and not known to be done."""
 
     async def outcome(self) -> None:
-        """Wait until the batch is committed. To be awaited once, right after `follow` at the most.
+        """Wait until the batch is committed. Await it once; only `follow` may come before it.
 
         Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
-        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or says
-        that a standby was not waited for to the end; RetryError when surely nothing was committed.
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows
+        that the wait for a standby was given up; RetryError when certainly nothing was committed.
         After the last two the connection is gone: the next call must be `take_over_again`.
         """
         ...
@@ -79,7 +79,7 @@ class ChainStore(Protocol):
         ...
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
-        """Store how far intakes were read whose orders were all repeats. Raises as `commit`, but
+        """Store how far intakes were read whose orders were all repeats. Raises as `begin`, but
         never UnknownOutcome: repeating it does no harm. With no mark it only checks that we lead.
         """
         ...
