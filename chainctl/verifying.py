@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from threading import Event
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec import Struct
 
 from chainctl.exits import ExitCode, hide_secrets
-from chainctl.output import data, data_text, progress, talk
+from chainctl.output import data, data_json_line, data_text, progress, talk
 from chainctl.verified_mark import Beginning, beginning_of, move_mark, who
 from orderchain.errors import OrderchainError, SettingError
 from orderchain.private_file import write_private
 from orderchain.roles import AUDITOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from chain_verifier.config import Source, VerifyRequest
+    from chain_verifier.config import ContradictedMark, Source, VerifyRequest
+    from chain_verifier.findings import Finding
     from chain_verifier.report import ChainsReport, Report, Unverified
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
@@ -88,9 +92,7 @@ def _require_fitting(asked: VerifyOptions) -> None:
 
 
 def _require_following(asked: VerifyOptions) -> None:
-    from chainctl import verify_follow
-
-    verify_follow.require_alone(
+    _require_alone(
         {
             "--all-chains": asked.all_chains,
             "--local": asked.is_local,
@@ -142,13 +144,11 @@ def _require_named_apart(asked: VerifyOptions, chains: Sequence[int]) -> None:
 
 
 def _follow(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
-    from chainctl import verify_follow
-
     found = _sources_of(settings, asked, chains[0])
     beginning = Beginning(0, None)
     if "database" in asked.sources:
         beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
-    verify_follow.follow(
+    follow(
         *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
         as_json=asked.as_json,
     )
@@ -324,3 +324,65 @@ def _code_of(outcome: Report | Unverified) -> ExitCode:
             return ExitCode.FAILED
         return ExitCode.CLEAN if outcome.is_clean else ExitCode.FINDINGS
     return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED
+
+
+def _require_alone(given: Mapping[str, bool]) -> None:
+    """Refuse the first option of `given` that is set: only a verification that ends takes it.
+
+    Raises SettingError.
+    """
+    for option, is_given in given.items():
+        if is_given:
+            raise SettingError(option, "together with --follow", "a verification that ends")
+
+
+def follow(
+    sources: Sequence[Source],
+    chain_id: int,
+    checkpoint: str | None,
+    master: str | None,
+    contradicted: ContradictedMark | None,
+    *,
+    as_json: bool,
+) -> NoReturn:
+    """Follow the topic among `sources`, compared with the database among them, until Ctrl-C.
+
+    A verified mark that is `contradicted` is reported first, at every start as long as it lasts.
+    Ends with KeyboardInterrupt, or with the error that broke it off. Raises SettingError for other
+    sources, or without a folder for the checkpoint.
+    """
+    from chain_verifier.config import DatabaseSource, TopicSource
+    from chain_verifier.follow.query import Follower
+    from chain_verifier.request_check import local_folder
+    from chain_verifier.spark.session import open_session
+    from chain_verifier.verification import mark_finding
+
+    topics = [source for source in sources if isinstance(source, TopicSource)]
+    databases = [source for source in sources if isinstance(source, DatabaseSource)]
+    if (len(topics), len(databases), len(sources)) != (1, 1, 2):
+        names = ", ".join(source.name for source in sources)
+        raise SettingError("--follow", names, "the sources database and topic")
+    if checkpoint is None:
+        raise SettingError("--checkpoint", None, "a folder that keeps how far the follower is")
+
+    def report(finding: Finding) -> None:
+        if as_json:
+            data_json_line(finding)
+        else:
+            data(f"{finding.source}: {finding.text}")
+        # A live reader must not wait for a buffer to fill.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+    if contradicted is not None:
+        report(mark_finding(databases[0].name, contradicted))
+    with open_session(master, kafka=True) as spark:
+        folder = local_folder("--checkpoint", checkpoint)
+        follower = Follower(spark, topics[0], databases[0], chain_id, folder, report)
+        stop = Event()
+        usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
+        try:
+            follower.run(stop)
+        finally:
+            signal.signal(signal.SIGINT, usual)
+    raise KeyboardInterrupt

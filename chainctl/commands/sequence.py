@@ -12,7 +12,6 @@ from chainctl.exits import under_way
 from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from chainctl.topic_intake import Taking, topic_config
 from chainctl.topics import check_topic_name
 from chainctl.wiring import sequencer_config
 from orderchain.errors import RetryError
@@ -21,7 +20,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chainctl.file_intake import Fed, Remainder
+    from chainctl.intake import Fed, Remainder, Taking
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from orderchain.batch import IntakeMark
@@ -132,6 +131,8 @@ def command(
         settings, chain_id, unsafe_durability=unsafe_durability, standby=standby
     )
     if intake_topic is not None:
+        from chainctl.intake import Taking, topic_config
+
         taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
         _take_topic(taking, intake_topic, as_json=as_json)
     elif path is not None:
@@ -174,7 +175,7 @@ def _add_file(
         progress(path.name, intake.file_bytes, "bytes") as bar,
     ):
         done = run_async(_sequence(settings, config, intake, bar))
-    _tell(done)
+    _report(done)
     if as_json:
         data_json(done)
 
@@ -183,7 +184,7 @@ async def _sequence(
     settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
 ) -> SequenceResult:
     """Add what is new in the file; an error gets a note of the orders added before it."""
-    from chainctl.file_intake import Fed
+    from chainctl.intake import Fed
 
     fed = Fed()
     try:
@@ -214,7 +215,7 @@ async def _add(
 
     Returns how far the file was taken before, and the seconds from the first order to the last ack.
     """
-    from chainctl.file_intake import taken_before
+    from chainctl.intake import taken_before
     from sequencer import open_sequencer
 
     taken = await taken_before(settings, config.chain_id, intake.source)
@@ -245,7 +246,7 @@ async def _remainder(
     config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
 ) -> Remainder | None:
     """Return what is left of the file after `taken`; None where nothing is left."""
-    from chainctl.file_intake import Remainder, pass_over
+    from chainctl.intake import Remainder, pass_over
 
     if taken is not None:
         await pass_over(intake, taken, bar)
@@ -255,7 +256,7 @@ async def _remainder(
 
 async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
     """Add the rest of the file; returns the seconds that it took."""
-    from chainctl.file_intake import feed
+    from chainctl.intake import feed
 
     fed.start(sequencer.stats().head_persisted)
     stopwatch = Stopwatch()
@@ -263,7 +264,7 @@ async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: Progr
     return stopwatch.seconds
 
 
-def _tell(done: SequenceResult) -> None:
+def _report(done: SequenceResult) -> None:
     if done.rows_before:
         talk(f"chainctl: {counted(done.rows_before, 'row')} of {done.source} taken before")
     if done.repeats:
