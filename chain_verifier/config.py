@@ -159,8 +159,8 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     @property
     def checks_seals(self) -> bool:
         """Whether seals are recomputed."""
-        told = self.kept_seal, self.contradicted_mark
-        return self.seals or any(one is not None for one in told)
+        external = self.kept_seal, self.contradicted_mark
+        return self.seals or any(one is not None for one in external)
 
 
 def parse_source(

@@ -154,9 +154,9 @@ def _mark(finding: Finding, scale: _Scale, top: int) -> str:
     )
 
 
-def _opening(height: int, told: str) -> str:
+def _opening(height: int, label: str) -> str:
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(told)}" '
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}" '
         'xmlns="http://www.w3.org/2000/svg">'
     )
 
@@ -195,10 +195,10 @@ def _ids(picture: Picture, times: _Scale) -> Iterator[str]:
     for gap in picture.gaps:
         top, bottom = ids.at(gap.until_id), ids.at(gap.after_id)
         at = times.at(gap.found_at.timestamp())
-        told = f"{gap.receiver}: {gap.cause}, ({gap.after_id}, {gap.until_id}], {gap.outcome}"
+        label = f"{gap.receiver}: {gap.cause}, ({gap.after_id}, {gap.until_id}], {gap.outcome}"
         yield (
             f'<rect class="gap" x="{at - 2:.1f}" y="{top - 2:.1f}" width="4" '
-            f'height="{bottom - top + 4:.1f}"><title>{escape(told)}</title></rect>'
+            f'height="{bottom - top + 4:.1f}"><title>{escape(label)}</title></rect>'
         )
     yield from _axis(0, _IDS_HEIGHT, f"{tiles[0].first_id}", f"{tiles[-1].last_id}", "id")
     yield from _times(tiles, _IDS_HEIGHT + 15)
@@ -212,14 +212,14 @@ def _sizes(tiles: Sequence[Tile], times: _Scale) -> Iterator[str]:
     for tile in tiles:
         left, right = times.at(tile.began_at.timestamp()), times.at(tile.ended_at.timestamp())
         mean = tile.rows / tile.batches
-        told = (
+        label = (
             f"{counted(tile.batches, 'batch')}, rows of each: {mean:.0f}, at most {tile.rows_max}"
         )
         for kind, value in (("most", float(tile.rows_max)), ("mean", mean)):
             at = sizes.at(value)
             yield (
                 f'<rect class="{kind}" x="{left}" y="{at}" width="{max(1.5, right - left):.1f}" '
-                f'height="{bottom - at:.1f}"><title>{told}</title></rect>'
+                f'height="{bottom - at:.1f}"><title>{label}</title></rect>'
             )
     yield from _axis(top, bottom, "0", str(most), "rows")
     yield from _times(tiles, bottom + 15)

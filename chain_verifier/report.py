@@ -118,21 +118,21 @@ class Report(Struct, frozen=True, kw_only=True):
         """Return the report as lines for people: at most `findings_max` findings per source."""
         head = "not known" if self.head is None else str(self.head)
         keys = "keys compared" if self.keys_compared else "keys not compared"
-        told = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head}), {keys}"]
+        lines = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head}), {keys}"]
         for source in self.sources:
-            told += self._source_lines(source, findings_max)
+            lines += self._source_lines(source, findings_max)
         for comparison in self.comparisons:
-            told += self._comparison_lines(comparison, findings_max)
+            lines += self._comparison_lines(comparison, findings_max)
         spark = f", {self.spark_start_seconds:.1f} s of it to start Spark"
-        told.append(f"{self.seconds:.1f} s{spark if self.spark_start_seconds else ''}")
-        return told
+        lines.append(f"{self.seconds:.1f} s{spark if self.spark_start_seconds else ''}")
+        return lines
 
     def _source_lines(self, source: SourceReport, findings_max: int) -> list[str]:
         span = "" if source.first_id is None else f", ids {source.first_id} to {source.last_id}"
-        told = f"  {source.source}: {counted(source.rows, 'row')}{span}: {source.verdict}"
+        headline = f"  {source.source}: {counted(source.rows, 'row')}{span}: {source.verdict}"
         own = [f for f in self.findings if f.source == source.source and not f.against]
         return [
-            f"{told} ({source.seconds:.1f} s)",
+            f"{headline} ({source.seconds:.1f} s)",
             *(f"    note: {note}" for note in source.notes),
             *_finding_lines(own, sum(source.counts.values()), findings_max),
         ]
@@ -144,9 +144,9 @@ class Report(Struct, frozen=True, kw_only=True):
             if (finding.source, finding.against) == (comparison.source, comparison.against)
         ]
         counts = ", ".join(f"{count} {kind}" for kind, count in comparison.counts.items())
-        told = f"  {comparison.source} against {comparison.against}: {counts or 'equal'}"
+        headline = f"  {comparison.source} against {comparison.against}: {counts or 'equal'}"
         return [
-            f"{told} ({comparison.seconds:.1f} s)",
+            f"{headline} ({comparison.seconds:.1f} s)",
             *_finding_lines(own, sum(comparison.counts.values()), findings_max),
         ]
 
@@ -191,28 +191,28 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Return the report as one JSON object, indented; each chain as it would be alone."""
-        told = {
+        content = {
             "is_clean": self.is_clean,
             "chains": [_built(one) for one in self.outcomes],
             "spark_start_seconds": self.spark_start_seconds,
             "seconds": self.seconds,
         }
-        return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+        return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
 
     def lines(self) -> list[str]:
         """Return the report as lines for people: chain by chain, then a count per outcome."""
-        told = []
+        lines = []
         for one in self.outcomes:
-            told += one.lines() if isinstance(one, Report) else [_line(one)]
+            lines += one.lines() if isinstance(one, Report) else [_line(one)]
         clean = sum(report.is_clean for report in self.reports)
         broken = sum(report.verdict is Verdict.BROKEN for report in self.reports)
         spark = f", {self.spark_start_seconds:.1f} s of it to start Spark"
-        told.append(
+        lines.append(
             f"{counted(len(self.outcomes), 'chain')}: {clean} clean, {broken} with "
             f"findings, {len(self.outcomes) - clean - broken} not verified; "
             f"{self.seconds:.1f} s{spark if self.spark_start_seconds else ''}"
         )
-        return told
+        return lines
 
 
 def outcomes_of(

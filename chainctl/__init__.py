@@ -17,7 +17,7 @@ def run() -> int:
         from chainctl.main import main
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        told = f"chainctl: {missing} is not installed: pip install 'orderchain[cli]'\n"
-        sys.stderr.write(told)
+        text = f"chainctl: {missing} is not installed: pip install 'orderchain[cli]'\n"
+        sys.stderr.write(text)
         return _REFUSED
     return main()

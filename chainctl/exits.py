@@ -105,9 +105,9 @@ def exit_code(error: BaseException) -> ExitCode:
 def error_line(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
     """Return what to show of `error` and its notes: one line, without any of `secrets`."""
     error = _first_of(error)
-    told = " ".join("; ".join([_told(error), *getattr(error, "__notes__", [])]).split())
+    line = " ".join("; ".join([_text(error), *getattr(error, "__notes__", [])]).split())
     # Secrets first: what is cut off or escaped would no longer be found.
-    return printable(hide_secrets(told, secrets), MESSAGE_CHARACTERS_MAX)
+    return printable(hide_secrets(line, secrets), MESSAGE_CHARACTERS_MAX)
 
 
 def traceback_text(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
@@ -138,14 +138,14 @@ def _is_stack_refusal(error: BaseException) -> bool:
     return isinstance(error, errors.SetupNeeded | errors.FolderUnusable | errors.StackMissing)
 
 
-def _told(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     """Return the message of `error`, with origin or class where the message alone is unclear."""
     kind, text = type(error).__name__, str(error)
     package = type(error).__module__.partition(".")[0]
     if isinstance(error, OrderchainError) or package == "local_stack":
         return text or kind
     if isinstance(error, ModuleNotFoundError):
-        return _told_missing(error)
+        return _missing_text(error)
     if isinstance(error, TimeoutError):
         return text or "a deadline passed"
     if isinstance(error, OSError) and error.strerror:
@@ -159,7 +159,7 @@ def _told(error: BaseException) -> str:
     return f"internal error: {kind}: {text} (--log-level debug shows where)"
 
 
-def _told_missing(error: ModuleNotFoundError) -> str:
+def _missing_text(error: ModuleNotFoundError) -> str:
     """Return how to get a package that is not installed."""
     name = (error.name or "").partition(".")[0]
     extra = PACKAGE_EXTRAS.get(name)

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = ExitCode.FAILED
         _drop_stdout()
     except BaseException as error:  # noqa: BLE001 - the one place where every error ends
-        code = _tell(error, meta)
+        code = _report(error, meta)
     return int(code)
 
 
@@ -134,7 +134,7 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     return ExitCode.CLEAN if result is None else int(result)
 
 
-def _tell(error: BaseException, meta: dict[str, Any]) -> int:
+def _report(error: BaseException, meta: dict[str, Any]) -> int:
     """Report `error` in one line on stderr, and return the exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code

@@ -116,10 +116,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def rate(count: int, noun: str, seconds: float) -> str:
     """Return `count` and what it is per second, for talk: `200,000 rows in 1.5 s (133,333/s)`."""
-    told = counted(count, noun)
+    text = counted(count, noun)
     if count == 0 or seconds <= 0:
-        return told
-    return f"{told} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
+        return text
+    return f"{text} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
 
 
 class Stopwatch:

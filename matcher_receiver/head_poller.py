@@ -38,12 +38,12 @@ class Lag:
         self._delivered_id = delivered_id
         self._sights: deque[tuple[int, int]] = deque()  # id, first known at; both rise
         self._known_head = delivered_id  # never falls
-        self._told: tuple[int, int] | None = None  # only by a frame: id, since when
+        self._named: tuple[int, int] | None = None  # only by a frame: id, since when
 
     @property
     def head_seen(self) -> int:
         """The highest id known to be committed, or reported by a frame that is not refuted yet."""
-        return self._known_head if self._told is None else max(self._known_head, self._told[0])
+        return self._known_head if self._named is None else max(self._known_head, self._named[0])
 
     @property
     def ids(self) -> int:
@@ -53,16 +53,16 @@ class Lag:
     @property
     def seconds(self) -> float:
         """How long undelivered rows have been known; 0 when all are delivered."""
-        since = [sight[1] for sight in (*list(self._sights)[:1], self._told) if sight is not None]
+        since = [sight[1] for sight in (*list(self._sights)[:1], self._named) if sight is not None]
         return (self._clock.monotonic_ns() - min(since)) / SECOND_NS if since else 0.0
 
     def suspect(self, head_id: int) -> None:
         """Note that a frame reports `head_id`, which the database has not been asked for."""
-        self._told = (head_id, self._clock.monotonic_ns())
+        self._named = (head_id, self._clock.monotonic_ns())
 
     def dismiss(self) -> None:
         """Forget what a frame reported: it is not so."""
-        self._told = None
+        self._named = None
 
     def see(self, head_id: int) -> None:
         """Note that the chain goes at least up to `head_id`."""
@@ -80,8 +80,8 @@ class Lag:
         """Note that everything up to `delivered_id` was delivered."""
         self._delivered_id = delivered_id
         self._known_head = max(self._known_head, delivered_id)
-        if self._told is not None and self._told[0] <= delivered_id:
-            self._told = None
+        if self._named is not None and self._named[0] <= delivered_id:
+            self._named = None
         while self._sights and self._sights[0][0] <= delivered_id:
             self._sights.popleft()
 

@@ -200,7 +200,7 @@ class Receiver:
         self._core: ReceiveCore | None = None
         self._reception: Reception | None = None
         self._place: CheckpointProgress | None = None
-        self._told_state: State | None = None
+        self._logged_state: State | None = None
         self._is_halt_stored = self._records is None
         self._unhandled: Run | None = None
         self._unsaved: Run | None = None
@@ -286,7 +286,7 @@ class Receiver:
             self._reception.begin(standing)
         except HaltError as error:
             await self._halt(core, error)
-        self._tell_state(core.state)
+        self._log_state(core.state)
 
     def _until_id(self) -> int | None:
         until_id = self._config.until_id
@@ -295,7 +295,7 @@ class Receiver:
         return min(ID_MAX if until_id is None else until_id, self.head_at_start)
 
     async def _close(self) -> None:
-        self._end_waits(StoppedError(f"{self._told}: closed"), after_id=0)
+        self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
         if self._reception is not None:
             await self._reception.close()
         parts = (self._frames, self._gap_source, self._checkpoints, self._reports)
@@ -388,7 +388,7 @@ class Receiver:
         try:
             while not (reception.is_over or self._waits.is_stopping):
                 run = await reception.step()
-                self._tell_state(core.state)
+                self._log_state(core.state)
                 if run is not None:
                     self._running(self._place).deliver(run)
                     return run
@@ -396,7 +396,7 @@ class Receiver:
             pass
         except HaltError as error:
             await self._halt(core, error)
-        self._end_waits(StoppedError(f"{self._told}: ended after id {self.head_delivered}"))
+        self._end_waits(StoppedError(f"{self._label}: ended after id {self.head_delivered}"))
         raise StopAsyncIteration
 
     async def until_delivered(self, row_id: int) -> None:
@@ -425,7 +425,7 @@ class Receiver:
     # -- small things --------------------------------------------------------------------------
 
     @property
-    def _told(self) -> str:
+    def _label(self) -> str:
         """The receiver as errors name it."""
         return f"chain {self._config.chain_id}: receiver {self._name!r}"
 
@@ -442,16 +442,16 @@ class Receiver:
 
     async def _halt(self, core: ReceiveCore, error: HaltError) -> NoReturn:
         core.halt(error)
-        self._tell_state(core.state)
+        self._log_state(core.state)
         self._end_waits(error)
         if not self._is_halt_stored and self._records is not None:
             self._is_halt_stored = await store_halt(self._records, error, self.head_delivered)
         raise error
 
-    def _tell_state(self, state: State) -> None:
-        if state is self._told_state:
+    def _log_state(self, state: State) -> None:
+        if state is self._logged_state:
             return
-        self._told_state = state
+        self._logged_state = state
         level = logging.ERROR if state is State.HALTED else logging.INFO
         chain_id, head = self._config.chain_id, self.head_delivered
         _log.log(level, "chain %d: %s at %d", chain_id, state.value, head)

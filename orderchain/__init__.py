@@ -255,11 +255,11 @@ def _import(name: str, module: str) -> object:
             raise
         extra = _EXTRA_OF[packages[0]]
         missing = (error.name or module).partition(".")[0]
-        told = (
+        text = (
             f"orderchain.{name} needs {missing}, which is not installed: "
             f"pip install 'orderchain[{extra}]'"
         )
-        raise ImportError(told, name=error.name) from error
+        raise ImportError(text, name=error.name) from error
 
 
 def _refuse_shadow(name: str, package: str) -> None:
@@ -280,8 +280,8 @@ def _refuse_shadow(name: str, package: str) -> None:
     ours = Path(__file__).parent.with_name(package) / "__init__.py"
     if found is None or Path(found).resolve() == ours.resolve():
         return
-    told = (
+    text = (
         f"orderchain.{name} is in orderchain's package `{package}`, and {found} stands in its "
         "way: give that file, or its folder, another name"
     )
-    raise ImportError(told, name=package, path=found)
+    raise ImportError(text, name=package, path=found)

@@ -23,10 +23,10 @@ def printable(text: object, limit: int = 500) -> str:
     It has at most `limit` characters; the last three are dots where something was cut off. A text
     that was escaped before stays as it is, so escaping twice does no harm.
     """
-    told = str(text)
-    if len(told) <= limit and told.isprintable():
-        return told
-    pieces = [_escaped(character) for character in told[: limit + 1]]
+    plain = str(text)
+    if len(plain) <= limit and plain.isprintable():
+        return plain
+    pieces = [_escaped(character) for character in plain[: limit + 1]]
     escaped = "".join(pieces)
     if len(escaped) <= limit:
         return escaped

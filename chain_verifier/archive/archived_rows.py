@@ -195,8 +195,8 @@ class ArchivedRows:
         return parts
 
     async def _prove(self, parts: Sequence[ArchivePart], edge: Mark) -> None:
-        told = f"after {parts[0].after_id} up to {edge.id}"
-        _log.info("chain %d: proving the archive %s", self._chain_id, told)
+        span = f"after {parts[0].after_id} up to {edge.id}"
+        _log.info("chain %d: proving the archive %s", self._chain_id, span)
         seals: dict[int, bytes] = {}
         groups = self._groups(parts)
         while (group := await self._step(lambda: next(groups, None))) is not None:

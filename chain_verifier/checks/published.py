@@ -67,8 +67,10 @@ class Published(ABC):
         """
         head = horizon.head
         if self._head is not None and head == self._head.last_id:
-            told = max(self._head.published_id, self._log.heartbeat_id, self._log.walk.highest)
-            head = min(told, head)
+            known_head = max(
+                self._head.published_id, self._log.heartbeat_id, self._log.walk.highest
+            )
+            head = min(known_head, head)
         if not self._bounds.first:
             return replace(horizon, head=head)
         start = max(horizon.start, self.first_start or head or 0)
@@ -76,15 +78,15 @@ class Published(ABC):
 
     def notes_on(self, horizon: Horizon, of_all: Horizon, skips: Ranges) -> tuple[str, ...]:
         """Return what the topic holds besides its rows, and what it need not hold."""
-        told = list(self._log.notes())
+        notes = list(self._log.notes())
         if self._bounds.first and not self._log.walk.frames:
-            told.append("retention has removed every frame with rows")
+            notes.append("retention has removed every frame with rows")
         elif self._bounds.first:
-            told.append(f"retention has removed the rows up to {self.first_start}")
-        told += [f"rows after {after} up to {until} were skipped" for after, until in skips]
+            notes.append(f"retention has removed the rows up to {self.first_start}")
+        notes += [f"rows after {after} up to {until} were skipped" for after, until in skips]
         if horizon.head != of_all.head:
-            told.append(f"rows after {horizon.head} are not known to be published yet")
-        return tuple(told)
+            notes.append(f"rows after {horizon.head} are not known to be published yet")
+        return tuple(notes)
 
 
 def place_of(source: TopicSource, chain_id: int, head: DatabaseHead | None) -> tuple[str, int]:

@@ -128,9 +128,9 @@ class TopicLog:
             shown = ", ".join(f"{count} {name}" for name, count in sorted(refused.items()))
             records = counted(sum(refused.values()), "record")
             yield f"no frame of the chain: {records} ({shown})"
-        for kind, told in _DISOWNED.items():
+        for kind, reason in _DISOWNED.items():
             if self._counts[kind]:
-                yield f"{told}: {counted(self._counts[kind], 'frame')}"
+                yield f"{reason}: {counted(self._counts[kind], 'frame')}"
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
             yield f"with rows that were published before: {counted(repeats, 'frame')}"

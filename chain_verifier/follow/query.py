@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from chain_verifier.config import DatabaseSource, TopicSource
 
-    Tell = Callable[[Finding], None]
+    Report = Callable[[Finding], None]
 
 
 FRAMES_A_STEP: Final = 500
@@ -72,12 +72,12 @@ class Follower:
         database: DatabaseSource,
         chain_id: int,
         folder: Path,
-        tell: Tell,
+        report: Report,
     ) -> None:
         """Open everything. Raises RefusedError for a source or a folder that cannot be used."""
         self._spark = spark
         self._chain_id = chain_id
-        self._tell = tell
+        self._report = report
         self._source = topic.name
         self._database = DatabaseTable(spark, database, chain_id)
         self._topic, self._partition = place_of(topic, chain_id, self._database.head)
@@ -140,7 +140,7 @@ class Follower:
         self._log.write(number, self._pursuit.state(), findings)
         for finding in findings:
             self.count += 1
-            self._tell(finding)
+            self._report(finding)
 
     def _judged(self, records: DataFrame) -> list[Finding]:
         found = self._frames_in(records)

@@ -47,8 +47,8 @@ def repeated_keys(table: Table, horizon: Horizon, window_rows: int, bits: int) -
             if not far.isEmpty():
                 # Ids skip numbers, so few rows may lie between two ids that are far apart.
                 found = found.unionByName(_within(far, _places(rows, bits), window_rows))
-            told = found.select("id", F.array("before_id", "id").alias("ids"), "key")
-            frame = finding_frame(told, kind=Kind.REPEATED_KEY.value, source=table.name)
+            repeated = found.select("id", F.array("before_id", "id").alias("ids"), "key")
+            frame = finding_frame(repeated, kind=Kind.REPEATED_KEY.value, source=table.name)
             return sampled(frame)
         finally:
             pairs.unpersist()

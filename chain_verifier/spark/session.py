@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark import StatusTracker
 
-    Tell = Callable[[int, int], None]
+    Progress = Callable[[int, int], None]
 
 MAJOR_MIN: Final = 17
 """Spark 4 does not start below it."""
@@ -95,18 +95,18 @@ LOOK_SECONDS: Final = 0.25
 
 
 @contextmanager
-def watched_stages(spark: SparkSession, tell: Tell | None) -> Iterator[None]:
-    """While the block runs, report to `tell` how many tasks of the running stages are done, and of
-    how many.
+def watched_stages(spark: SparkSession, report: Progress | None) -> Iterator[None]:
+    """While the block runs, call `report` with the tasks of the running stages: done, and
+    in all.
 
-    A separate thread reports it; without `tell`, nothing is read from Spark.
+    A separate thread reports it; without `report`, nothing is read from Spark.
     """
-    if tell is None:
+    if report is None:
         yield
         return
     ended = Event()
     tracker = spark.sparkContext.statusTracker()
-    watcher = Thread(target=_watch, args=(tracker, tell, ended), name="spark-stages", daemon=True)
+    watcher = Thread(target=_watch, args=(tracker, report, ended), name="spark-stages", daemon=True)
     watcher.start()
     try:
         yield
@@ -115,7 +115,7 @@ def watched_stages(spark: SparkSession, tell: Tell | None) -> Iterator[None]:
         watcher.join()
 
 
-def _watch(tracker: StatusTracker, tell: Tell, ended: Event) -> None:
+def _watch(tracker: StatusTracker, report: Progress, ended: Event) -> None:
     # A Java process that died is reported by the caller that waits for its answer.
     with suppress(Py4JError, OSError):
         while not ended.wait(LOOK_SECONDS):
@@ -123,7 +123,7 @@ def _watch(tracker: StatusTracker, tell: Tell, ended: Event) -> None:
             found = [info for info in infos if info is not None]
             if found:
                 done = sum(info.numCompletedTasks for info in found)
-                tell(done, sum(info.numTasks for info in found))
+                report(done, sum(info.numTasks for info in found))
 
 
 LOCAL_MASTER: Final = "local[*]"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import Report
     from chain_verifier.scan_plan import Examined, How
-    from chain_verifier.spark.session import Tell as Stages
+    from chain_verifier.spark.session import Progress as Stages
     from chain_verifier.spark.sources.table import Table
     from chain_verifier.verification import Progress, Ranges
 

@@ -86,6 +86,6 @@ def _frame_of(spark: SparkSession, findings: Findings) -> DataFrame:
 def _row(finding: Finding) -> tuple[Any, ...]:
     """Return the fields of a finding; an empty field is None."""
     fields = {name: getattr(finding, name) for name in FINDING_TYPES}
-    told = {name: None if value in ((), "") else value for name, value in fields.items()}
+    values = {name: None if value in ((), "") else value for name, value in fields.items()}
     # Java takes plain texts only.
-    return tuple((told | {"kind": finding.kind.value}).values())
+    return tuple((values | {"kind": finding.kind.value}).values())

@@ -68,9 +68,9 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
     if as_json:
         data_json(report)
     else:
-        told = "whole" if report.fault is None else f"broken: {report.fault}"
+        state = "whole" if report.fault is None else f"broken: {report.fault}"
         data(
-            f"chain {chain_id}: archive {told}; {counted(report.rows, 'row')} "
+            f"chain {chain_id}: archive {state}; {counted(report.rows, 'row')} "
             f"after {report.after_id} up to {report.last_id}, {counted(report.parts, 'part')}"
         )
     return ExitCode.CLEAN if report.fault is None else ExitCode.FINDINGS

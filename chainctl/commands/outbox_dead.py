@@ -88,7 +88,7 @@ def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> 
         data_json(found)
         return
     for letter in found:
-        _tell(letter)
+        _print(letter)
 
 
 @group.command()
@@ -113,7 +113,7 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
         data_json(found)
         return
     for content in found:
-        _tell_content(content)
+        _print_content(content)
 
 
 @group.command()
@@ -153,10 +153,10 @@ def _act(
             return await do(wanted, actor=name, reason=reason)
 
     done = run_async(run())
-    told = "to be " if dry_run else ""
+    tense = "to be " if dry_run else ""
     more = " (there may be more: see --limit)" if len(done) == wanted.limit else ""
     verb = "retried" if act == "retry" else "abandoned"
-    talk(f"chainctl: {counted(len(done), 'dead letter')} {told}{verb}{more}")
+    talk(f"chainctl: {counted(len(done), 'dead letter')} {tense}{verb}{more}")
     if as_json:
         data_json(done)
 
@@ -190,7 +190,7 @@ async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
         yield DeadLetters(connection)
 
 
-def _tell(letter: DeadLetter) -> None:
+def _print(letter: DeadLetter) -> None:
     ended = " abandoned" if letter.abandoned_at else ""
     data(
         f"{letter.message_id}  {letter.consumer}  {letter.dead_at:%Y-%m-%d %H:%M:%S}  "
@@ -198,8 +198,8 @@ def _tell(letter: DeadLetter) -> None:
     )
 
 
-def _tell_content(content: Content) -> None:
-    _tell(content.letter)
+def _print_content(content: Content) -> None:
+    _print(content.letter)
     received = f"received {content.letter.received_at:%Y-%m-%d %H:%M:%S}"
     place = f"{content.topic}/{content.partition} at {content.offset}"
     data(f"  from {place}, {received}, key {content.letter.key!r}")

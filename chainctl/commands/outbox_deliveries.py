@@ -103,18 +103,18 @@ async def _find(settings: Settings, given: dict[str, Any]) -> list[ListedDeliver
 @uses_settings("database", "connect_seconds")
 def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
     """Show one message: what it is, its deliveries, and what people did to it."""
-    told = run_async(_show(settings, message_id))
+    shown = run_async(_show(settings, message_id))
     if as_json:
-        data_json(told)
+        data_json(shown)
         return
     for name in ("message_id", "destination", "key", "headers", "sender", "created", "bytes"):
-        data(f"{name}: {cell(told[name])}")
-    for each in told["deliveries"]:
+        data(f"{name}: {cell(shown[name])}")
+    for each in shown["deliveries"]:
         place = f" at {each.topic}/{each.partition}/{each.offset}" if each.topic else ""
         because = f": {each.last_error}" if each.last_error else ""
         tries = counted(each.tries, "try", "tries")
         data(f"delivery to {each.consumer or 'nobody'}: {each.status}, {tries}{place}{because}")
-    for each in told["acts"]:
+    for each in shown["acts"]:
         change = f"{each['from_status']} -> {each['to_status']}"
         data(f"{each['acted_at']} {each['act']} ({change}) by {each['actor']}: {each['reason']}")
 

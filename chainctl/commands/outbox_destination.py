@@ -87,7 +87,7 @@ def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN4
     brokers = settings.kafka_config() if create_topics else None
     done = run_async(_set(settings, name, brokers, partitions or 1, changes))
     talk(f"chainctl: destination {name} is set up")
-    _tell(done, as_json)
+    _print(done, as_json)
 
 
 async def _set(
@@ -114,7 +114,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     """Show every field of a destination."""
     for row in run_async(_destinations(settings)):
         if row["name"] == name:
-            _tell(row, as_json)
+            _print(row, as_json)
             return
     raise SettingError("name", name, "a destination that was set up")
 
@@ -132,7 +132,7 @@ def list_destinations(settings: Settings, as_json: bool) -> None:
     table(columns, [[cell(row[column]) for column in columns] for row in rows])
 
 
-def _tell(row: dict[str, Any], as_json: bool) -> None:
+def _print(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
         data_json(row)
         return

@@ -192,7 +192,7 @@ def command(
         try:
             stats = run_async(_receive(settings, task, journal, count, bar))
         except (KeyboardInterrupt, Terminated):
-            _tell(path, count)
+            _report(path, count)
             raise
         except Exception as error:
             if isinstance(error, RowsArchived) and archive is None:
@@ -200,7 +200,7 @@ def command(
             if count.rows:
                 error.add_note(f"rows written before that: {count.rows}")
             raise
-    _tell(path, count)
+    _report(path, count)
     if as_json:
         data_json(
             Received(
@@ -298,7 +298,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     return standing.mark
 
 
-def _tell(path: Path, count: Count) -> None:
+def _report(path: Path, count: Count) -> None:
     written = rate(count.rows, "row", count.stopwatch.seconds)
     ids = f", ids {count.first_id} to {count.last_id}" if count.rows else ""
     talk(f"chainctl: {written} written to {path}{ids}")

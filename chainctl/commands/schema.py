@@ -68,9 +68,9 @@ def apply(settings: Settings, part_name: str) -> None:
     """
     part = PARTS[part_name]
     if run_async(apply_schema(settings, part)):
-        talk(f"chainctl: {_told(part)} applied")
+        talk(f"chainctl: {_label(part)} applied")
     else:
-        talk(f"chainctl: {_told(part)} is already there, nothing done")
+        talk(f"chainctl: {_label(part)} is already there, nothing done")
     for step in run_async(_left_steps(settings, part)):
         talk(f"chainctl: left to the DBA: {step};")
 
@@ -174,7 +174,7 @@ async def _steps(connection: Connection, part: SchemaPart) -> list[tuple[str, bo
     return [tuple(row) for row in await connection.fetch(SQL["steps"])]
 
 
-def _told(part: SchemaPart) -> str:
+def _label(part: SchemaPart) -> str:
     """Return what to call the part's schema."""
     named = "schema" if part.name == "chain" else f"schema of {part.name},"
     return f"{named} version {part.version}"

@@ -83,12 +83,12 @@ class ParquetTable:
         counts = [F.count(name) for name in CONTENT]
         try:
             with _footers_read(self._spark):
-                told = (
+                extremes = (
                     self._spark.read.schema(self._found.schema)
                     .parquet(self._path)
                     .agg(F.min("id"), F.max("id"), F.count("*"), *counts)
                 )
-                row = told.head()
+                row = extremes.head()
         except (PySparkException, Py4JError):
             return None
         if row is None or row[0] is None:
