@@ -126,7 +126,13 @@ CREATE TABLE chain_lease (
     chain_id integer PRIMARY KEY REFERENCES chain_head,
     epoch    bigint  NOT NULL DEFAULT 0,
     counter  bigint  NOT NULL DEFAULT 0,
-    released boolean NOT NULL DEFAULT true -- nobody leads: handed over, or never led
+    released boolean NOT NULL DEFAULT true, -- nobody leads: handed over, or never led
+    -- For operators only, who see with them whether a leader is alive: by the database's clock. No
+    -- process decides by them, since clocks jump.
+    beat_at       timestamptz,
+    lease_seconds double precision,
+    -- An operator asks the leader to hand over. Another process that takes over clears it.
+    step_down     boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 10);
 
 -- Serialises the creation of partitions: a row that only the owner can lock. Every role that may
@@ -649,7 +655,8 @@ GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_sea
     ON chain_head TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
-GRANT SELECT, UPDATE (epoch, counter, released) ON chain_lease TO sequencer_writer;
+GRANT SELECT, UPDATE (epoch, counter, released, beat_at, lease_seconds, step_down)
+    ON chain_lease TO sequencer_writer;
 GRANT INSERT ON chain_batch, chain_page, chain_intake_reject, chain_skip TO sequencer_writer;
 GRANT INSERT (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
     ON chain_term TO sequencer_writer;

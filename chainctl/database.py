@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.errors import ConnectError
+from orderchain.errors import ChainMissing, ConnectError
+from orderchain.roles import AUDITOR, OWNER
 from orderchain.sql import load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from datetime import datetime
     from uuid import UUID
 
+    from chainctl.settings import Settings
     from orderchain.clients.database_config import DatabaseConfig
 
 SQL: Final = load_sql("chainctl", "queries.sql")
@@ -51,6 +54,53 @@ async def connected(
     async with session.connected(config) as connection:
         await _require_server(connection)
         yield connection
+
+
+@asynccontextmanager
+async def looking(settings: Settings, chain_id: int | None) -> AsyncIterator[Connection]:
+    """Hold one snapshot of the database, for the auditor's rights: no receiver is ever seen ahead
+    of the head.
+
+    Raises ChainMissing where `chain_id` is no chain; None stands for all chains. Else as
+    `connected`.
+    """
+    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
+        await database_id(connection)
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            await _require_chain(connection, chain_id)
+            yield connection
+
+
+class _DryRun(Exception):
+    """Ends the transaction of an act that is only tried."""
+
+
+@asynccontextmanager
+async def acting_on(
+    settings: Settings, chain_id: int, *, is_dry_run: bool
+) -> AsyncIterator[Connection]:
+    """Hold one transaction with the owner's rights; a dry run does the same and rolls it back.
+
+    Raises ChainMissing where `chain_id` is no chain; else as `connected`.
+    """
+    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
+        await database_id(connection)
+        with suppress(_DryRun):
+            async with connection.transaction():
+                await _require_chain(connection, chain_id)
+                yield connection
+                if is_dry_run:
+                    raise _DryRun
+
+
+async def _require_chain(connection: Connection, chain_id: int | None) -> None:
+    if chain_id is not None and await connection.fetchrow(SQL["chain"], chain_id) is None:
+        raise ChainMissing(chain_id)
+
+
+def utc(time: datetime) -> str:
+    """Return `time` as every command writes it."""
+    return f"{time:%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 async def database_id(connection: Connection) -> UUID:

@@ -34,16 +34,43 @@ COMMANDS: Final = {
     "verify": "Prove a chain whole with Spark, or name its faults.",
     "archive": "Write verified rows as Parquet, and verify what was written.",
     "retention": "Detach old partitions that are verified and archived.",
-    "status": "The state of a chain.",
+    "status": "The state of one chain, or of all.",
+    "top": "All chains on one screen that refreshes.",
+    "leader": "Who leads a chain, and for how long.",
+    "step-down": "Ask the leader of a chain to hand over, with a reason.",
+    "takeover": "Let the next process lead at once, with a reason.",
+    "receivers": "List, forget, move and reset receivers.",
     "lag": "How far the receivers of a chain are behind.",
     "gaps": "What receivers had to read from the database, and why.",
     "unhalt": "Let a halted receiver start again, with a reason.",
+    "tail": "The last orders of a chain.",
+    "show": "One order: its row, batch, seal, frame, and who met it.",
+    "rejects": "Records of intakes that became no order, and why.",
+    "acts": "What people did to a chain by hand, and why.",
+    "sizes": "What the database holds, and how fast it grows.",
+    "doctor": "What would make a start fail later, and what to do.",
     "outbox": "Messages in any order: run a relay, see and fix them.",
     "messages": "The outbox as an HTTP service.",
     "config": "What is set, and by what.",
     "bench": "Measure the engine on this machine, and its rivals.",
 }
-"""Every command, with its line in the help. Each is `chainctl.commands.NAME.command`."""
+"""Every command, with its line in the help. Each is `chainctl.commands.NAME.command`, unless
+`_ROOMS` has another place for it."""
+
+_ROOMS: Final = {
+    "top": "status:top",
+    "step-down": "leader:step_down",
+    "takeover": "leader:takeover",
+    "lag": "receivers:lag",
+    "gaps": "receivers:gaps",
+    "unhalt": "receivers:unhalt",
+    "tail": "records:tail",
+    "show": "records:show",
+    "rejects": "records:rejects",
+    "acts": "records:acts",
+    "sizes": "records:sizes",
+}
+"""Module and function of commands that share a module."""
 
 
 class LazyGroup(SuggestingGroup):
@@ -57,8 +84,8 @@ class LazyGroup(SuggestingGroup):
         """Import the command `cmd_name`; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"chainctl.commands.{cmd_name}")
-        found: click.Command = module.command
+        room, _, function = _ROOMS.get(cmd_name, f"{cmd_name}:command").partition(":")
+        found: click.Command = getattr(import_module(f"chainctl.commands.{room}"), function)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
+import getpass
 import logging
 import math
 import os
+import platform
+import re
 import sys
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -23,6 +26,7 @@ from chainctl.settings import (
     may_be_many,
     variable_of,
 )
+from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.text import printable
 
@@ -142,6 +146,50 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_SPAN: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SPAN_SECONDS_MAX: Final = 10_000 * 86_400.0
+
+
+class Span(click.ParamType):  # type: ignore[type-arg]
+    """A time span with a unit, in seconds: `90`, `90s`, `500ms`, `5m`, `2h`, `1d`; above 0."""
+
+    name = "span"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds of `value`."""
+        found = _SPAN.fullmatch(str(value).strip())
+        seconds = float(found["number"]) * _UNITS[found["unit"] or "s"] if found else 0.0
+        if not 0 < seconds <= _SPAN_SECONDS_MAX:
+            self.fail(f"{value!r} is no time span such as 90s, 5m, 2h, 1d", param, ctx)
+        return seconds
+
+
+_BYTE_UNITS: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?B)?", re.IGNORECASE)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes with a unit: `1000000`, `500MB`, `1.5GB`; above 0."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the bytes of `value`."""
+        found = _SIZE.fullmatch(str(value).strip())
+        unit = (found["unit"] or "").upper() if found else ""
+        size = (
+            int(float(found["number"]) * _BYTE_UNITS["" if unit == "B" else unit]) if found else 0
+        )
+        if size <= 0:
+            self.fail(f"{value!r} is no size such as 500MB, 20GB", param, ctx)
+        return size
+
+
 CHAIN_ID: Final = Integer(1, CHAIN_ID_MAX)
 ROW_ID: Final = Integer(0, ID_MAX)
 
@@ -149,9 +197,88 @@ chain_option: Final = click.option(
     "--chain", "chain_id", type=CHAIN_ID, required=True, metavar="N", help="The chain."
 )
 
+some_chain_option: Final = click.option(
+    "--chain", "chain_id", type=CHAIN_ID, metavar="N", help="Only this chain.  [default: all]"
+)
+
+watch_option: Final = click.option(
+    "--watch", "watch_seconds", type=Span(), metavar="SPAN",
+    help="Show it again after each SPAN (2s, 1m), until Ctrl-C; with --json as JSON Lines.",
+)  # fmt: skip
+
+since_option: Final = click.option(
+    "--since",
+    "since_seconds",
+    type=Span(),
+    metavar="SPAN",
+    help="Only those of the last SPAN (1h, 7d).",
+)
+
+ROWS_SHOWN: Final = 1_000
+"""Rows that a list shows unless it is asked for more: a screen, not a dump."""
+
+limit_option: Final = click.option(
+    "--limit", type=Integer(1, 1_000_000), default=ROWS_SHOWN, metavar="COUNT", show_default=True,
+    help="Show at most so many, the last ones.",
+)  # fmt: skip
+
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Write JSON to stdout, for machines."
 )
+
+
+TEXT_CHARACTERS_MAX: Final = 1_000
+"""Bound of a reason or an actor: a sentence for a later reader, not a document."""
+
+
+class Act(NamedTuple):
+    """Who changes something by hand, and why."""
+
+    actor: str
+    reason: str
+    is_dry_run: bool
+
+
+def acts_by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--reason`, `--actor` and `--dry-run`, and the argument `act` made of them."""
+
+    @functools.wraps(function)
+    def with_act(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
+        actor, reason = options.pop("actor"), options.pop("reason")
+        act = Act(
+            actor=checked_text("--actor", user_and_host() if actor is None else actor),
+            reason=checked_text("--reason", reason),
+            is_dry_run=options.pop("dry_run"),
+        )
+        return function(*args, act=act, **options)
+
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Only show what would be done."),
+        click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
+        click.option(
+            "--reason", required=True, metavar="TEXT", help="Why; it is stored permanently."
+        ),
+    ):
+        with_act = option(with_act)
+    return with_act
+
+
+def checked_text(flag: str, text: str) -> str:
+    """Return `text` without its outer blanks. Raises SettingError unless it is a short text."""
+    stripped = text.strip()
+    if not 0 < len(stripped) <= TEXT_CHARACTERS_MAX or not stripped.isprintable():
+        expected = f"1 to {TEXT_CHARACTERS_MAX} printable characters"
+        raise SettingError(flag, stripped[:50], expected)
+    return stripped
+
+
+def user_and_host() -> str:
+    """Return `user@host`, the default of every `--actor`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # an account without a name
+        user = "unknown"
+    return f"{user}@{platform.node()}"
 
 
 def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -14,19 +14,22 @@ import os
 import sys
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import click
 import msgspec
 
+from orderchain.errors import ConnectError, RetryError
 from orderchain.text import NO_LIMIT, counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 _REFRESHES_PER_SECOND: Final = 5
 """A bar is for the eye: a higher rate would only take time from the work."""
+
+_T = TypeVar("_T")
 
 _JSON_WRITTEN: Final = "chainctl.json_written"
 """The key, in click's context, for whether the command has written its JSON document."""
@@ -80,6 +83,27 @@ def data_json(value: object) -> None:
 def data_json_line(value: object) -> None:
     """Write `value` to stdout as a line of JSON Lines, for commands whose help says so."""
     data_text(_encoder.encode(value).decode())
+
+
+def repeated(seconds: float | None, show: Callable[[], _T]) -> _T:
+    """Call `show` once, or again and again with `seconds` between, until Ctrl-C.
+
+    Where stdout is a terminal, each view replaces the one before; with JSON each is a line. Once a
+    view was shown, an outage is reported in one line, and the next view is tried.
+    """
+    shown = show()
+    while seconds is not None:
+        time.sleep(seconds)
+        click.get_current_context().meta[_JSON_WRITTEN] = False
+        if sys.stdout is not None and sys.stdout.isatty():
+            click.clear()
+        try:
+            shown = show()
+        except (RetryError, ConnectError) as error:
+            talk(f"chainctl: {error}; trying again")
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    return shown
 
 
 def data_bytes(lines: bytes) -> None:

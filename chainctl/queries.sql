@@ -77,12 +77,191 @@ SELECT chain_id, sum(row_count)::bigint AS rows FROM chain_batch GROUP BY chain_
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
 
--- chain_status: where a chain stands
-SELECT chain_id, epoch, owner, last_id, published_id, topic, partition_ids, created_at,
+-- chain_status: the state of one chain, or of all: its heads, and how alive its leader is, by the
+-- database's clock; other logins' start times are hidden, and then the backend's number must do
+SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, head.topic,
+       head.partition_ids, head.created_at, head.backend_pid,
+       lease.released, lease.step_down, lease.lease_seconds,
+       extract(epoch FROM clock_timestamp() - lease.beat_at)::float8 AS beat_age_seconds,
+       (SELECT began_at FROM chain_term AS term
+         WHERE term.chain_id = head.chain_id AND term.epoch = head.epoch) AS leader_since,
+       EXISTS (SELECT FROM pg_stat_activity AS activity
+                WHERE activity.pid = head.backend_pid AND activity.datname = current_database()
+                  AND coalesce(activity.backend_start = head.backend_start, true)) AS has_backend,
        (SELECT committed_at FROM chain_batch AS batch
-         WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at
-  FROM chain_head AS head
- WHERE chain_id = $1
+         WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at,
+       coalesce((SELECT extract(epoch FROM clock_timestamp() - committed_at)::float8
+                   FROM chain_batch AS batch
+                  WHERE batch.chain_id = head.chain_id AND batch.last_id > head.published_id
+                  ORDER BY last_id LIMIT 1), 0) AS unpublished_seconds
+  FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
+ WHERE $1::integer IS NULL OR head.chain_id = $1
+ ORDER BY head.chain_id
+
+-- terms: who led a chain when, the last ones first
+SELECT epoch, owner, began_at, after_id, timeline FROM chain_term
+ WHERE chain_id = $1 ORDER BY epoch DESC LIMIT $2
+
+-- ask_to_step_down: ask the leader to hand over; no row when nobody leads
+UPDATE chain_lease SET step_down = true WHERE chain_id = $1 AND NOT released RETURNING epoch
+
+-- free_lease: let the next process take over at once; no row when nobody leads
+UPDATE chain_lease SET released = true, step_down = false, counter = counter + 1
+ WHERE chain_id = $1 AND NOT released RETURNING epoch
+
+-- record_act: store what a person did to a chain, or to a receiver of it, and why
+INSERT INTO chain_act (chain_id, receiver, act, actor, reason, detail)
+VALUES ($1, $2, $3, $4, $5, $6) RETURNING act_id
+
+-- acts: what people did to a chain, the last first
+SELECT act_id, acted_at, act, receiver, actor, login, reason, detail FROM chain_act
+ WHERE chain_id = $1 AND ($2::float8 IS NULL OR acted_at > now() - make_interval(secs => $2))
+ ORDER BY act_id DESC LIMIT $3
+
+-- rejects: records of intakes that became no order, the last first
+SELECT source, position, key, reason, rejected_at FROM chain_intake_reject
+ WHERE chain_id = $1 AND ($2::text IS NULL OR source = $2)
+   AND ($3::float8 IS NULL OR rejected_at > now() - make_interval(secs => $3))
+ ORDER BY rejected_at DESC, source, position DESC LIMIT $4
+
+-- receiver: the stored state of one receiver, locked against its own changes
+SELECT head_delivered, batch_last_id, seal, epoch, updated_at, is_report FROM receiver_checkpoint
+ WHERE chain_id = $1 AND receiver = $2 FOR UPDATE
+
+-- halt_of: why a receiver has halted
+SELECT at_id, reason, detail, halted_at FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
+
+-- has_gaps: whether a receiver has an entry in the gap ledger
+SELECT EXISTS (SELECT FROM receiver_gap WHERE chain_id = $1 AND receiver = $2)
+
+-- forget_receiver: remove the checkpoint of a receiver
+DELETE FROM receiver_checkpoint WHERE chain_id = $1 AND receiver = $2
+
+-- forget_gaps: remove the gap ledger of a receiver
+DELETE FROM receiver_gap WHERE chain_id = $1 AND receiver = $2
+
+-- lift_halt: remove the halt of a receiver
+DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
+RETURNING at_id, reason, detail, halted_at
+
+-- batch_end: the batch that ends at an id
+SELECT last_id, seal, epoch FROM chain_batch WHERE chain_id = $1 AND last_id = $2
+
+-- batch_ends_near: the ends of the batches before and after an id
+SELECT (SELECT last_id FROM chain_batch WHERE chain_id = $1 AND last_id < $2
+         ORDER BY last_id DESC LIMIT 1) AS before,
+       (SELECT last_id FROM chain_batch WHERE chain_id = $1 AND last_id > $2
+         ORDER BY last_id LIMIT 1) AS after
+
+-- first_batch_end: the end of the first batch that is stored: 0, or where archived rows end
+SELECT min(last_id) FROM chain_batch WHERE chain_id = $1
+
+-- rows_between: rows of the batches after one id, up to another
+SELECT coalesce(sum(row_count), 0)::bigint FROM chain_batch
+ WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
+
+-- checkpoint_and_batch: a receiver's checkpoint beside the batch that the database has there
+SELECT place.batch_last_id, place.seal, batch.seal AS stored_seal, head.last_id AS head,
+       (SELECT min(last_id) FROM chain_batch WHERE chain_id = $1) AS boundary
+  FROM receiver_checkpoint AS place
+  JOIN chain_head AS head ON head.chain_id = place.chain_id
+  LEFT JOIN chain_batch AS batch
+    ON batch.chain_id = place.chain_id AND batch.last_id = place.batch_last_id
+ WHERE place.chain_id = $1 AND place.receiver = $2
+
+-- place_receiver: set the checkpoint of a receiver at the end of a batch
+INSERT INTO receiver_checkpoint AS place
+    (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
+VALUES ($1, $2, $3, $3, $4, $5, (SELECT database_id FROM schema_version))
+ON CONFLICT (chain_id, receiver) DO UPDATE
+   SET head_delivered = EXCLUDED.head_delivered, batch_last_id = EXCLUDED.batch_last_id,
+       seal = EXCLUDED.seal, epoch = EXCLUDED.epoch, updated_at = now(),
+       database_id = EXCLUDED.database_id
+
+-- last_rows: the last orders of a chain after an id, the last first
+SELECT event.id, event.pid, event.key, event.event_time_ns, event.payload
+  FROM (SELECT first_id, ids, pids, keys, event_times_ns, payloads FROM chain_page
+         WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id DESC LIMIT $3) AS page
+ CROSS JOIN LATERAL unnest(page.ids, page.pids, page.keys, page.event_times_ns, page.payloads)
+            AS event (id, pid, key, event_time_ns, payload)
+ WHERE event.id > $2
+ ORDER BY event.id DESC LIMIT $3
+
+-- order_row: one order of a chain
+SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2::bigint - 1, $2)
+
+-- order_of_key: the order of a key among the last pages of a chain, the newest first
+SELECT event.id
+  FROM (SELECT last_id, ids, keys FROM chain_page WHERE chain_id = $1
+         ORDER BY last_id DESC LIMIT $3) AS page
+ CROSS JOIN LATERAL unnest(page.ids, page.keys) AS event (id, key)
+ WHERE event.key = $2
+ ORDER BY event.id LIMIT 1
+
+-- batch_around: the batch that covers an id, and who led when it was committed
+SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.seal, batch.committed_at,
+       term.owner, term.began_at,
+       (SELECT count(*) FROM chain_page AS page
+         WHERE page.chain_id = $1 AND page.last_id >= batch.first_id
+           AND page.last_id <= batch.last_id) AS pages
+  FROM chain_batch AS batch
+  LEFT JOIN chain_term AS term ON term.chain_id = batch.chain_id AND term.epoch = batch.epoch
+ WHERE batch.chain_id = $1 AND batch.last_id >= $2
+ ORDER BY batch.last_id LIMIT 1
+
+-- neighbours: the rows before and after an id that is no row
+SELECT max(event.id) FILTER (WHERE event.id < $2) AS before,
+       min(event.id) FILTER (WHERE event.id > $2) AS after
+  FROM ((SELECT ids FROM chain_page WHERE chain_id = $1 AND last_id < $2
+          ORDER BY last_id DESC LIMIT 1)
+        UNION ALL
+        (SELECT ids FROM chain_page WHERE chain_id = $1 AND last_id >= $2
+          ORDER BY last_id LIMIT 1)) AS page
+ CROSS JOIN LATERAL unnest(page.ids) AS event (id)
+
+-- verified_over: the verification whose mark covers an id
+SELECT after_id, until_id, verified_by, verified_at FROM chain_verified
+ WHERE chain_id = $1 AND until_id >= $2 ORDER BY until_id LIMIT 1
+
+-- skips_over: whether an id was left to the database instead of being published
+SELECT after_id, until_id, skipped_at FROM chain_skip
+ WHERE chain_id = $1 AND after_id < $2 AND until_id >= $2
+
+-- gaps_over: the gap ledger's entries over an id
+SELECT receiver, after_id, until_id, cause, outcome, source, found_at FROM receiver_gap
+ WHERE chain_id = $1 AND after_id < $2 AND until_id >= $2 ORDER BY receiver, after_id
+
+-- sizes: bytes of each table with its indexes, partitions summed up, the largest first
+SELECT coalesce(parent.relname, child.relname)::text AS relation,
+       count(*) FILTER (WHERE child.relkind = 'r') AS parts,
+       sum(pg_total_relation_size(child.oid))::bigint AS total_bytes,
+       sum(pg_indexes_size(child.oid))::bigint AS index_bytes,
+       sum(greatest(child.reltuples, 0))::bigint AS about_rows
+  FROM pg_class AS child
+  LEFT JOIN LATERAL (
+       SELECT pg_partition_root(child.oid) AS root WHERE child.relispartition
+       ) AS tree ON true
+  LEFT JOIN pg_class AS parent ON parent.oid = tree.root
+ WHERE child.relnamespace = 'public'::regnamespace AND child.relkind IN ('r', 'p')
+ GROUP BY 1
+ ORDER BY total_bytes DESC, relation
+
+-- growth: how many rows and bytes of pages a chain got within a time, by its batches
+SELECT chain_id, sum(row_count)::bigint AS rows,
+       sum(row_count)::float8 / $1::float8 AS rows_per_second
+  FROM chain_batch WHERE committed_at > now() - make_interval(secs => $1) AND row_count > 0
+ GROUP BY chain_id ORDER BY chain_id
+
+-- database_bytes: the whole database on the disk
+SELECT pg_database_size(current_database())
+
+-- durability: the settings that decide whether a commit survives a crash
+SELECT name, setting FROM pg_settings
+ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'max_connections',
+                'idle_in_transaction_session_timeout', 'wal_level', 'archive_mode')
+
+-- clock: the database's time
+SELECT extract(epoch FROM clock_timestamp())::float8
 
 -- receivers: where receivers stand by a checkpoint that is stored or reported here, and who halted
 SELECT receiver,
@@ -101,11 +280,24 @@ SELECT source, position,
          WHERE reject.chain_id = intake.chain_id AND reject.source = intake.source) AS rejects
   FROM chain_intake AS intake WHERE chain_id = $1 ORDER BY source
 
--- gaps: the gap ledger of a chain, or of one of its receivers
-SELECT receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
+-- gaps: the gap ledger of a chain, or of one of its receivers; the last ones found, in order
+SELECT * FROM (
+    SELECT receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
+      FROM receiver_gap
+     WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
+       AND (NOT $3::boolean OR outcome <> 'filled')
+       AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
+     ORDER BY found_at DESC, receiver, after_id DESC LIMIT $5) AS found
+ ORDER BY receiver, after_id
+
+-- gap_sums: the gap ledger of a chain, summed up by receiver, cause and outcome
+SELECT receiver, cause, outcome, count(*) AS gaps, sum(row_count)::bigint AS rows,
+       sum(extract(epoch FROM duration))::float8 AS seconds, max(found_at) AS last_found
   FROM receiver_gap
  WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
- ORDER BY receiver, after_id
+   AND (NOT $3::boolean OR outcome <> 'filled')
+   AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
+ GROUP BY receiver, cause, outcome ORDER BY receiver, cause, outcome
 
 -- lag: each receiver's checkpoint, stored or reported, and the head of the same snapshot; halts too
 SELECT receiver,
@@ -123,19 +315,8 @@ SELECT receiver,
          FROM chain_batch AS batch
         WHERE batch.chain_id = $1 AND batch.last_id > coalesce(place.head_delivered, 0)
        ) AS behind
+ WHERE $2::text IS NULL OR receiver = $2
  ORDER BY receiver
-
--- unhalt: lift a receiver's halt and tell of it, both or neither; no row when there was none
-WITH lifted AS (
-    DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
-    RETURNING chain_id, receiver, at_id, reason, detail, halted_at
-)
-INSERT INTO chain_act (chain_id, receiver, act, actor, reason, detail)
-SELECT chain_id, receiver, 'unhalt', $3, $4,
-       reason || ' at ' || at_id || ' on ' || to_char(halted_at AT TIME ZONE 'UTC',
-                                                     'YYYY-MM-DD HH24:MI:SS') || ' UTC: ' || detail
-  FROM lifted
-RETURNING act_id, detail
 
 -- head_seal: the last batch of a chain with its seal; the genesis row of an empty one
 SELECT last_id, seal, committed_at FROM chain_batch WHERE chain_id = $1 ORDER BY last_id DESC LIMIT 1

@@ -51,11 +51,11 @@ class Topics:
 
     async def is_there(self, topic: str) -> bool:
         """Return whether `topic` exists. Raises ConnectError where this login may not know."""
-        return (await self._described(topic)).is_there
+        return (await self.described(topic)).is_there
 
     async def check(self, topic: str) -> None:
         """Raise TopicError unless the existing `topic` can carry a chain."""
-        found = await self._described(topic)
+        found = await self.described(topic)
         if found.partitions != 1:
             expected = f"one with exactly 1 partition (it has {found.partitions})"
             raise TopicError("topic", topic, expected)
@@ -70,7 +70,8 @@ class Topics:
         async with asyncio.timeout(ACT_SECONDS):
             return await create_topic(self._admin, self._kafka, topic, settings=TOPIC_SETTINGS)
 
-    async def _described(self, topic: str) -> TopicDescription:
+    async def described(self, topic: str) -> TopicDescription:
+        """Describe `topic`; one that does not exist has no partition."""
         from orderchain.clients.kafka import describe_topic
 
         async with asyncio.timeout(ACT_SECONDS):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
-import platform
 from typing import TYPE_CHECKING, NamedTuple
 
+from chainctl.options import user_and_host
 from orderchain.errors import RefusedError, RetryError, SchemaError
 
 if TYPE_CHECKING:
@@ -67,10 +66,4 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
 
 def who(actor: str | None) -> str:
     """Return the name to store: as given, else user@host."""
-    if actor:
-        return actor
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # an account without a name
-        user = "unknown"
-    return f"{user}@{platform.node()}"
+    return actor or user_and_host()

@@ -217,6 +217,17 @@ class Fenced(StoppedError):
         self.current_epoch = current_epoch
 
 
+class SteppedDown(StoppedError):
+    """An operator asked this leader to hand over: what it had accepted is committed, the next
+    process leads. Submit the order there.
+    """
+
+    def __init__(self, chain_id: int, epoch: int) -> None:
+        super().__init__(f"chain {chain_id}: stepped down on request, in epoch {epoch}")
+        self.chain_id = chain_id
+        self.epoch = epoch
+
+
 class IntakeMoved(StoppedError):
     """An intake's place is not where this intake left it: another one reads the source, or orders
     before these were not taken. Nothing was stored; restart from the stored place.

@@ -159,8 +159,10 @@ class KeyStore(Protocol):
 class Lease(Protocol):
     """How the leader shows that it is alive, over a connection that no commit delays."""
 
-    async def renew(self, term: Term) -> None:
-        """Raise the counter. Raises Fenced when `term` no longer leads, DurabilityError when the
+    async def renew(self, term: Term) -> bool:
+        """Raise the counter, and return whether an operator asks this leader to step down.
+
+        Raises Fenced when `term` no longer leads, DurabilityError when the
         database may from now on lose what it acknowledges, else RetryError.
         """
         ...

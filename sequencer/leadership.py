@@ -78,13 +78,14 @@ class PostgresLease:
         # Losing the last beat in a crash costs nothing: do not wait for the disk.
         self._session = side_session(config, "lease", synchronous_commit="off")
 
-    async def renew(self, term: Term) -> None:
+    async def renew(self, term: Term) -> bool:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
         found = await self._move("renew_lease", term)
         if self._must_be_safe:
             check_durability(dict(found))
         # Only a warning: the clock that has jumped may be the database's.
         self._clock_watch.warn_beside(self._clock.wall_ns(), found["now_us"])
+        return bool(found["step_down"])
 
     async def release(self, term: Term) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
@@ -143,6 +144,9 @@ class Leadership:
         self._is_changing = False
         self.term: Term | None = None
         self.take_overs = 0
+        self.asked_to_step_down = asyncio.Event()
+        """Set once an operator asks this leader to hand over."""
+        self._has_handed_over = False
         # Why the topic's last frames were not looked at; empty if they were, or it was logged.
         self._why_not_looked = ""
 
@@ -207,15 +211,17 @@ class Leadership:
     async def hand_over(self) -> None:
         """Allow a standby to take over at once. Call it when nothing is left to commit."""
         if self.term is not None:
+            self._has_handed_over = True  # no beat of ours after it
             with suppress(OrderchainError):
                 await self._lease.release(self.term)
 
     async def _beat(self) -> None:
         term = self.term
-        if term is None or self._is_changing:
+        if term is None or self._is_changing or self._has_handed_over:
             return
         try:
-            await self._lease.renew(term)
+            if await self._lease.renew(term):
+                self.asked_to_step_down.set()
         except Fenced:
             # Our own take-over may have come in between: then the lease is at the next epoch.
             if self.term is term and not self._is_changing:

@@ -45,8 +45,11 @@ UPDATE chain_head
  WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
 RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids, key_salt
 
--- take_lease: begin the new term's lease; $2 is the counter that was seen, null for our own lease
-UPDATE chain_lease SET epoch = $3, counter = counter + 1, released = false
+-- take_lease: begin the new term's lease; $2 is the counter that was seen, null for our own lease,
+-- where a request to step down still holds
+UPDATE chain_lease
+   SET epoch = $3, counter = counter + 1, released = false, beat_at = clock_timestamp(),
+       lease_seconds = $4, step_down = step_down AND $2::bigint IS NULL
  WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
 RETURNING counter
 
@@ -64,14 +67,17 @@ INSERT INTO chain_term
     (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
--- renew_lease: show that the leader of epoch $2 is alive; returns the settings that it cannot pin
-UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = $1 AND epoch = $2
-RETURNING current_setting('fsync') AS fsync,
+-- renew_lease: show that the leader of epoch $2 is alive; returns whether it is asked to step down,
+-- and the settings that it cannot pin
+UPDATE chain_lease SET counter = counter + 1, beat_at = clock_timestamp()
+ WHERE chain_id = $1 AND epoch = $2
+RETURNING step_down,
+          current_setting('fsync') AS fsync,
           current_setting('full_page_writes') AS full_page_writes,
           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
 -- release_lease: show that the leader of epoch $2 is about to leave
-UPDATE chain_lease SET counter = counter + 1, released = true
+UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
  WHERE chain_id = $1 AND epoch = $2
 RETURNING counter
 

@@ -15,6 +15,7 @@ from orderchain.errors import (
     OrderchainError,
     OrderError,
     RetryError,
+    SteppedDown,
     StoppedError,
 )
 from orderchain.text import reason_of
@@ -50,6 +51,7 @@ _COMMITS: Final = "commits"
 _PUBLISHER: Final = "publisher"
 _LEASE: Final = "lease"
 _KEYS: Final = "keys"
+_STEP_DOWN: Final = "step-down"
 
 
 def open_sequencer(config: SequencerConfig) -> Sequencer:
@@ -108,6 +110,7 @@ class Sequencer:
         self._upcoming: Assembly | None = None
         self._is_open = False
         self._is_closing = False
+        self._stepped_down: SteppedDown | None = None
         self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -124,6 +127,7 @@ class Sequencer:
         self._spawn(_COMMITS, self._commit_all())
         self._spawn(_PUBLISHER, publisher.run())
         self._spawn(_KEYS, self._keys.run())
+        self._spawn(_STEP_DOWN, self._step_down_when_asked())
         self._is_open = True
         return self
 
@@ -134,12 +138,8 @@ class Sequencer:
         traceback: TracebackType | None,
     ) -> None:
         """Commit and publish what was accepted, then close. Raises what ended the leadership."""
-        self._is_open = False
-        self._batcher.close()
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.stop_seconds):
-                    await self._drain()
+            await self._finish()
         finally:
             await self._close()
             self._stopped.set()
@@ -156,7 +156,7 @@ class Sequencer:
 
         Waits for room while the queue is full. If cancelled after it was queued, the order is
         committed anyway. Raises OrderError, with KeyConflict, KeyTooOld and NumberOutOfOrder for
-        the key; Fenced, UnknownOutcome or RetryError when the sequencer had to stop, or whatever
+        the key; Fenced, SteppedDown, UnknownOutcome or RetryError when it had to stop, or whatever
         else ended it, such as DurabilityError and ClockError; BrokerAway if `when_kafka_is_away`
         says so; StoppedError when it is not open.
         """
@@ -304,7 +304,7 @@ class Sequencer:
     def _check_open(self) -> None:
         """Raise the reason if orders cannot be taken."""
         if not self._is_open or self._failure is not None:
-            raise self._failure or StoppedError("the sequencer is not open")
+            raise self._failure or self._stepped_down or StoppedError("the sequencer is not open")
         if self._needs_broker:
             self._check_broker()
 
@@ -482,7 +482,8 @@ class Sequencer:
         """Stop permanently: answer every caller that waits, and refuse every new one."""
         if self._failure is None:
             self._failure = failure
-            _log.error("chain %d: %s", self._config.chain_id, reason_of(failure))
+            level = logging.INFO if isinstance(failure, SteppedDown) else logging.ERROR
+            _log.log(level, "chain %d: %s", self._config.chain_id, reason_of(failure))
         self._batcher.fail(self._failure)
         self._stopped.set()
 
@@ -499,6 +500,27 @@ class Sequencer:
         if self._failure is not None:
             raise self._failure
         return working.result()
+
+    async def _step_down_when_asked(self) -> None:
+        """Hand over when an operator asks for it: refuse new orders, and finish what was accepted.
+
+        Ends by raising SteppedDown, which ends the service.
+        """
+        await self._leadership.asked_to_step_down.wait()
+        term = self._leadership.term
+        epoch = term.epoch if term is not None else 0
+        self._stepped_down = SteppedDown(self._config.chain_id, epoch)
+        _log.info("chain %d: asked to step down", self._config.chain_id)
+        await self._finish()
+        raise self._stepped_down
+
+    async def _finish(self) -> None:
+        """Take no more orders; commit, publish and hand over within `stop_seconds`."""
+        self._is_open = False
+        self._batcher.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.stop_seconds):
+                await self._drain()
 
     async def _drain(self) -> None:
         """Commit what is queued, publish it, and store how far that went."""

@@ -130,6 +130,7 @@ class MemoryReplica:
         copy.epoch, copy.nonce, copy.owner = primary.epoch, primary.nonce, primary.owner
         copy.terms = primary.terms
         copy.lease_counter, copy.lease_released = primary.lease_counter, primary.lease_released
+        copy.step_down = primary.step_down
         copy.published_id = primary.published_id
         copy.batches = list(primary.batches)
         copy.checkpoints = dict(primary.checkpoints)

@@ -65,6 +65,7 @@ class CommittedChain:
         self.owner = ""
         self.lease_counter = 0
         self.lease_released = True
+        self.step_down = False
         self.batches: list[Batch] = []
         self.published_id = 0
         self.intake: dict[str, IntakeMark] = {}
@@ -244,6 +245,7 @@ class MemoryChainStore:
         """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
         if await self.look() != seen:
             raise Fenced(self._chain_id, seen.epoch)
+        self._chain().step_down = False
         return self._raise_epoch(owner)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
@@ -439,15 +441,18 @@ class MemoryLease:
         self._database = database
         self._chain_id = chain_id
 
-    async def renew(self, term: Term) -> None:
+    async def renew(self, term: Term) -> bool:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        self._held(term).lease_counter += 1
+        chain = self._held(term)
+        chain.lease_counter += 1
+        return chain.step_down
 
     async def release(self, term: Term) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
         chain = self._held(term)
         chain.lease_counter += 1
         chain.lease_released = True
+        chain.step_down = False
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -319,9 +319,9 @@ class WiredLease(_Wired):
         super().__init__(wire)
         self._lease = MemoryLease(database, chain_id)
 
-    async def renew(self, term: Term) -> None:
+    async def renew(self, term: Term) -> bool:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        await self._ask(lambda: self._lease.renew(term))
+        return await self._ask(lambda: self._lease.renew(term))
 
     async def release(self, term: Term) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""

@@ -80,15 +80,19 @@ async def raise_epoch(
     drawn: Secrets,
     seen: tuple[int, int, bytes],
     counter: int | None,
+    lease_seconds: float,
 ) -> Term:
     """End the old leader's backend, set the next epoch by compare-and-set, and store its term.
 
     `seen` is chain, epoch and nonce as they were observed, `counter` the lease's, None if the lease
-    is our own. Raises Fenced when one of them has moved, and what the driver raises.
+    is our own. `lease_seconds` is stored for operators. Raises Fenced when one of them has moved,
+    and what the driver raises.
     """
     await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
     async with connection.transaction():
-        return await _raise_epoch(connection, database_id, owner, drawn, seen, counter)
+        return await _raise_epoch(
+            connection, database_id, owner, drawn, seen, counter, lease_seconds
+        )
 
 
 async def _raise_epoch(
@@ -98,12 +102,14 @@ async def _raise_epoch(
     drawn: Secrets,
     seen: tuple[int, int, bytes],
     counter: int | None,
+    lease_seconds: float,
 ) -> Term:
     chain_id, epoch, _ = seen
     head = await connection.fetchrow(_SQL["take_over"], *seen, drawn.nonce, owner)
     if head is None:
         raise Fenced(chain_id, epoch)
-    if await connection.fetchval(_SQL["take_lease"], chain_id, counter, head["epoch"]) is None:
+    lease = (chain_id, counter, head["epoch"], lease_seconds)
+    if await connection.fetchval(_SQL["take_lease"], *lease) is None:
         raise Fenced(chain_id, epoch)
     committed_at = await connection.fetchval(_SQL["last_committed_at"], chain_id, head["last_id"])
     if committed_at is None:
@@ -533,7 +539,10 @@ class PostgresChainStore:
             async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
                 connection = await self._session.idle()
                 database_id = self._session.database_id
-                term = await raise_epoch(connection, database_id, owner, drawn, seen, counter)
+                lease_seconds = self._config.lease_seconds
+                term = await raise_epoch(
+                    connection, database_id, owner, drawn, seen, counter, lease_seconds
+                )
                 # What a take-over finds counts as replicated: it was, if this commit is.
                 self._session.check_replicated()
         except BaseException as error:

@@ -28,11 +28,14 @@ ELSEWHERE = {
     "demo": "test_demo.py", "archive": "test_archive.py", "retention": "test_archive.py",
     "stack up": "test_stack.py", "stack env": "test_stack.py", "stack status": "test_stack.py",
     "unhalt": "test_receive.py", "outbox relay": "test_outbox.py",
+    "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
+    "receivers reset": "test_receivers.py", "step-down": "test_standby.py",
+    "takeover": "test_standby.py",
 }  # fmt: skip
 """Those that take minutes or another stack, and whose documents are read in these files."""
 
 ROWS = {
-    "chain list", "lag", "gaps", "outbox list", "outbox status", "outbox failed",
+    "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor", "outbox list", "outbox status", "outbox failed",
     "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
     "outbox dead list", "outbox dead show", "outbox dead retry", "outbox dead abandon",
 }  # fmt: skip
@@ -68,7 +71,9 @@ def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tu
         "config show": (), "messages token": (),
         "schema check": (), "chain create": (chain,), "chain list": (),
         "sequence": (*on_chain, "--input", orders), "status": on_chain, "lag": on_chain,
-        "gaps": on_chain, "seal export": on_chain,
+        "gaps": on_chain, "seal export": on_chain, "top": ("--once",), "leader": on_chain,
+        "receivers list": on_chain, "tail": on_chain, "rejects": on_chain, "acts": on_chain,
+        "sizes": (), "doctor": (), "show": (1, *on_chain, "--no-topic"),
         "receive": (*on_chain, "--output", folder / "journal"),
         "verify": (*on_chain, "--source", "database", "--local"),
         "outbox destination set": ("json", "--topic", "t", "--consumer", "a", "--consumer", "b"),

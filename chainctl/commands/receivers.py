@@ -1,0 +1,507 @@
+"""`chainctl receivers`, `lag`, `gaps` and `unhalt`: what receivers store, and acts on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from msgspec import Struct
+
+from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.exits import ExitCode
+from chainctl.options import (
+    ROW_ID,
+    Integer,
+    Span,
+    SuggestingGroup,
+    acts_by_hand,
+    chain_option,
+    json_option,
+    limit_option,
+    since_option,
+    uses_settings,
+    watch_option,
+)
+from chainctl.output import data_json, repeated, table, talk
+from chainctl.running import run_async
+from orderchain.errors import SettingError
+from orderchain.limits import ID_MAX
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chainctl.database import Connection
+    from chainctl.options import Act
+    from chainctl.settings import Settings
+
+# -- lag ------------------------------------------------------------------------------------------
+
+_LAG_COLUMNS: Final = (
+    "receiver", "head_delivered", "behind_ids", "behind_rows", "behind_seconds", "updated",
+    "halted",
+)  # fmt: skip
+
+
+class LagLine(Struct, frozen=True, kw_only=True):
+    """One receiver, as it is written out."""
+
+    receiver: str
+    head_delivered: int
+    """Its checkpoint, stored or reported: it does not include what was handed on since."""
+    behind_ids: int
+    behind_rows: int
+    """Rows of the batches after its checkpoint; a batch that it has begun counts whole."""
+    behind_seconds: float
+    """Age of the first batch that its checkpoint does not cover, by the database's clock; 0 when
+    all are covered."""
+    updated: str
+    halted: str
+    """Why it has halted; empty while it has not."""
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """How far behind a receiver may be; None: no bound."""
+
+    seconds: float | None = None
+    rows: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a bound at all."""
+        return self.seconds is not None or self.rows is not None
+
+    def broken_by(self, line: LagLine) -> str | None:
+        """Return why `line` is outside the bounds; None when it is within. A halt is outside."""
+        if line.halted:
+            return f"has halted: {line.halted}"
+        if self.seconds is not None and line.behind_seconds > self.seconds:
+            return f"is {line.behind_seconds:,.1f} s behind, above {self.seconds:g}"
+        if self.rows is not None and line.behind_rows > self.rows:
+            return f"is {counted(line.behind_rows, 'row')} behind, above {self.rows:,}"
+        return None
+
+
+@click.command()
+@chain_option
+@click.option("--name", metavar="NAME", help="Only this receiver; it must be there.")
+@click.option(
+    "--max-seconds", type=Span(), metavar="SPAN",
+    help="Return exit code 1 if a receiver is further behind, or has halted.",
+)  # fmt: skip
+@click.option(
+    "--max-rows", type=Integer(0, ID_MAX), metavar="COUNT",
+    help="Return exit code 1 if a receiver is further behind, or has halted.",
+)  # fmt: skip
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def lag(
+    settings: Settings,
+    chain_id: int,
+    name: str | None,
+    max_seconds: float | None,
+    max_rows: int | None,
+    watch_seconds: float | None,
+    as_json: bool,
+) -> ExitCode:
+    """Show how far each receiver's checkpoint is behind the head of the chain.
+
+    Receivers that keep their checkpoints in the database, or report to it, are shown. With
+    --max-seconds or --max-rows it is a check for cron and Nagios.
+
+    \b
+    chainctl lag --chain 1 --max-seconds 30s --max-rows 100000
+    """
+    bounds = Bounds(seconds=max_seconds, rows=max_rows)
+
+    def show() -> ExitCode:
+        lines = run_async(_lag(settings, chain_id, name))
+        if as_json:
+            data_json(lines)
+        else:
+            names = _LAG_COLUMNS
+            table(names, [tuple(getattr(line, column) for column in names) for line in lines])
+        if not bounds.is_given:
+            return ExitCode.CLEAN
+        broken = [(line.receiver, why) for line in lines if (why := bounds.broken_by(line))]
+        for receiver, why in broken:
+            talk(f"chainctl: receiver {receiver!r} of chain {chain_id} {why}")
+        return ExitCode.FINDINGS if broken else ExitCode.CLEAN
+
+    return repeated(watch_seconds, show)
+
+
+async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[LagLine]:
+    async with looking(settings, chain_id) as connection:
+        rows = await connection.fetch(SQL["lag"], chain_id, name)
+    if name is not None and not rows:
+        raise _unknown(chain_id, name)
+    return [
+        LagLine(
+            receiver=row["receiver"],
+            head_delivered=row["head_delivered"],
+            behind_ids=row["behind_ids"],
+            behind_rows=row["behind_rows"],
+            behind_seconds=round(row["behind_seconds"], 3),
+            updated=utc(row["updated_at"]),
+            halted=row["halted"],
+        )
+        for row in rows
+    ]
+
+
+# -- gaps -----------------------------------------------------------------------------------------
+
+_GAP_COLUMNS: Final = (
+    "receiver", "after_id", "until_id", "rows", "cause", "source", "outcome", "found", "seconds",
+)  # fmt: skip
+_SUM_COLUMNS: Final = ("receiver", "cause", "outcome", "gaps", "rows", "seconds", "last_found")
+
+
+class GapLine(Struct, frozen=True, kw_only=True):
+    """One gap, as it is written out."""
+
+    receiver: str
+    after_id: int
+    """The last row before it; exclusive."""
+    until_id: int
+    """The last row of it; inclusive."""
+    rows: int
+    cause: str
+    source: str
+    outcome: str
+    """`filled`; `open`; or why it is neither: `missing`, `archived`, `not yet readable`,
+    `interrupted`."""
+    found: str
+    seconds: float
+
+
+class GapSum(Struct, frozen=True, kw_only=True):
+    """The gaps of one receiver that have the same cause and outcome."""
+
+    receiver: str
+    cause: str
+    outcome: str
+    gaps: int
+    rows: int
+    seconds: float
+    """How long their fills took together."""
+    last_found: str
+
+
+@click.command()
+@chain_option
+@click.option("--name", metavar="NAME", help="Only those of this receiver.")
+@click.option("--open", "is_open", is_flag=True, help="Only those that are not filled.")
+@since_option
+@limit_option
+@click.option("--sum", "is_summed", is_flag=True, help="Sum up by receiver, cause and outcome.")
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def gaps(
+    settings: Settings,
+    chain_id: int,
+    is_summed: bool,
+    watch_seconds: float | None,
+    as_json: bool,
+    **chosen: Any,  # noqa: ANN401 - click's own
+) -> None:
+    """Show the gaps that receivers have met, and what became of them.
+
+    Each receiver that keeps its checkpoint in the database, or reports to it, stores its last gaps
+    there.
+
+    \b
+    chainctl gaps --chain 1 --open --since 1h
+    """
+    columns = _SUM_COLUMNS if is_summed else _GAP_COLUMNS
+
+    def show() -> None:
+        lines = run_async(_gaps(settings, chain_id, chosen, is_summed=is_summed))
+        if as_json:
+            data_json(lines)
+            return
+        table(columns, [tuple(getattr(line, column) for column in columns) for line in lines])
+
+    repeated(watch_seconds, show)
+
+
+async def _gaps(
+    settings: Settings, chain_id: int, chosen: Mapping[str, Any], *, is_summed: bool
+) -> list[GapLine] | list[GapSum]:
+    filters = (chain_id, chosen["name"], chosen["is_open"], chosen["since_seconds"])
+    async with looking(settings, chain_id) as connection:
+        if is_summed:
+            rows = await connection.fetch(SQL["gap_sums"], *filters)
+            return [
+                GapSum(
+                    **{
+                        name: row[name] for name in ("receiver", "cause", "outcome", "gaps", "rows")
+                    },
+                    seconds=round(row["seconds"], 6),
+                    last_found=utc(row["last_found"]),
+                )
+                for row in rows
+            ]
+        rows = await connection.fetch(SQL["gaps"], *filters, chosen["limit"])
+    return [
+        GapLine(
+            receiver=row["receiver"],
+            after_id=row["after_id"],
+            until_id=row["until_id"],
+            rows=row["row_count"],
+            cause=row["cause"],
+            source=row["source"],
+            outcome=row["outcome"],
+            found=utc(row["found_at"]),
+            seconds=round(row["duration"].total_seconds(), 6),
+        )
+        for row in rows
+    ]
+
+
+# -- acts -----------------------------------------------------------------------------------------
+
+
+class ReceiverAct(Struct, frozen=True, kw_only=True):
+    """What an act did to a receiver, or would do."""
+
+    chain: int
+    receiver: str
+    act: str
+    act_id: int | None
+    """The row of chain_act that records it; null for a dry run."""
+    was: str
+    """The receiver's state before it."""
+    now: str
+
+
+@click.group(cls=SuggestingGroup)
+def command() -> None:
+    """Receivers that keep their checkpoint in the database: see them, and change their state."""
+
+
+@command.command("list", short_help="List the receivers of a chain.")
+@chain_option
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
+    """List the receivers of a chain: checkpoint, halt, lag, and whether the database agrees.
+
+    `agrees` says whether the checkpoint's seal is the one that the database has there.
+    """
+    columns = (
+        "receiver", "head_delivered", "checkpoint", "agrees", "behind_rows", "updated", "halted",
+    )  # fmt: skip
+
+    def show() -> None:
+        rows = run_async(_list(settings, chain_id))
+        if as_json:
+            data_json(rows)
+            return
+        table(columns, [tuple(row[column] for column in columns) for row in rows])
+
+    repeated(watch_seconds, show)
+
+
+@command.command(short_help="Remove a receiver that no longer exists.")
+@chain_option
+@click.argument("name", metavar="NAME")
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def forget(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool) -> None:
+    """Remove a receiver that no longer exists: its checkpoint, gap ledger and halt.
+
+    Retention then waits for it no longer. A receiver that starts under the name again begins at
+    the start of the chain. Needs the owner's rights.
+
+    \b
+    chainctl receivers forget old-matcher --chain 1 --reason "replaced in June"
+    """
+    _finish(run_async(_change(settings, chain_id, name, "forget", act, None)), as_json=as_json)
+
+
+@command.command(short_help="Set a checkpoint to the end of a batch.")
+@chain_option
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--to", "to_id", type=ROW_ID, required=True, metavar="ID", help="The end of a stored batch."
+)
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def move(settings: Settings, chain_id: int, name: str, to_id: int, act: Act, as_json: bool) -> None:
+    """Set a receiver's checkpoint to the end of a batch; its halt stays until `unhalt`.
+
+    Forward, the receiver never processes the rows between; back, it processes them again. Stop the
+    receiver first: one that runs ends with an error when it next stores its checkpoint. Needs the
+    owner's rights.
+
+    \b
+    chainctl receivers move matcher --chain 1 --to 5000 --reason "replay of the morning" --dry-run
+    """
+    _finish(run_async(_change(settings, chain_id, name, "move", act, to_id)), as_json=as_json)
+
+
+@command.command(short_help="Set a checkpoint to the start.")
+@chain_option
+@click.argument("name", metavar="NAME")
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def reset(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool) -> None:
+    """Set a receiver's checkpoint to the start of the chain, or to where archived rows end.
+
+    The receiver processes every order again. Its halt stays until `unhalt`. Needs the owner's
+    rights.
+    """
+    _finish(run_async(_change(settings, chain_id, name, "reset", act, None)), as_json=as_json)
+
+
+@click.command()
+@chain_option
+@click.option("--name", required=True, metavar="NAME", help="The receiver's name.")
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def unhalt(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool) -> None:
+    """Let a halted receiver start again.
+
+    It starts at its checkpoint; where the database still contradicts that, it halts again. Nothing
+    is skipped. The act is stored with actor, reason and time. Needs the owner's rights.
+    """
+    done = run_async(_change(settings, chain_id, name, "unhalt", act, None))
+    may = "could" if act.is_dry_run else "may"
+    talk(f"chainctl: receiver {name!r} of chain {chain_id} {may} start again ({done.was})")
+    if as_json:
+        data_json(done)
+
+
+def _finish(done: ReceiverAct, *, as_json: bool) -> None:
+    would = " would" if done.act_id is None else ""
+    talk(f"chainctl: {done.act}{would}: receiver {done.receiver!r} of chain {done.chain}")
+    talk(f"chainctl:   from: {done.was}")
+    talk(f"chainctl:   to:   {done.now}")
+    if as_json:
+        data_json(done)
+
+
+async def _list(settings: Settings, chain_id: int) -> list[dict[str, object]]:
+    async with looking(settings, chain_id) as connection:
+        places = await connection.fetch(SQL["receivers"], chain_id)
+        behind = {
+            row["receiver"]: row["behind_rows"]
+            for row in await connection.fetch(SQL["lag"], chain_id, None)
+        }
+        return [
+            {
+                "receiver": place["receiver"],
+                "head_delivered": place["head_delivered"],
+                "checkpoint": place["checkpoint"],
+                "agrees": await _agreement(connection, chain_id, place["receiver"]),
+                "behind_rows": behind[place["receiver"]],
+                "updated": utc(place["updated_at"]),
+                "halted": place["halted"],
+            }
+            for place in places
+        ]
+
+
+async def _agreement(connection: Connection, chain_id: int, name: str) -> str:
+    """Return `yes`, or how the database contradicts the checkpoint; `-` where there is none."""
+    row = await connection.fetchrow(SQL["checkpoint_and_batch"], chain_id, name)
+    if row is None:
+        return "-"
+    if row["batch_last_id"] > row["head"]:
+        return "ahead of the head"
+    if row["stored_seal"] is None:
+        return "archived" if row["batch_last_id"] < row["boundary"] else "no such batch"
+    return "yes" if row["stored_seal"] == row["seal"] else "another seal"
+
+
+async def _change(
+    settings: Settings, chain_id: int, name: str, what: str, act: Act, to_id: int | None
+) -> ReceiverAct:
+    """Change a receiver's rows and record the act, both or neither; a dry run does neither."""
+    async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
+        if what == "unhalt":
+            halt = await connection.fetchrow(SQL["lift_halt"], chain_id, name)
+            if halt is None:
+                raise SettingError("--name", name, f"a halted receiver of chain {chain_id}")
+            was, now = f"{_halt_text(halt)}: {halt['detail']}", "may start"
+        else:
+            place = await connection.fetchrow(SQL["receiver"], chain_id, name)
+            halt = await connection.fetchrow(SQL["halt_of"], chain_id, name)
+            was = _state(place, halt)
+            if what == "forget":
+                now = await _forget(connection, chain_id, name, is_known=bool(place or halt))
+            else:
+                now = await _move(connection, chain_id, name, place, to_id)
+        act_id = await connection.fetchval(
+            SQL["record_act"], chain_id, name, what, act.actor, act.reason, f"{was} -> {now}"
+        )
+    return ReceiverAct(
+        chain=chain_id,
+        receiver=name,
+        act=what,
+        act_id=None if act.is_dry_run else act_id,
+        was=was,
+        now=now,
+    )
+
+
+async def _forget(connection: Connection, chain_id: int, name: str, *, is_known: bool) -> str:
+    if not is_known and not await connection.fetchval(SQL["has_gaps"], chain_id, name):
+        raise _unknown(chain_id, name)
+    for statement in ("forget_receiver", "forget_gaps", "lift_halt"):
+        await connection.execute(SQL[statement], chain_id, name)
+    return "forgotten"
+
+
+async def _move(
+    connection: Connection,
+    chain_id: int,
+    name: str,
+    place: Mapping[str, Any] | None,
+    to_id: int | None,
+) -> str:
+    """Set the checkpoint to `to_id`, or where it is None to the first stored batch's end."""
+    if place is None:
+        raise _unknown(chain_id, name)
+    if place["is_report"]:
+        raise SettingError("NAME", name, "a receiver whose checkpoint is here, not only reported")
+    if to_id is None:
+        to_id = await connection.fetchval(SQL["first_batch_end"], chain_id)
+    batch = await connection.fetchrow(SQL["batch_end"], chain_id, to_id)
+    if batch is None:
+        near = await connection.fetchrow(SQL["batch_ends_near"], chain_id, to_id)
+        ends = " and ".join(str(end) for end in near if end is not None)
+        raise SettingError("--to", to_id, f"the end of a batch (the nearest: {ends})")
+    await connection.execute(
+        SQL["place_receiver"], chain_id, name, to_id, batch["seal"], batch["epoch"]
+    )
+    rows = await connection.fetchval(
+        SQL["rows_between"], chain_id, *sorted((place["head_delivered"], to_id))
+    )
+    effect = "never processed" if to_id > place["head_delivered"] else "processed again"
+    return f"checkpoint {to_id}; {counted(rows, 'row')} {effect}"
+
+
+def _state(place: Mapping[str, Any] | None, halt: Mapping[str, Any] | None) -> str:
+    """Return the state of a receiver in a sentence."""
+    where = "no checkpoint" if place is None else f"checkpoint {place['head_delivered']}"
+    if place is not None and place["is_report"]:
+        where += ", reported"
+    return where if halt is None else f"{where}, halted ({_halt_text(halt)})"
+
+
+def _halt_text(halt: Mapping[str, Any]) -> str:
+    return f"{halt['reason']} at {halt['at_id']} on {utc(halt['halted_at'])}"
+
+
+def _unknown(chain_id: int, name: str) -> SettingError:
+    return SettingError("NAME", name, f"a receiver of chain {chain_id} (see receivers list)")
