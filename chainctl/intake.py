@@ -11,7 +11,7 @@ from chainctl.database import SQL, connected, database_id
 from chainctl.exits import under_way
 from chainctl.output import Stopwatch, talk
 from orderchain.batch import IntakeMark
-from orderchain.errors import ChainMissing, InputError, OrderError
+from orderchain.errors import ChainMissing, InputError, OrderError, SteppedDown
 from orderchain.roles import SEQUENCER_WRITER
 from sequencer.intake.file import Portion
 
@@ -184,10 +184,18 @@ class Taking:
         self._stopwatch = Stopwatch()
 
     async def run(self, bar: ProgressBar) -> None:
-        """Lead the chain and feed it, until cancelled or replaced; then hand over."""
-        from sequencer import TopicIntake, check_intake_topic, open_sequencer
+        """Lead the chain and feed it, until cancelled, replaced, or asked to step down."""
+        from sequencer import check_intake_topic
 
         await check_intake_topic(self._topic)
+        try:
+            await self._lead(bar)
+        except SteppedDown as error:
+            talk(f"chainctl: {error}")
+
+    async def _lead(self, bar: ProgressBar) -> None:
+        from sequencer import TopicIntake, open_sequencer
+
         async with under_way(open_sequencer(self._config)) as sequencer:
             epoch = sequencer.stats().epoch
             talk(f"chainctl: leading chain {self._config.chain_id}, epoch {epoch}")

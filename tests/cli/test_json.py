@@ -29,13 +29,14 @@ ELSEWHERE = {
     "stack up": "test_stack.py", "stack env": "test_stack.py", "stack status": "test_stack.py",
     "unhalt": "test_receive.py", "outbox relay": "test_outbox.py",
     "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
-    "receivers reset": "test_receivers.py", "step-down": "test_standby.py",
-    "takeover": "test_standby.py",
+    "receivers reset": "test_receivers.py", "step-down": "test_sequence_topic.py",
+    "takeover": "test_sequence_topic.py",
 }  # fmt: skip
 """Those that take minutes or another stack, and whose documents are read in these files."""
 
 ROWS = {
-    "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor", "outbox list", "outbox status", "outbox failed",
+    "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor",
+    "outbox list", "outbox status", "outbox failed",
     "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
     "outbox dead list", "outbox dead show", "outbox dead retry", "outbox dead abandon",
 }  # fmt: skip

@@ -1,13 +1,15 @@
-"""`chainctl gaps`, `lag`, `status` and `unhalt` over what receivers have left in the database."""
+"""What receivers have left in the database, as `chainctl` shows and changes it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import PrimaryBehind, StillHalted
@@ -191,6 +193,133 @@ def test_unhalt_with_the_receivers_own_role_is_refused(
     )  # fmt: skip
     assert "expected a login that is a member of orderchain_owner" in line
     assert f"(login {RECEIVER_WRITER}: permission denied for table " in line
+
+
+def test_lag_is_a_check_for_monitors(
+    call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def leave() -> None:
+        for name, head in (("behind", 10), ("in step", 30)):
+            async with store_of(role_dsn(RECEIVER_WRITER), chain_id, name) as store:
+                await store.save(0, place(head))
+
+    asyncio.run(leave())
+    lag = ("lag", "--chain", chain_id)
+    assert call(*lag, "--max-rows", 20, "--max-seconds", "1d", settings=settings).code == 0
+    late = call(*lag, "--max-seconds", "5m", settings=settings)
+    assert late.code == 1
+    assert f"receiver 'behind' of chain {chain_id} is 3,6" in late.err
+    many = call(*lag, "--max-rows", 19, settings=settings)
+    assert many.code == 1
+    assert "is 20 rows behind, above 19" in many.err
+    assert call(*lag, "--name", "in step", "--max-rows", 0, settings=settings).code == 0
+    assert "a receiver of chain" in refused(*lag, "--name", "nobody", settings=settings)
+    assert "'soon' is no time span" in refused(*lag, "--max-seconds", "soon", settings=settings)
+
+
+def test_gaps_are_chosen_and_summed_up(
+    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    now_ns = time.time_ns()
+
+    async def leave() -> None:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "a") as store:
+            store.record_gap(gap(chain_id, 10))
+            store.record_gap(gap(chain_id, 20, found_at_ns=now_ns))
+            store.record_gap(gap(chain_id, 30, found_at_ns=now_ns, outcome="missing", rows=0))
+
+    asyncio.run(leave())
+
+    def found(*options: object) -> list[Any]:
+        done = call("gaps", "--chain", chain_id, *options, "--json", settings=settings)
+        assert done.code == 0, done
+        lines: list[Any] = json.loads(done.out)
+        return lines
+
+    assert [line["after_id"] for line in found()] == [10, 20, 30]
+    assert [line["after_id"] for line in found("--open")] == [30]
+    assert [line["after_id"] for line in found("--since", "1h")] == [20, 30]
+    assert [line["after_id"] for line in found("--limit", 1)] == [30]
+    filled, missing = found("--sum")
+    assert (filled["outcome"], filled["gaps"], filled["rows"]) == ("filled", 2, 8)
+    assert (missing["outcome"], missing["gaps"], missing["rows"]) == ("missing", 1, 0)
+
+
+def test_receiver_is_moved_reset_and_forgotten_with_a_reason_and_without_sql(
+    call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def leave() -> None:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
+            await store.save(0, place(10))
+            store.record_gap(gap(chain_id, 10))
+            await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
+
+    async def load() -> Mark | None:
+        async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
+            return await store.load()
+
+    asyncio.run(leave())
+    chain = ("--chain", chain_id)
+
+    def act(command: str, *options: object) -> dict[str, Any]:
+        done = call(
+            "receivers", command, "m", *chain, "--reason", "a drill", "--actor", "ann", "--json",
+            *options, settings=settings,
+        )  # fmt: skip
+        assert done.code == 0, done
+        found: dict[str, Any] = json.loads(done.out)
+        return found
+
+    def listed() -> list[Any]:
+        done = call("receivers", "list", *chain, "--json", settings=settings)
+        assert done.code == 0, done
+        found: list[Any] = json.loads(done.out)
+        return [(each["receiver"], each["head_delivered"], each["agrees"]) for each in found]
+
+    assert listed() == [("m", 10, "yes")]
+    tried = act("move", "--to", 30, "--dry-run")
+    assert tried["act_id"] is None
+    assert tried["was"].startswith("checkpoint 10, halted (PrimaryBehind at 40 on ")
+    assert tried["now"] == "checkpoint 30; 20 rows never processed"
+    assert listed() == [("m", 10, "yes")], "a dry run changes nothing"
+    assert act("move", "--to", 30)["now"] == tried["now"]
+    assert listed() == [("m", 30, "yes")]
+    assert "the nearest: 10 and 30" in refused(
+        "receivers", "move", "m", *chain, "--to", 17, "--reason", "x", settings=settings
+    )
+    assert act("reset")["now"] == "checkpoint 0; 40 rows processed again"
+    lifted = call("unhalt", *chain, "--name", "m", "--reason", "looked at", settings=settings)
+    assert lifted.code == 0, lifted
+    assert asyncio.run(load()) == replace(place(0), epoch=0)
+    assert act("forget")["now"] == "forgotten"
+    assert listed() == []
+    assert json.loads(call("gaps", *chain, "--json", settings=settings).out) == []
+    assert "a receiver of chain" in refused(
+        "receivers", "forget", "m", *chain, "--reason", "x", settings=settings
+    )
+    told = json.loads(call("acts", *chain, "--json", settings=settings).out)
+    assert [each["act"] for each in told] == ["forget", "unhalt", "reset", "move"]
+    assert told[0]["actor"] == "ann"
+    assert told[0]["reason"] == "a drill"
+
+
+def test_checkpoint_that_the_database_contradicts_is_listed_as_such(
+    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+) -> None:
+    async def leave() -> None:
+        for name, mark in (
+            ("other seal", Mark(id=10, batch_last_id=10, seal=bytes([1] * 32), epoch=1)),
+            ("ahead", place(99)),
+            ("no batch", place(17)),
+        ):
+            async with store_of(role_dsn(RECEIVER_WRITER), chain_id, name) as store:
+                await store.save(0, mark)
+
+    asyncio.run(leave())
+    done = call("receivers", "list", "--chain", chain_id, "--json", settings=settings)
+    assert {each["receiver"]: each["agrees"] for each in json.loads(done.out)} == {
+        "other seal": "another seal", "ahead": "ahead of the head", "no batch": "no such batch",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["gaps", "lag"])

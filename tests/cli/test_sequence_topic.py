@@ -255,6 +255,76 @@ def test_leader_that_is_stopped_hands_over_to_the_standby_at_once(
     topic.assert_is_chain()
 
 
+def act(topic: Topic, call: Call, command: str, *options: object) -> dict[str, Any]:
+    done = call(
+        command, "--chain", topic.chain, "--reason", "a drill", "--actor", "ann", "--json",
+        *options, settings=topic.settings,
+    )  # fmt: skip
+    assert done.code == 0, done
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def leader_state(topic: Topic, call: Call) -> str:
+    done = call("leader", "--chain", topic.chain, "--json", settings=topic.settings)
+    assert done.code == 0, done
+    state: str = json.loads(done.out)["leader_state"]
+    return state
+
+
+def test_leader_that_is_asked_to_step_down_hands_over_and_ends_cleanly(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic, call: Call
+) -> None:
+    assert leader_state(topic, call) == "never led"
+    leader = lead()
+    topic.start_load()
+    topic.until(lambda: self_leads(topic, 0))
+    standby = lead("--standby")
+    until_waiting(topic)
+    assert act(topic, call, "step-down", "--dry-run") == {
+        "chain": topic.chain, "epoch": 1, "act_id": None, "is_over": None,
+    }  # fmt: skip
+    assert leader_state(topic, call) == "leads"
+    done = act(topic, call, "step-down", "--wait", "50s")
+    assert (done["epoch"], done["is_over"]) == (1, True)
+    out, err = end(leader, 0)
+    assert json.loads(out)["epoch"] == 1
+    assert f"chain {topic.chain}: stepped down on request, in epoch 1" in err
+    topic.until(lambda: self_leads(topic, 1))
+    topic.stop_load()
+    topic.until_taken(standby)
+    standby.send_signal(signal.SIGTERM)
+    end(standby, 143)
+    topic.assert_is_chain()
+    assert leader_state(topic, call) == "handed over"
+    (kept,) = topic.query("SELECT act, actor, reason FROM chain_act WHERE chain_id = $1")
+    assert tuple(kept) == ("step-down", "ann", "a drill")
+
+
+def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic, call: Call, refused: Refused
+) -> None:
+    line = refused("takeover", "--chain", topic.chain, "--reason", "x", settings=topic.settings)
+    assert "a chain that a process leads" in line
+    # The lease is longer than this test may take: who waited for it would never lead here.
+    hanging = lead("--lease-seconds", 10 * DEADLINE_SECONDS)
+    topic.send(100)
+    topic.until_taken(hanging)
+    standby = lead("--standby", "--lease-seconds", 10 * DEADLINE_SECONDS)
+    until_waiting(topic)
+    hanging.send_signal(signal.SIGSTOP)
+    assert act(topic, call, "takeover", "--wait", "50s")["is_over"]
+    topic.until(lambda: self_leads(topic, 1))
+    hanging.send_signal(signal.SIGCONT)
+    topic.send(100)
+    topic.until_taken(standby)
+    hanging.send_signal(signal.SIGTERM)
+    hanging.communicate(timeout=DEADLINE_SECONDS)
+    standby.send_signal(signal.SIGTERM)
+    end(standby, 143)
+    topic.assert_is_chain()
+
+
 def until_waiting(topic: Topic) -> None:
     """Wait until a standby has looked at the lease: it holds a connection, and leads nothing."""
     query = (

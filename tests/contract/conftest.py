@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]
+AskToStepDown = Callable[[], Awaitable[None]]
 OpenKeys = Callable[[], "KeyStore"]
 OpenGaps = Callable[..., "GapSource"]
 ChangeRow = Callable[[int, str, object], Awaitable[None]]
@@ -127,6 +128,23 @@ async def open_store(
     yield open_one
     for store in opened:
         await store.close()
+
+
+@pytest.fixture
+async def ask_to_step_down(
+    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
+) -> AskToStepDown:
+    """What `chainctl step-down` does."""
+
+    async def ask() -> None:
+        if kind != "postgres":
+            memory.chains[1].step_down = True
+            return
+        connection = await asyncpg.connect(request.getfixturevalue("database"))
+        await connection.execute("UPDATE chain_lease SET step_down = true WHERE chain_id = 1")
+        await connection.close()
+
+    return ask
 
 
 @pytest.fixture

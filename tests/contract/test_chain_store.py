@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orderchain.batch import Batch
     from orderchain.ports import ChainStore, PendingCommit
 
-    from .conftest import OpenLease, OpenStore
+    from .conftest import AskToStepDown, OpenLease, OpenStore
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -336,6 +336,23 @@ async def test_release_shows_in_the_next_look(open_store: OpenStore, open_lease:
     assert not (await store.look()).released
     await open_lease().release(term)
     assert (await store.look()).released
+
+
+async def test_request_to_step_down_reaches_the_leader_and_ends_with_its_process(
+    open_store: OpenStore, open_lease: OpenLease, ask_to_step_down: AskToStepDown
+) -> None:
+    store, lease = open_store(), open_lease()
+    term = await take_over(store, "me")
+    assert not await lease.renew(term)
+    await ask_to_step_down()
+    assert await lease.renew(term)
+    again = await store.take_over_again("me", term)
+    assert await lease.renew(again), "the same process, on a new connection"
+    other = await take_over(open_store(), "other")
+    assert not await lease.renew(other), "another process was not asked"
+    await ask_to_step_down()
+    await lease.release(other)
+    assert not await lease.renew(await take_over(open_store(), "third"))
 
 
 async def test_move_intake_alone_is_stored_and_fenced(open_store: OpenStore) -> None:

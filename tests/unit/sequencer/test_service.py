@@ -12,7 +12,15 @@ import pytest
 
 from orderchain.batch import IntakeMark
 from orderchain.clock import SystemClock
-from orderchain.errors import ChainLed, ChainMissing, Fenced, OrderError, RetryError, UnknownOutcome
+from orderchain.errors import (
+    ChainLed,
+    ChainMissing,
+    Fenced,
+    OrderError,
+    RetryError,
+    SteppedDown,
+    UnknownOutcome,
+)
 from orderchain.frame import decode_body, decode_header
 from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.model import is_linked
@@ -172,6 +180,25 @@ async def test_database_away_for_too_long_answers_what_is_known(
         await sequencer.submit("b", b"2")
     with pytest.raises(error):
         await sequencer.__aexit__(None, None, None)
+
+
+async def test_leader_that_is_asked_to_step_down_keeps_what_it_accepted_and_hands_over(
+    world: World,
+) -> None:
+    sequencer = await world.sequencer(lease_seconds=0.02, commit_seconds=0.01).__aenter__()
+    queued = [sequencer.submit_nowait(f"k{n}", b"") for n in range(100)]
+    world.chain.step_down = True
+    with pytest.raises(SteppedDown, match="chain 1: stepped down on request, in epoch 1"):
+        await sequencer.until_stopped()
+    acks = [await ack for ack in queued]
+    with pytest.raises(SteppedDown):
+        await sequencer.submit("late", b"")
+    with pytest.raises(SteppedDown):
+        await sequencer.__aexit__(None, None, None)
+    assert [row.key for row in world.rows()] == [f"k{n}" for n in range(100)]
+    assert [row.id for row in world.rows()] == [ack.id for ack in acks]
+    assert world.published() == world.rows()
+    assert world.chain.lease_released
 
 
 async def test_other_leader_fences_and_every_caller_is_answered(world: World) -> None:

@@ -1,0 +1,114 @@
+"""What the command line makes of rows and options: states, spans, sizes, a place in a journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+
+from chainctl.commands.receivers import Bounds, LagLine
+from chainctl.commands.records import find_in_journal
+from chainctl.commands.status import leader_state
+from chainctl.journal import encode_rows
+from chainctl.options import Size, Span
+from orderchain.errors import SettingError
+from orderchain.model import Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "leads"),
+        ({"step_down": True}, "steps down"),
+        ({"beat_age_seconds": 5.1}, "silent"),
+        ({"beat_age_seconds": 5.1, "step_down": True}, "silent"),
+        ({"beat_age_seconds": None}, "silent"),
+        ({"released": True, "beat_age_seconds": 100.0}, "handed over"),
+        ({"epoch": 0, "released": True}, "never led"),
+    ],
+)
+def test_leader_is_silent_once_its_beat_is_older_than_its_lease(
+    changes: dict[str, Any], state: str
+) -> None:
+    chain = {
+        "epoch": 3, "released": False, "step_down": False, "beat_age_seconds": 0.4,
+        "lease_seconds": 5.0,
+    }  # fmt: skip
+    assert leader_state({**chain, **changes}) == state
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("500ms", 0.5), ("5m", 300), ("1.5h", 5_400), ("2d", 172_800)],
+)
+def test_span_has_a_unit(text: str, seconds: float) -> None:
+    assert Span().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1w", "nan", "inf", "1e9", "5 m", "999999d"])
+def test_bad_span_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no time span such as"):
+        Span().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1_000), ("5KB", 5_000), ("1.5gb", 1_500_000_000), ("7 B", 7)]
+)
+def test_size_has_a_unit(text: str, size: int) -> None:
+    assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "5XB", "-1GB", "1GiB"])
+def test_bad_size_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no size such as"):
+        Size().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "halted", "why"),
+    [
+        (Bounds(seconds=10), "", None),
+        (Bounds(seconds=9.9), "", "is 10.0 s behind, above 9.9"),
+        (Bounds(rows=99), "", "is 100 rows behind, above 99"),
+        (Bounds(rows=100), "ForkFound at 7", "has halted: ForkFound at 7"),
+    ],
+)
+def test_receiver_is_outside_its_bounds_when_late_or_halted(
+    bounds: Bounds, halted: str, why: str | None
+) -> None:
+    line = LagLine(
+        receiver="m", head_delivered=1, behind_ids=100, behind_rows=100, behind_seconds=10.0,
+        updated="", halted=halted,
+    )  # fmt: skip
+    assert bounds.broken_by(line) == why
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 50])
+def test_every_row_of_a_journal_is_found_by_halves_and_no_other(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "j.jsonl"
+    events = [
+        Event(10 * n, 10 * (n - 1), "k" * (n % 7), 0, b"x" * (n * 13 % 97))
+        for n in range(1, count + 1)
+    ]
+    lines = [encode_rows(1, [event], "base64") for event in events]
+    path.write_bytes(b"".join(lines) + b'{"chain_id":1,"id":99999,"pi')  # torn
+    for index, event in enumerate(events):
+        found = find_in_journal(path, event.id)
+        assert found is not None
+        assert (found["at_byte"], found["pid"]) == (sum(map(len, lines[:index])), event.pid)
+        assert find_in_journal(path, event.id + 1) is None
+    assert find_in_journal(path, 5) is None
+    assert find_in_journal(path, 99_999) is None
+
+
+def test_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n" * 10)
+    with pytest.raises(SettingError, match="--journal"):
+        find_in_journal(path, 5)
+    with pytest.raises(SettingError, match="a file to read"):
+        find_in_journal(tmp_path / "none", 5)
