@@ -22,6 +22,7 @@ OrderchainError
 │   └── SourceBroken          a source ended early, or changed, while it was being verified
 ├── StoppedError          this object no longer works; open a new one
 │   ├── Fenced                another process leads the chain now
+│   ├── SteppedDown           an operator asked this leader to hand over
 │   ├── IntakeMoved           an intake's place is not where this intake left it
 │   └── CheckpointLost        this receiver's checkpoint is not where it was left
 ├── UnknownOutcome        the commit may or may not have happened, and could not be read back

@@ -314,10 +314,10 @@ def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     until_waiting(topic)
     hanging.send_signal(signal.SIGSTOP)
     assert act(topic, call, "takeover", "--wait", "50s")["is_over"]
-    topic.until(lambda: self_leads(topic, 1))
-    hanging.send_signal(signal.SIGCONT)
     topic.send(100)
     topic.until_taken(standby)
+    assert self_leads(topic, 1)
+    hanging.send_signal(signal.SIGCONT)
     hanging.send_signal(signal.SIGTERM)
     hanging.communicate(timeout=DEADLINE_SECONDS)
     standby.send_signal(signal.SIGTERM)
