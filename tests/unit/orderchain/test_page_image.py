@@ -185,7 +185,7 @@ def test_rows_of_a_page_are_those_that_it_was_made_of(
         pid += skip
     pages = event_pages(events)
     assert [row for page in pages for row in page_events(page)] == events
-    assert [PageImage.of_columns(*page.columns) for page in pages] == pages
+    assert tuple(PageImage.of_columns(*page.columns) for page in pages) == pages
 
 
 @PATIENT
