@@ -524,8 +524,9 @@ async def test_member_of_the_owner_lifts_the_halt_of_any_login(
     await leave_rows(services[0])
     await services[0].execute(RECEIVER["halt"], 1, "m", 5, "Forked", "two rows")
     operator = await asyncpg.connect(make_login("operator", OWNER), timeout=10)
-    lifted = await operator.fetchrow(COMMANDS["unhalt"], 1, "m", "eve", "restored")
-    assert "Forked at 5" in lifted["detail"]
+    lifted = await operator.fetchrow(COMMANDS["lift_halt"], 1, "m")
+    assert (lifted["reason"], lifted["at_id"]) == ("Forked", 5)
+    await operator.fetchval(COMMANDS["record_act"], 1, "m", "unhalt", "eve", "restored", "Forked")
     # Bound by no row security, the operator may also start as any receiver.
     row = await operator.fetchrow(RECEIVER["load"], 1, "m")
     assert (row["reason"], row["held_by"]) == (None, None)
