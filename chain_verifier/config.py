@@ -139,8 +139,8 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     """A Spark master URL; None runs Spark inside this process, on all cores."""
     seals: bool = False
     """Whether the seals of the database are recomputed, which reads every column of every row."""
-    kept_seal: KeptSeal | None = None
-    """Checked against the database; implies `seals`: a seal alone says nothing about the rows."""
+    kept_seals: tuple[KeptSeal, ...] = ()
+    """Checked against the database; imply `seals`: a seal alone says nothing about the rows."""
     contradicted_mark: ContradictedMark | None = None
     """Found in the database, by `chain_verifier.verified_mark`; implies `seals`, since a difference
     may show only in them."""
@@ -159,8 +159,7 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     @property
     def checks_seals(self) -> bool:
         """Whether seals are recomputed."""
-        external = self.kept_seal, self.contradicted_mark
-        return self.seals or any(one is not None for one in external)
+        return self.seals or bool(self.kept_seals) or self.contradicted_mark is not None
 
 
 def parse_source(

@@ -112,7 +112,7 @@ class Mode(Protocol[T]):
         """Return the rows of forged frames that `base` does not hold with the same content."""
         ...
 
-    def check_seals(self, table: T, kept: KeptSeal | None) -> Findings:
+    def check_seals(self, table: T, kept: Sequence[KeptSeal]) -> Findings:
         """Return the batches of the database whose rows do not give their seals."""
         ...
 
@@ -252,7 +252,7 @@ class Verification(Generic[T]):
         if table is not self._truth or not self._request.checks_seals:
             return Findings()
         self._progress(f"recomputing the seals of {table.name}")
-        return self._mode.check_seals(table, self._request.kept_seal)
+        return self._mode.check_seals(table, self._request.kept_seals)
 
     def _judge_keys(self, table: T, horizon: Horizon, how: How) -> Findings:
         window_rows = self._request.key_window_rows

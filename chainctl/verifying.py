@@ -18,11 +18,12 @@ from chainctl.verified_mark import Beginning, beginning_of, move_mark, who
 from orderchain.errors import OrderchainError, SettingError
 from orderchain.private_file import write_private
 from orderchain.roles import AUDITOR
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from chain_verifier.config import ContradictedMark, Source, VerifyRequest
+    from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
     from chain_verifier.findings import Finding
     from chain_verifier.report import ChainsReport, Report, Unverified
     from chainctl.output import ProgressBar
@@ -44,6 +45,8 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     actor: str | None
     seals: bool
     expect_seal: str | None
+    seals_folder: str | None
+    seal_public_keys: tuple[str, ...]
     keys: bool
     key_window_rows: int | None
     follow: bool
@@ -99,6 +102,7 @@ def _require_following(asked: VerifyOptions) -> None:
             "--seals": asked.seals,
             "--keys": asked.keys,
             "--expect-seal": asked.expect_seal is not None,
+            "--expect-seals": asked.seals_folder is not None,
             "--findings": asked.findings_folder is not None,
             "--report": asked.page is not None,
             "--since-verified": asked.since_verified,
@@ -221,7 +225,7 @@ def _request_of(
     chain_id: int,
     sources: tuple[Source, ...] | None = None,
 ) -> VerifyRequest:
-    from chain_verifier.config import VerifyRequest, parse_kept_seal
+    from chain_verifier.config import VerifyRequest
 
     sources = _sources_of(settings, asked, chain_id) if sources is None else sources
     beginning = Beginning(asked.start or 0, asked.head)
@@ -235,12 +239,36 @@ def _request_of(
         head=beginning.head,
         start=beginning.start,
         seals=asked.seals,
-        kept_seal=None if asked.expect_seal is None else parse_kept_seal(asked.expect_seal),
+        kept_seals=_kept_seals(settings, asked, chain_id),
         contradicted_mark=beginning.contradicted,
         master=asked.master,
         findings_folder=asked.findings_folder,
         key_window_rows=_key_window(asked),
     )
+
+
+def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[KeptSeal, ...]:
+    """Return the seals to hold the database against; those of archived rows are left out.
+
+    Their rows are no longer in the database; `archive --check` proves them.
+    """
+    from chain_verifier.config import parse_kept_seal
+    from chain_verifier.seal_files import age_seconds, load_all
+    from chain_verifier.verified_mark import read_standing
+
+    kept = () if asked.expect_seal is None else (parse_kept_seal(asked.expect_seal),)
+    if asked.seals_folder is None:
+        return kept
+    files = load_all(Path(asked.seals_folder), chain_id, asked.seal_public_keys)
+    standing = read_standing(settings.audit_dsn(), chain_id)
+    held = tuple(file.kept() for file in files if file.id >= standing.boundary_id)
+    last = files[-1]
+    talk(
+        f"chainctl: chain {chain_id}: {counted(len(held), 'exported seal')} held against the "
+        f"database, {len(files) - len(held)} of archived rows; the last one is of row {last.id}, "
+        f"exported {age_seconds(last) / 3600:.1f} hours ago"
+    )
+    return kept + held
 
 
 def _key_window(asked: VerifyOptions) -> int | None:

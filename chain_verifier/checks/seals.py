@@ -147,7 +147,7 @@ def genesis_of(truth: Truth, chain_id: int) -> bytes:
 
 
 def seal_ends(
-    truth: Truth, chain_id: int, kept: KeptSeal | None, computed: Computed
+    truth: Truth, chain_id: int, kept: Sequence[KeptSeal], computed: Computed
 ) -> Iterator[Finding]:
     """Yield what does not fit. Raises SourceBroken.
 
@@ -160,8 +160,9 @@ def seal_ends(
         yield _mismatch(truth, Kind.SEAL_MISMATCH, _GENESIS)
     if not _is_held(truth, truth.head.last_id, truth.head.seal, computed):
         yield _mismatch(truth, Kind.HEAD_SEAL, truth.head.last_id)
-    if kept is not None and not _is_held(truth, kept.id, kept.seal, computed):
-        yield _mismatch(truth, Kind.KEPT_SEAL, kept.id)
+    for each in kept:
+        if not _is_held(truth, each.id, each.seal, computed):
+            yield _mismatch(truth, Kind.KEPT_SEAL, each.id)
 
 
 def _is_held(truth: Truth, last_id: int, seal: bytes, computed: Computed) -> bool:

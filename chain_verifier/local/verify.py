@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from chain_verifier.verification import Progress, Ranges
 
 
-def check_seals(table: LocalDatabaseTable, chain_id: int, kept: KeptSeal | None) -> Findings:
+def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
     """Return every batch whose rows do not give its seal, its count, its range or its epoch.
 
-    Reads every column of every page once, in the order of ids. `kept` is a seal that was exported.
+    Reads every column of every page once, in the order of ids. `kept` are seals that were exported.
     Raises SourceBroken.
     """
 
     def look() -> Iterator[Finding]:
         checked = BatchCheck(genesis_of(table, chain_id))
-        ends = {table.head.last_id, kept.id if kept else None}
+        ends = {table.head.last_id, *(each.id for each in kept)}
         computed: dict[int, list[bytes]] = {}
         for batch in table.sealed():
             for misfit in checked.misfits(batch):
@@ -159,7 +159,7 @@ class LocalMode:
 
         return strays(topic, base) if isinstance(topic, LocalTopicTable) else Findings()
 
-    def check_seals(self, table: LocalTable, kept: KeptSeal | None) -> Findings:
+    def check_seals(self, table: LocalTable, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""
         if not isinstance(table, LocalDatabaseTable):
             return Findings()

@@ -14,7 +14,7 @@ from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -80,12 +80,12 @@ usual ones (5,000 rows) are 150 MB."""
 
 
 def check_seals(
-    spark: SparkSession, table: DatabaseTable, chain_id: int, kept: KeptSeal | None
+    spark: SparkSession, table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]
 ) -> Findings:
     """Return every batch whose rows do not give its seal, its count, its range or its epoch.
 
     Reads every column of every page once, as the seals cover them; nothing is unpacked, sorted or
-    shuffled. `kept` is a seal that was exported. Raises SourceBroken.
+    shuffled. `kept` are seals that were exported. Raises SourceBroken.
     """
     with as_broken(table.name), _arrow_records(spark, _records_at_once(table)):
         # Few for a whole chain; what is counted and what is shown comes from one look.

@@ -177,7 +177,7 @@ class SparkMode:
         forged = topic.forged_rows if isinstance(topic, TopicTable) else None
         return Findings() if forged is None else strays(topic.name, forged, base, horizon)
 
-    def check_seals(self, table: Table, kept: KeptSeal | None) -> Findings:
+    def check_seals(self, table: Table, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""
         if not isinstance(table, DatabaseTable):
             return Findings()

@@ -48,6 +48,14 @@ if TYPE_CHECKING:
     help="A seal that `seal export` printed: recompute, and hold the database against it.",
 )  # fmt: skip
 @click.option(
+    "--expect-seals", "seals_folder", metavar="DIR",
+    help="All seals of the chain that `seal export --to DIR` stored: as --expect-seal.",
+)  # fmt: skip
+@click.option(
+    "--seal-public-key", "seal_public_keys", multiple=True, metavar="HEX",
+    help="With --expect-seals: the key that must have signed them; may be repeated.",
+)  # fmt: skip
+@click.option(
     "--keys", is_flag=True,
     help="Look for two rows under one key too, in the first source, the database before others: a "
     "pass of its own that sorts all keys, some three times the time of the check.",

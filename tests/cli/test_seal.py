@@ -15,7 +15,7 @@ from tests.stored_pages import LET_TAMPER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cli.conftest import Call, Start
+    from tests.cli.conftest import Call, Refused, Start
 
 ROWS = 500
 SPARK_DEADLINE_SECONDS = 170.0
@@ -51,6 +51,37 @@ def test_seal_export_of_a_chain_that_is_not_there_is_refused(
 ) -> None:
     done = call("seal", "export", "--chain", chain + 1000, settings=module_settings)
     assert done.code == 2, done
+
+
+def test_signed_seals_of_a_folder_show_what_was_changed_later(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    key, vault = tmp_path / "seal.key", tmp_path / "vault"
+    public = call("seal", "key", key).out.strip()
+    export = ("seal", "export", "--chain", filled, "--to", vault, "--sign", key)
+    assert call(*export, settings=module_settings).code == 0
+    more = tmp_path / "more.csv"
+    more.write_text("n\n1\n")
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    done = call(*export, "--json", settings=module_settings)
+    assert json.loads(done.out)["public_key"] == public
+    first, _ = sorted(vault.iterdir())
+    sheet = call("seal", "show", first, "--public-key", public)
+    assert sheet.code == 0, sheet
+    assert "place, date" in sheet.out
+
+    verify = (
+        "verify", "--local", "--chain", filled, "--source", "database",
+        "--expect-seals", vault, "--seal-public-key", public,
+    )  # fmt: skip
+    clean = call(*verify, settings=module_settings)
+    assert clean.code == 0, clean
+    assert "2 exported seals held against the database, 0 of archived rows" in clean.err
+    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    assert call(*verify, settings=module_settings).code == 1
+    first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))
+    assert "signature of" in refused(*verify, settings=module_settings)
+    assert "needs --to" in refused("seal", "export", "--chain", filled, "--every", "1h")
 
 
 @pytest.mark.spark

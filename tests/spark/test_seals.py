@@ -152,7 +152,7 @@ def test_seals_with_one_stored_seal_wrong_are_one_finding(
     last_id = batch(number)[-1].id
     change(f"UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = {last_id}")  # noqa: S608
     expected = (finding(Kind.SEAL_MISMATCH, **ends(number)),)
-    assert verified(kept_seal=kept).findings == expected
+    assert verified(kept_seals=(kept,)).findings == expected
 
 
 def test_seals_with_the_seal_of_the_genesis_wrong_are_one_finding(
@@ -193,12 +193,14 @@ def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(
     verified: Verified, database: str
 ) -> None:
     kept = KeptSeal(id=HEAD, seal=asyncio.run(_head_seal(database)))
-    assert verified(kept_seal=kept).is_clean
+    assert verified(kept_seals=(kept,)).is_clean
     asyncio.run(_rewrite_last_batch(database))
     assert verified().is_clean
-    assert verified(kept_seal=kept).findings == (finding(Kind.KEPT_SEAL, id=HEAD, until_id=HEAD),)
+    assert verified(kept_seals=(kept,)).findings == (
+        finding(Kind.KEPT_SEAL, id=HEAD, until_id=HEAD),
+    )
     of_none = KeptSeal(id=(ROWS[29].id or 0) + 1, seal=bytes(32))
-    assert verified(kept_seal=of_none).counts == {"kept_seal": 1}
+    assert verified(kept_seals=(of_none,)).counts == {"kept_seal": 1}
 
 
 def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:

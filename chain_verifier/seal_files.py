@@ -1,0 +1,188 @@
+"""Seals outside the database: one small file per exported seal, signed if a key is given.
+
+The signature (Ed25519) covers `SealFile.signed_text`, plain lines that a person can read aloud. The
+format is in `docs/seal.md`.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from chain_verifier.config import KeptSeal
+from orderchain.errors import InputError, SettingError
+from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.private_file import PRIVATE_MODE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+VERSION: Final = 1
+
+_Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
+
+
+class SealFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One exported seal."""
+
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)]
+    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
+    id: Annotated[int, Meta(ge=0, le=ID_MAX)]
+    """The last row that the seal covers."""
+    seal: _Hex32
+    committed_at: str
+    """When that row was committed, by the sequencer's clock, in UTC."""
+    database_id: str
+    exported_at: str
+    """When it was exported, by the exporting machine's clock, in UTC."""
+    exported_by: str
+    public_key: _Hex32 | None = None
+    """The Ed25519 public key of whoever signed it."""
+    signature: _Hex64 | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its file: they sort by chain and id."""
+        return f"seal-{self.chain_id}-{self.id:019d}.json"
+
+    @property
+    def signed_text(self) -> str:
+        """What a signature covers: every field but the key and the signature."""
+        return (
+            f"orderchain seal {self.version}\nchain {self.chain_id}\nid {self.id}\n"
+            f"seal {self.seal}\ncommitted {self.committed_at}\ndatabase {self.database_id}\n"
+            f"exported {self.exported_at}\nby {self.exported_by}\n"
+        )
+
+    def kept(self) -> KeptSeal:
+        """Return the seal as a verification takes it."""
+        return KeptSeal(id=self.id, seal=bytes.fromhex(self.seal))
+
+
+def encoded(seal: SealFile) -> bytes:
+    """Return the content of the seal's file: one JSON object, one field per line."""
+    return msgspec.json.format(msgspec.json.encode(seal), indent=2) + b"\n"
+
+
+def store(folder: Path, seal: SealFile) -> Path:
+    """Write the seal's file into `folder`, whole or not at all. Raises SettingError."""
+    path = folder / seal.name
+    unfinished = folder / f".{seal.name}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encoded(seal))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        # The name itself must survive a power cut, too.
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise SettingError("--to", folder, f"a folder to write to ({error.strerror})") from error
+    return path
+
+
+def new_key(path: Path) -> str:
+    """Make a private key in a new file that only its user reads; return the public key.
+
+    Raises SettingError where the file is there or cannot be written.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+    except OSError as error:
+        raise SettingError("FILE", path, f"a file to be created ({error.strerror})") from error
+    with os.fdopen(descriptor, "w") as file:
+        file.write(key.private_bytes_raw().hex() + "\n")
+    return key.public_key().public_bytes_raw().hex()
+
+
+def read_key(path: Path) -> Ed25519PrivateKey:
+    """Return the private key in the file `path`. Raises SettingError."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text().strip()))
+    except OSError as error:
+        raise SettingError("--sign", path, f"a file to read ({error.strerror})") from error
+    except ValueError as error:
+        raise SettingError("--sign", path, "a key that `seal key` made") from error
+
+
+def signed(seal: SealFile, key: Ed25519PrivateKey) -> SealFile:
+    """Return the seal with the signature of `key`."""
+    return msgspec.structs.replace(
+        seal,
+        public_key=key.public_key().public_bytes_raw().hex(),
+        signature=key.sign(seal.signed_text.encode()).hex(),
+    )
+
+
+def load(path: Path, public_keys: Collection[str] = ()) -> SealFile:
+    """Return the seal in a file, its signature checked.
+
+    With `public_keys`, one of them must have signed it. Raises InputError, which names the file.
+    """
+    try:
+        seal = msgspec.json.decode(path.read_bytes(), type=SealFile)
+    except OSError as error:
+        raise InputError("seal file", path, f"a file to read ({error.strerror})") from error
+    except msgspec.MsgspecError as error:
+        raise InputError("seal file", path, f"an exported seal ({error})") from error
+    if public_keys and seal.public_key not in public_keys:
+        raise InputError(f"public_key of {path}", seal.public_key, f"{' or '.join(public_keys)}")
+    if (seal.signature is None) != (seal.public_key is None):
+        raise InputError(f"signature of {path}", seal.signature, "one beside every public key")
+    if seal.signature is not None and not _is_signed(seal):
+        raise InputError(f"signature of {path}", seal.signature[:16], "one that its key has made")
+    return seal
+
+
+def load_all(folder: Path, chain_id: int, public_keys: Collection[str] = ()) -> list[SealFile]:
+    """Return the seals of a chain in a folder, by id. Raises InputError for a bad file, and where
+    there is none at all: then nothing would be proven.
+    """
+    try:
+        paths = sorted(folder.glob(f"seal-{chain_id}-*.json"))
+    except OSError as error:
+        raise InputError("seals", folder, f"a folder to read ({error.strerror})") from error
+    if not paths:
+        raise InputError("seals", folder, f"a folder with exported seals of chain {chain_id}")
+    seals = [load(path, public_keys) for path in paths]
+    for path, seal in zip(paths, seals, strict=True):
+        if path.name != seal.name:
+            raise InputError("seal file", path, f"the name {seal.name}")
+    return seals
+
+
+def age_seconds(seal: SealFile) -> float:
+    """Return how long ago the seal was exported, by the clocks of both machines."""
+    exported = datetime.fromisoformat(seal.exported_at)
+    return (datetime.now(UTC) - exported).total_seconds()
+
+
+def _is_signed(seal: SealFile) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(seal.public_key or ""))
+    try:
+        key.verify(bytes.fromhex(seal.signature or ""), seal.signed_text.encode())
+    except InvalidSignature:
+        return False
+    return True
