@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.comparison import BATCH_ROWS, FAST
-from benchmarks.cpu import PROCESSES
 from benchmarks.goals import arm_name
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
+from benchmarks.questions import BATCH_ROWS, FAST, STAGES
 from benchmarks.rivals import rival_of
-from benchmarks.summary import per_million
+from benchmarks.summary import PROCESSES, per_million
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,9 +109,8 @@ def _thousands(value: float, _: int) -> str:
 
 def _batch_size(lines: Lines) -> Figure:
     figure, columns = _new("Batch size", width=11, columns=3)
-    stages = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
     sizes = sorted({int(arm.split(" ")[1]) for arm in lines.arms})
-    for axes, (stage, done) in zip(columns, stages.items(), strict=True):
+    for axes, (stage, done) in zip(columns, STAGES.items(), strict=True):
         for rival in ("bare_pages", "bare_pipe", "engine"):
             spreads = {
                 size: spread

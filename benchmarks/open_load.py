@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from benchmarks.chains import Site
 
-TITLE = "Latency under open load"
-
 SHARES_PERCENT = (10, 30, 50, 70, 90)
 FIXED_ROWS = (100, 500, 1_000, 5_000)
 SECONDS = 4.0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.arm_log import read_lines
-from benchmarks.comparison import COMMON_ROWS
 from benchmarks.host import RESULTS
+from benchmarks.questions import COMMON_ROWS
 from benchmarks.report import cell
 from benchmarks.rivals import rival_of
 from benchmarks.summary import Lines

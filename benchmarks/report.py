@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.arm_log import read_lines
-from benchmarks.comparison import COMMON_ROWS
-from benchmarks.cpu import PROCESSES
 from benchmarks.figures import draw_figures
 from benchmarks.goals import Goal, arm_name, goals, rounds_against_best
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
 from benchmarks.programs import PROGRAMS, figures_of, last_result
-from benchmarks.questions import NAMES, question_of
+from benchmarks.questions import COMMON_ROWS, NAMES, STAGES, question_of
 from benchmarks.runner import CONDITIONS, Conditions
 from benchmarks.summary import (
+    PROCESSES,
     Lines,
     Spread,
     all_per_million,
@@ -74,7 +73,7 @@ def _page(
     results = {name: found for name in PROGRAMS if (found := last_result(name, folder))}
     yield from _goals(goals(lines, results))
     for name, these in lines.items():
-        yield f"## {question_of(name).TITLE}"
+        yield f"## {question_of(name).title}"
         yield ""
         yield from _SECTIONS[name](these)
         yield from _left_out(these)
@@ -166,11 +165,10 @@ def _has_receiver(arm: str) -> bool:
 
 
 def _batch_size(lines: Lines) -> Iterator[str]:
-    figures = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
     rows = []
     for arm in lines.arms:
         rival, size, stage = arm.split(" ")
-        figure = f"{figures[stage]}_per_second"
+        figure = f"{STAGES[stage]}_per_second"
         rows.append(
             (
                 f"{int(size):,}",

@@ -39,7 +39,7 @@ def listed(names: Sequence[str], scope: Scope) -> Iterator[tuple[str, int, float
         else:
             asked = question_of(name)
             plan = list(steps(name, asked.arms(scope), scope.repeats))
-            yield name, len(plan), sum(step.arm.seconds for step in plan) / 60, asked.TITLE
+            yield name, len(plan), sum(step.arm.seconds for step in plan) / 60, asked.title
 
 
 def measure(names: Sequence[str], options: Options) -> int:

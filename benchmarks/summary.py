@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from benchmarks.question import Figures, Line
 
 
+PROCESSES = ("producer", "receiver", "postgres", "kafka")
+"""Whose CPU seconds are counted."""
+
+
 class Spread(Struct, frozen=True):
     """A median with the lowest and the highest, of `count` values."""
 
@@ -109,7 +113,7 @@ def own_share(figures: Figures) -> float:
 
 def cpu_seconds(figures: Figures) -> float:
     """Return the CPU seconds of all four processes."""
-    return _cpu(figures, ("producer", "receiver", "postgres", "kafka"))
+    return _cpu(figures, PROCESSES)
 
 
 def per_million(process: str) -> Callable[[Figures], float]:

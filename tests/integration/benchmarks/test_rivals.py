@@ -7,9 +7,10 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from benchmarks import chains, open_load_ends, switches
+from benchmarks import chains, open_load_ends, questions
 from benchmarks.arm_log import read_lines
 from benchmarks.chains import Site, connect_to, make_chain, write_log_files
 from benchmarks.ends import End
@@ -265,7 +266,8 @@ async def test_proof_of_a_chain_with_other_orders_than_were_sent_is_refused(site
 def two_arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
     """Makes a question small: two real arms, which take a second each."""
     arms = [Arm(name=name, load=small(stage="persist"), seconds=1) for name in ("first", "second")]
-    monkeypatch.setattr(switches, "arms", lambda _: arms)
+    asked = msgspec.structs.replace(questions.question_of("switches"), arms=lambda _: arms)
+    monkeypatch.setitem(questions.QUESTIONS, "switches", asked)
     return arms
 
 

@@ -150,7 +150,7 @@ def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path
     assert "comparison.svg" in {path.name for path in written}
     assert all(path.stat().st_size > 1_000 for path in written)
     for name in NAMES:
-        assert f"## {question_of(name).TITLE}" in text
+        assert f"## {question_of(name).title}" in text
     assert "| - |" not in text.partition("## Goals")[2].partition("##")[0]
 
 
