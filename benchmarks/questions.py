@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from benchmarks import open_load
-from benchmarks.chains import address_of, connect_to, empty_chain, make_chain
-from benchmarks.ends import RunFailed
-from benchmarks.load import Load
+from benchmarks.chains import address_of, connected, empty_chain, make_chain
+from benchmarks.load import Load, order_batches
+from benchmarks.processes import RunFailed
 from benchmarks.programs import PROGRAMS
 from benchmarks.question import RUN_SECONDS, Arm, Figures, Line, Question, Scope, load_arm
 from benchmarks.rivals.engine import OpenSink, sequencer_of, submit_all
 from benchmarks.running import run_arm, run_load
-from benchmarks.workload import order_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,15 +175,12 @@ async def _until_checkpoint_is_due(site: Site) -> None:
 
     They come `checkpoint_timeout` after the last one began, whether there was one to write or not.
     """
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         interval_seconds = await connection.fetchval(_INTERVAL)
         async with asyncio.timeout(3 * interval_seconds):
             seen = await connection.fetchval(_BEGUN)
             while await connection.fetchval(_BEGUN) == seen:  # noqa: ASYNC110 - only this shows it
                 await asyncio.sleep(_LOOK_SECONDS)
-    finally:
-        await connection.close()
     await asyncio.sleep(interval_seconds - _LEAD_SECONDS)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.chains import connect_to, make_chain
-from benchmarks.rivals.order_rows import make_partition
+from benchmarks.chains import connected, make_chain
+from benchmarks.rivals.bare import make_partition
 from orderchain.seal import PAGE_ROWS_MAX, seal_over
 from orderchain.sql import load_sql
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.chains import Site
     from orderchain.clients.postgres import Record
 
-SQL: Final = load_sql("benchmarks", "generated.sql")
+SQL: Final = load_sql("benchmarks.parts", "generated.sql")
 BATCH_ROWS: Final = 1_000
 _CHUNK_ROWS: Final = 1_000_000
 
@@ -36,12 +36,9 @@ async def generate_chain(
 async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
     """Store what `generate_chain` made in the table of a row per order, too."""
     await make_partition(site, chain_id)
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         await connection.execute(SQL["rows"], chain_id, 1, rows)
         await connection.execute("VACUUM (ANALYZE) bare_event")
-    finally:
-        await connection.close()
 
 
 async def grow_chain(
@@ -60,8 +57,7 @@ async def grow_chain(
     page_rows = min(page_rows, batch_rows)
     if batch_rows % page_rows:
         raise ValueError(f"batch_rows was {batch_rows}, expected a multiple of {page_rows}")
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         seal = await connection.fetchval(SQL["last_seal"], chain_id)
         for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
             last = min(first + _CHUNK_ROWS - 1, last_id)
@@ -76,8 +72,6 @@ async def grow_chain(
         await connection.execute(SQL["head"], chain_id, last_id, seal)
         # Autovacuum has done this for a chain that grew gradually.
         await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
-    finally:
-        await connection.close()
 
 
 def _seals(seal: bytes, batches: Sequence[Record], committed_at_us: int) -> list[bytes]:

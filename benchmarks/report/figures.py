@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.goals import arm_name
-from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
+from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.questions import BATCH_ROWS, FAST, STAGES
 from benchmarks.rivals import rival_of
-from benchmarks.summary import PROCESSES, per_million
+from benchmarks.spreads import PROCESSES, per_million
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.summary import Lines, Spread
+    from benchmarks.spreads import Lines, Spread
 
 _COLOURS = {
     "engine": "#0b6e4f",

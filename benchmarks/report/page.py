@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.arm_log import read_lines
-from benchmarks.figures import draw_figures
-from benchmarks.goals import Goal, arm_name, goals, rounds_against_best
-from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT
+from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.programs import PROGRAMS, figures_of, last_result
 from benchmarks.questions import COMMON_ROWS, NAMES, STAGES, question_of
-from benchmarks.runner import CONDITIONS, Conditions
-from benchmarks.summary import (
+from benchmarks.report.figures import draw_figures
+from benchmarks.report.goals import Goal, goals, rounds_against_best
+from benchmarks.session import CONDITIONS, Conditions, read_lines
+from benchmarks.spreads import (
     PROCESSES,
     Lines,
-    Spread,
-    all_per_million,
     as_spread,
+    cell,
+    number,
     own_share,
     per_million,
+    table,
 )
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def _page(
     for name, result in results.items():
         yield f"## {PROGRAMS[name].title}"
         yield ""
-        yield f"Commit {result['host']['commit']}, `python -m benchmarks.{name}`."
+        yield f"Commit {result['host']['commit']}, `python -m benchmarks.programs {name}`."
         yield ""
         rows = [(where, cell(as_spread(found))) for where, found in figures_of(result)]
-        yield from _table(("figure", "median (lowest to highest)"), rows)
+        yield from table(("figure", "median (lowest to highest)"), rows)
         yield ""
 
 
@@ -120,13 +120,13 @@ def _goals(found: Sequence[Goal]) -> Iterator[str]:
     rows = [
         (
             goal.text,
-            f"{goal.bound} {_number(goal.target)}{goal.unit}",
+            f"{goal.bound} {number(goal.target)}{goal.unit}",
             cell(goal.measured, goal.unit),
             {True: "yes", False: "**no**", None: "-"}[goal.is_reached],
         )
         for goal in found
     ]
-    yield from _table(("figure", "goal", "measured", "reached"), rows)
+    yield from table(("figure", "goal", "measured", "reached"), rows)
     yield ""
 
 
@@ -148,7 +148,7 @@ def _comparison(lines: Lines) -> Iterator[str]:
                 cell(lines.spread(arm, own_share) if _has_receiver(arm) else None),
             )
         )
-    yield from _table(("rival, batch", "orders/s", *_BASES.values(), "own share of CPU"), rows)
+    yield from table(("rival, batch", "orders/s", *_BASES.values(), "own share of CPU"), rows)
     common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", _DELIVERED)
     yield ""
     yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
@@ -178,7 +178,7 @@ def _batch_size(lines: Lines) -> Iterator[str]:
                 *(cell(lines.ratio(arm, _arm_of(base, arm), figure)) for base in _BASES),
             )
         )
-    yield from _table(("batch", "stage", "rival", "orders/s", *_BASES.values()), rows)
+    yield from table(("batch", "stage", "rival", "orders/s", *_BASES.values()), rows)
 
 
 def _switches(lines: Lines) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _switches(lines: Lines) -> Iterator[str]:
         figure = "persisted_per_second" if stage == "persist" else "delivered_per_second"
         ratio = lines.ratio(arm, f"neither, {stage}", figure)
         rows.append((arm, cell(lines.spread(arm, figure)), cell(ratio)))
-    yield from _table(("on", "orders/s", "/ neither"), rows)
+    yield from table(("on", "orders/s", "/ neither"), rows)
 
 
 def _cpu(lines: Lines) -> Iterator[str]:
@@ -196,14 +196,14 @@ def _cpu(lines: Lines) -> Iterator[str]:
         (
             arm.replace("_", " "),
             *(cell(lines.spread(arm, per_million(process))) for process in PROCESSES),
-            cell(lines.spread(arm, all_per_million)),
+            cell(lines.spread(arm, per_million(*PROCESSES))),
             cell(lines.spread(arm, own_share)),
         )
         for arm in lines.arms
     ]
     yield "CPU seconds per million orders."
     yield ""
-    yield from _table(("rival, batch", *PROCESSES, "all", "own share"), rows)
+    yield from table(("rival, batch", *PROCESSES, "all", "own share"), rows)
 
 
 def _open_load(lines: Lines) -> Iterator[str]:
@@ -218,11 +218,11 @@ def _open_load(lines: Lines) -> Iterator[str]:
             arm = arm_name(share, size)
             found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
             if found is not None and ack is not None:
-                cells = [_number(found[percentile]) for percentile in _PERCENTILES]
+                cells = [number(found[percentile]) for percentile in _PERCENTILES]
                 moved = cell(lines.percentile_spread(arm, "p99"))
-                rows.append((arm, *cells, _number(ack["p50"]), _number(ack["p99"]), moved))
+                rows.append((arm, *cells, number(ack["p50"]), number(ack["p99"]), moved))
     headers = ("load, policy", *_PERCENTILES, "ack p50", "ack p99", "p99 of a repeat")
-    yield from _table(headers, rows)
+    yield from table(headers, rows)
     rounds = [
         (f"{share} %", cell(found))
         for share in SHARES_PERCENT
@@ -230,15 +230,15 @@ def _open_load(lines: Lines) -> Iterator[str]:
     ]
     if rounds:
         yield ""
-        yield from _table(("load", "p99, self-clocking / best fixed size of a round"), rounds)
+        yield from table(("load", "p99, self-clocking / best fixed size of a round"), rounds)
     for name, title in (
         ("commit_histogram", "one commit behind the other"),
         ("send_histogram", "one acked send behind the other"),
         ("due_commit_histogram", "commits on a schedule, from when each was due"),
         ("due_send_histogram", "acked sends on a schedule, from when each was due"),
     ):
-        if (floor := lines.percentiles("floor", name)) is not None:
-            told = ", ".join(f"{p} {_number(floor[p])}" for p in _PERCENTILES)
+        if alone := lines.percentiles("floor", name):
+            told = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
             yield ""
             yield f"Alone on the machine, {title}: {told} ms."
 
@@ -254,7 +254,7 @@ def _scale(lines: Lines) -> Iterator[str]:
         )
         for arm in lines.arms
     ]
-    yield from _table(
+    yield from table(
         ("rows before", "orders/s", "/ shortest", "sequencer MiB", "receiver MiB"), rows
     )
 
@@ -270,7 +270,7 @@ def _checkpoint(lines: Lines) -> Iterator[str]:
         )
         for arm in lines.arms
     ]
-    yield from _table(("run", "orders/s", "/ short", "checkpoints", "WAL MiB"), rows)
+    yield from table(("run", "orders/s", "/ short", "checkpoints", "WAL MiB"), rows)
 
 
 def _verifier(lines: Lines) -> Iterator[str]:
@@ -282,7 +282,7 @@ def _verifier(lines: Lines) -> Iterator[str]:
         )
         for arm in lines.arms
     ]
-    yield from _table(("rows", "seconds, Spark's start included", "rows/s"), rows)
+    yield from table(("rows", "seconds, Spark's start included", "rows/s"), rows)
 
 
 _SECTIONS = {
@@ -305,32 +305,3 @@ def _left_out(lines: Lines) -> Iterator[str]:
     for line in lines.failed:
         yield ""
         yield f"**No figure**: {line.arm}, repeat {line.repeat + 1}: {line.failure}"
-
-
-# -- cells -----------------------------------------------------------------------------------------
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(headers) + " |"
-    yield "|" + "---|" * len(headers)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-
-
-def cell(spread: Spread | None, unit: str = "") -> str:
-    """Return a median with its spread as it is read; `-` where nothing was measured."""
-    if spread is None:
-        return "-"
-    median = f"{_number(spread.median)}{unit}"
-    if spread.count < 2:
-        return median
-    return f"{median} ({_number(spread.low)} to {_number(spread.high)})"
-
-
-def _number(value: float) -> str:
-    """Return a number as it is read: three significant digits."""
-    if abs(value) >= 1_000:
-        return f"{value:,.0f}"
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

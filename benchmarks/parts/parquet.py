@@ -1,23 +1,15 @@
-"""Rows of a chain as Parquet, written straight from arrays, and a Spark to read them with."""
+"""Rows of a chain as Parquet, written straight from arrays."""
 
 from __future__ import annotations
 
-import os
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chain_verifier.spark.session import open_session
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 CHAIN_ID: Final = 1
 _GROUP_ROWS: Final = 1_000_000
@@ -41,17 +33,14 @@ def head_of(rows: int) -> int:
 
 
 def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
-    """Write a chain of `rows` rows, unless it is there already.
+    """Write a chain of `rows` rows.
 
     Narrow rows have one and the same key, time and payload (none), so that reading them is as
     cheap as possible and cannot hide what the check costs. Wide ones have keys of their own and
     random payloads.
     """
     path = folder / f"{'wide' if is_wide else 'narrow'}-{rows}"
-    done = path / "_done"
-    if done.is_file():
-        return path
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir()
     random = np.random.default_rng(1)
     for first in range(0, rows, _FILE_ROWS):
         end = min(first + _FILE_ROWS, rows)
@@ -61,7 +50,6 @@ def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
             for begin in range(first, end, _GROUP_ROWS):
                 group = _group(begin, min(begin + _GROUP_ROWS, end), random, is_wide=is_wide)
                 writer.write_table(group, row_group_size=_GROUP_ROWS)
-    done.touch()
     return path
 
 
@@ -97,22 +85,3 @@ def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # 
         times[:] = times[0]
     chains = np.full(count, CHAIN_ID, dtype=np.int32)
     return pa.table([chains, ids, pids, keys, times, payloads], schema=_SCHEMA)
-
-
-@contextmanager
-def spark_with(
-    settings: Mapping[str, str], master: str | None = None, driver_memory: str = "4g"
-) -> Iterator[SparkSession]:
-    """Open the verifier's own session, with settings that only Java's start takes."""
-    told = [f"--driver-memory {driver_memory}"]
-    told += [f"--conf {name}={value}" for name, value in settings.items()]
-    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*told, "pyspark-shell"])
-    with open_session(master, is_long_run=True) as session:
-        yield session
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return how long `work` takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
