@@ -289,9 +289,7 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
     before = read_lines(tmp_path / "switches.jsonl")
     assert [(line.arm, line.repeat) for line in before] == [("first", 0), ("second", 0)]
 
-    again = Runner(
-        Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"], print
-    )
+    again = Runner(Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"])
     left = again.plan()
     assert [(step.arm.name, step.repeat) for step in left] == [("first", 1), ("second", 1)]
     async with asyncio.timeout(RUN_SECONDS):
