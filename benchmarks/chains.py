@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from orderchain.limits import CHAIN_ID_MAX
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from orderchain.clients.postgres import Connection
@@ -102,6 +103,18 @@ async def connect_to(
     )
 
 
+@asynccontextmanager
+async def connected(
+    database: DatabaseConfig, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Connection]:
+    """Connect for the time of an `async with`. Raises as `connect`."""
+    connection = await connect_to(database, settings)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
 def address_of(database: DatabaseConfig) -> str:
     """Return libpq's keywords for `database`, for the settings of a child. Holds the password."""
     fields = {name: str(getattr(database, name)) for name in DatabaseConfig.__struct_fields__}
@@ -130,19 +143,15 @@ async def tune(site: Site) -> dict[str, str]:
         "max_wal_size": f"{MAX_WAL_SIZE_MB} MB",
         "min_wal_size": f"{MAX_WAL_SIZE_MB} MB",
     }
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         for name, value in ours.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         await connection.execute("SELECT pg_reload_conf()")
-        return {
-            row["name"]: f"{row['setting']} {row['unit'] or ''}".strip()
-            for row in await connection.fetch(
-                "SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1)", list(_TOLD)
-            )
-        } | ours  # the server rereads its file in its own time
-    finally:
-        await connection.close()
+        found = await connection.fetch(
+            "SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1)", list(_TOLD)
+        )
+    settings = {row["name"]: f"{row['setting']} {row['unit'] or ''}".strip() for row in found}
+    return settings | ours  # the server rereads its file in its own time
 
 
 async def write_log_files(site: Site, megabytes: int) -> None:
@@ -153,13 +162,10 @@ async def write_log_files(site: Site, megabytes: int) -> None:
     A new file is 16 MB of zeros to flush, for which every commit waits: 20 to 70 ms (decisions 13
     and 14).
     """
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         for _ in range(megabytes // _LOG_STEP_MB):
             await connection.execute(_WRITE_LOG, _LOG_STEP_MB)
         await connection.execute("CHECKPOINT")
-    finally:
-        await connection.close()
 
 
 _LOG_STEP_MB = 64
@@ -189,8 +195,7 @@ async def remove_topic(site: Site, topic: str) -> None:
 
 async def empty_chain(site: Site, chain_id: int) -> None:
     """Remove the rows of a chain and its topic. Its number stays taken."""
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         topic = await connection.fetchval(
             "SELECT topic FROM chain_head WHERE chain_id = $1", chain_id
         )
@@ -198,8 +203,6 @@ async def empty_chain(site: Site, chain_id: int) -> None:
             await connection.execute(f"DROP TABLE IF EXISTS chain_page_{int(chain_id)} CASCADE")
             await connection.execute("DELETE FROM chain_key_page WHERE chain_id = $1", chain_id)
             await connection.execute("DELETE FROM chain_client WHERE chain_id = $1", chain_id)
-    finally:
-        await connection.close()
     await remove_topic(site, topic)
 
 

@@ -1,18 +1,48 @@
-"""The load of one run, the same for every rival, and its result."""
+"""The load of one run, its seeded orders, the same for every rival, and its result."""
 
 from __future__ import annotations
 
-from typing import Literal
+from base64 import b64encode
+from random import Random
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from benchmarks.chains import Site
+from sequencer import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EVENT_TIME_NS = 1_700_000_000_000_000_000
 
 Stage = Literal["persist", "publish", "deliver"]
 """How far a run goes: rows durable; rows on the broker too; rows handed on by a second process."""
 
 WARM_UP_SHARE = 20
 """One order in this many goes first, untimed: it warms caches, plans and connections."""
+
+
+def order_batches(
+    count: int, batch_rows: int, *, payload_bytes: int = 100, seed: int = 1
+) -> Iterator[list[Order]]:
+    """Yield `count` orders in batches, with varied payloads and keys (client, rising number).
+
+    Payloads are ASCII, six random bits per byte: a rival that sends JSON need not encode them
+    first.
+    """
+    random = Random(seed)
+    for start in range(0, count, batch_rows):
+        stop = min(start + batch_rows, count)
+        noise = b64encode(random.randbytes(payload_bytes * (stop - start)))
+        yield [
+            Order(
+                f"client-{n % 64}#{n}",
+                noise[(n - start) * payload_bytes : (n - start + 1) * payload_bytes],
+                EVENT_TIME_NS + n,
+            )
+            for n in range(start, stop)
+        ]
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -52,6 +82,12 @@ class Load(Struct, frozen=True, kw_only=True):
     def deadline_seconds(self) -> float:
         """After this long, a run has hung: ten minutes, and more for long chains."""
         return 600.0 + self.all_orders / 20_000
+
+    def batches(self, count: int) -> Iterator[list[Order]]:
+        """Yield the first `count` orders, in batches."""
+        return order_batches(
+            count, self.batch_rows, payload_bytes=self.payload_bytes, seed=self.seed
+        )
 
 
 class Venue(Struct, frozen=True, kw_only=True):

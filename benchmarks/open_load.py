@@ -4,27 +4,46 @@ Orders fall due on a constant schedule. Latency counts from the time when an ord
 when it was sent: a sequencer that stalls makes later orders late, and that is what is measured.
 Every millisecond the orders that have fallen due are handed to the sequencer together, as an intake
 would; the wait for that counts too. Self-clocking batches are compared with fixed batch sizes, each
-of which is sent when it is full.
+of which is sent when it is full. Also, what no order can be faster than.
+
+Each end is `python -m benchmarks.open_load send|take`, the venue and the job on its stdin.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+import uvloop
 
-from benchmarks.ends import RunFailed
-from benchmarks.load import Load
-from benchmarks.open_load_ends import Floor, OpenJob, measure_floor, run_open
+from benchmarks.chains import Site, connected, empty_chain, make_chain, make_topic, remove_topic
+from benchmarks.host import ServerLoad
+from benchmarks.load import Load, Venue
+from benchmarks.processes import (
+    End,
+    RunFailed,
+    freeze,
+    job_of,
+    next_line,
+    role_of,
+    say,
+    stand_ready,
+)
 from benchmarks.question import Arm, Figures, Line, Scope
+from benchmarks.rivals.engine import Receiving, published, sequencer_of
+from benchmarks.rivals.proof import prove
+from benchmarks.rivals.records import RecordSender
+from benchmarks.rivals.rival import NotWhole, Tally
+from benchmarks.spreads import histogram_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from benchmarks.chains import Site
-
-TITLE = "Latency under open load"
+    from sequencer import Order, Sequencer
 
 SHARES_PERCENT = (10, 30, 50, 70, 90)
 FIXED_ROWS = (100, 500, 1_000, 5_000)
@@ -51,7 +70,7 @@ def arms(scope: Scope) -> list[Arm]:
     ]
     return first + [
         Arm(
-            name=f"{share} %, {'self-clocking' if rows == 0 else f'batches of {rows}'}",
+            name=arm_name(share, rows),
             settings={"share_percent": share, "fixed_rows": rows},
             seconds=seconds,
         )
@@ -60,12 +79,17 @@ def arms(scope: Scope) -> list[Arm]:
     ]
 
 
+def arm_name(share_percent: int, fixed_rows: int) -> str:
+    """Return the name of an arm."""
+    policy = "self-clocking" if fixed_rows == 0 else f"batches of {fixed_rows}"
+    return f"{share_percent} %, {policy}"
+
+
 async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     """Run one repeat. The loads are shares of the maximum of the first repeat."""
     if arm.name == "floor":
-        schedule_seconds = float(arm.settings["schedule_seconds"])
-        floor: Floor = await measure_floor(site, schedule_seconds)
-        return msgspec.convert(msgspec.to_builtins(floor), Figures)
+        floor = await measure_floor(site, float(arm.settings["schedule_seconds"]))
+        return msgspec.structs.asdict(floor)
     load = Load(rival="engine", orders=MAXIMUM_ORDERS, batch_rows=5_000)
     if arm.name == "maximum":
         return await run_open(site, OpenJob(load=load, rate_per_second=0.0, warm_up_orders=50_000))
@@ -94,3 +118,307 @@ def maximum(lines: Sequence[Line]) -> float:
     if not found:
         raise RunFailed("the maximum is not known yet")
     return statistics.median(found)
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+_TICK_SECONDS = 0.001
+_HEAD_START_NS = 100_000_000
+_DEADLINE_SECONDS = 300.0
+_CHUNK_ROWS = 1_000
+"""Orders that are handed over together, at most, when all are due at once."""
+FLOOR_TRIES = 1_000
+FLOOR_PACE_SECONDS = 0.005
+
+
+class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule."""
+
+    load: Load
+    rate_per_second: float
+    """0: all orders are due at once, which shows the maximum."""
+    warm_up_orders: int
+    """The first ones, which are sent like all others, but not counted."""
+    fixed_rows: int = 0
+    """Orders of a batch; 0: all that have come while the last one was committed."""
+
+
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sending end reports."""
+
+    start_ns: int
+    """When the first order was due."""
+    ack_histogram: str
+    batches: int
+    seconds: float
+    cpu_seconds: float
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What the receiving end reports."""
+
+    ended_ns: int
+    first_counted_ns: int
+    rows: int
+    histogram: str
+    cpu_seconds: float
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """What no order can be faster than: one commit, then one send, each with nothing beside it.
+
+    One after the other, a stall of the disk counts once, however long it is: only the one call that
+    met it is late. So each is also measured on a schedule, from when it was due, as orders are.
+    """
+
+    commit_histogram: str
+    send_histogram: str
+    due_commit_histogram: str
+    due_send_histogram: str
+
+
+async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
+    """Run a schedule through a new chain and return its figures. Raises NotWhole, RunFailed."""
+    chain_id = await make_chain(site)
+    venue = Venue(site=site, load=job.load, place={"chain_id": chain_id})
+    sender, taker = (End("benchmarks.open_load", role, venue, job) for role in ("send", "take"))
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS), taker:
+            await taker.expect(b"listening")
+            servers = await ServerLoad.now(site)
+            async with sender:
+                scheduled = await sender.result(Scheduled)
+                await taker.tell(b"%d" % scheduled.start_ns)
+                taken = await taker.result(Taken)
+                used = (await ServerLoad.now(site)).since(servers)
+                # The content is compared too: the schedule's times are those of the orders.
+                stored = await prove(site.auditor, chain_id, job.load, job.load.orders)
+    finally:
+        await empty_chain(site, chain_id)
+    if not stored.rows == taken.rows == job.load.orders:
+        raise NotWhole(
+            f"{stored.rows} orders are stored, {taken.rows} handed on of {job.load.orders}"
+        )
+    counted = job.load.orders - job.warm_up_orders
+    begin_ns = scheduled.start_ns if job.rate_per_second else taken.first_counted_ns
+    wait_ns = job.warm_up_orders / job.rate_per_second * 1e9 if job.rate_per_second else 0
+    return {
+        "rate_per_second": job.rate_per_second,
+        "delivered_per_second": counted / (taken.ended_ns - begin_ns - wait_ns) * 1e9,
+        "histogram": taken.histogram,
+        "ack_histogram": scheduled.ack_histogram,
+        "batch_window_ms": scheduled.seconds / max(scheduled.batches, 1) * 1e3,
+        "batch_rows": job.load.orders / max(scheduled.batches, 1),
+        "producer_cpu_seconds": scheduled.cpu_seconds,
+        "receiver_cpu_seconds": taken.cpu_seconds,
+        **used,
+    }
+
+
+async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
+    """Commit single rows, then send single records: one after the other, then on a schedule."""
+    topic = "rival.floor"
+    await make_topic(site, topic)
+    venue = Venue(site=site, load=Load(rival="engine", orders=1), place={"topic": topic})
+    async with connected(site.admin) as connection:
+        try:
+            await connection.execute("CREATE TABLE IF NOT EXISTS rival_floor (payload bytea)")
+            insert = await connection.prepare("INSERT INTO rival_floor VALUES ($1)")
+
+            async def commit() -> None:
+                await insert.fetch(bytes(100))
+
+            commits = await _timed(commit)
+            due_commits = await timed_from_due(commit, seconds=schedule_seconds)
+            async with RecordSender(venue) as sender:
+
+                async def send() -> None:
+                    await sender.send(bytes(100))
+                    await sender.settle()
+
+                sends = await _timed(send)
+                due_sends = await timed_from_due(send, seconds=schedule_seconds)
+        finally:
+            await connection.execute("DROP TABLE IF EXISTS rival_floor")
+            await remove_topic(site, topic)
+    return Floor(*map(histogram_of, (commits, sends, due_commits, due_sends)))
+
+
+async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
+    """Return how long calls take that are made one after the other, in nanoseconds."""
+    for _ in range(FLOOR_TRIES // 10):
+        await call()
+    found = []
+    for _ in range(FLOOR_TRIES):
+        began_ns = time.monotonic_ns()
+        await call()
+        found.append(time.monotonic_ns() - began_ns)
+    return found
+
+
+async def timed_from_due(
+    call: Callable[[], Awaitable[None]],
+    *,
+    seconds: float,
+    pace_seconds: float = FLOOR_PACE_SECONDS,
+) -> list[int]:
+    """Return when calls on a constant schedule were done, from when each was due, in nanoseconds.
+
+    They run one at a time: calls that fall due during a long one are late too, and show it.
+    """
+    found = []
+    due_ns = time.monotonic_ns()
+    for _ in range(round(seconds / pace_seconds)):
+        due_ns += int(pace_seconds * 1e9)
+        if (early_ns := due_ns - time.monotonic_ns()) > 0:
+            await asyncio.sleep(early_ns / 1e9)
+        await call()
+        found.append(time.monotonic_ns() - due_ns)
+    return found
+
+
+# -- the processes ---------------------------------------------------------------------------------
+
+
+async def send(venue: Venue, job: OpenJob) -> Scheduled:
+    """Hand every order to the sequencer when it is due."""
+    load = job.load
+    orders = [order for batch in load.batches(load.orders) for order in batch]
+    async with sequencer_of(venue.site, int(venue.place["chain_id"]), load) as sequencer:
+        freeze()
+        cpu = time.process_time()
+        pacing = _Pacing(sequencer, job)
+        await pacing.run(orders)
+        await published(sequencer)  # making histograms would hold up the last frames
+        return Scheduled(
+            start_ns=pacing.start_ns,
+            ack_histogram=histogram_of(pacing.ack_latencies()),
+            batches=sequencer.stats().batches,
+            seconds=(time.monotonic_ns() - pacing.start_ns) / 1e9,
+            cpu_seconds=time.process_time() - cpu,
+        )
+
+
+class _Pacing:
+    """The schedule, and when each order was acknowledged."""
+
+    def __init__(self, sequencer: Sequencer, job: OpenJob) -> None:
+        self._sequencer = sequencer
+        self._job = job
+        self._ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
+        # (first order, orders, time of the acknowledgement), one per call.
+        self._acks: list[tuple[int, int, int]] = []
+        self._failure: BaseException | None = None
+        self._unanswered = 0
+        self._answered = asyncio.Event()
+        self.start_ns = 0
+
+    async def run(self, orders: Sequence[Order]) -> None:
+        """Hand over all of `orders`, and return when all are acknowledged.
+
+        Only the time of each answer is kept, and answers are counted: to gather some thousand
+        futures at the end would hold the loop up while the last of them are still to come.
+        """
+        self.start_ns = time.monotonic_ns() + _HEAD_START_NS
+        sent = 0
+        while sent < len(orders):
+            while (due := self._due(sent, len(orders))) > sent:
+                self._unanswered += 1
+                done = await self._sequencer.queue_each(orders[sent:due])
+                done.add_done_callback(self._noted(sent, due - sent))
+                is_last_of_tick = due - sent < self._most_at_once()
+                sent = due
+                if is_last_of_tick:  # else a slow loop would hand over orders one by one
+                    break
+            await asyncio.sleep(_TICK_SECONDS if self._ns_per_order else 0)
+        while self._unanswered:
+            self._answered.clear()
+            await self._answered.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _most_at_once(self) -> int:
+        """Return how many orders are handed over together at most."""
+        return self._job.fixed_rows or (
+            self._job.load.batch_rows if self._ns_per_order else _CHUNK_ROWS
+        )
+
+    def _due(self, sent: int, count: int) -> int:
+        """Return up to which order to hand over now."""
+        fixed, most = self._job.fixed_rows, self._most_at_once()
+        if not self._ns_per_order:
+            return min(count, sent + most)
+        elapsed_ns = time.monotonic_ns() - self.start_ns
+        due = min(count, max(sent, int(elapsed_ns / self._ns_per_order) + 1))
+        if not fixed:
+            return min(due, sent + most)
+        is_last = count - sent < fixed
+        return sent + fixed if due - sent >= fixed else due if is_last and due == count else sent
+
+    def _noted(self, first: int, count: int) -> Any:  # noqa: ANN401 - a callback of asyncio's
+        def note(done: asyncio.Future[Any]) -> None:
+            self._acks.append((first, count, time.monotonic_ns()))
+            self._unanswered -= 1
+            self._answered.set()
+            self._failure = self._failure or done.exception()
+
+        return note
+
+    def ack_latencies(self) -> np.ndarray[Any, Any]:
+        """Return when each order was acknowledged, from when it was due, in nanoseconds."""
+        found = []
+        for first, count, acked_ns in self._acks:
+            due_ns = self.start_ns + np.arange(first, first + count) * self._ns_per_order
+            found.append((acked_ns - due_ns)[max(0, self._job.warm_up_orders - first) :])
+        return np.concatenate(found).astype(np.int64)
+
+
+class _Arrivals(Tally):
+    """Notes when every order was handed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # (rows before, time), one per run; ids begin at 1 and skip none in a chain of one leader.
+        self.arrivals: list[tuple[int, int, int]] = []
+
+    def take(self, events: Sequence[Any]) -> None:
+        """Count a run, and note its time."""
+        before = self.rows
+        super().take(events)
+        self.arrivals.append((before, len(events), time.monotonic_ns()))
+
+
+async def take(venue: Venue, job: OpenJob) -> Taken:
+    """Receive everything, and return the latencies once it is known when the schedule began."""
+    arrivals = _Arrivals()
+    async with Receiving(venue, arrivals) as receiver:
+        stand_ready(b"listening")
+        cpu = time.process_time()
+        await receiver.receive(job.load.orders)
+        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
+    start_ns = int(await next_line())
+    ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
+    found = []
+    first_counted_ns = 0
+    for before, count, arrived_ns in arrivals.arrivals:
+        due_ns = start_ns + np.arange(before, before + count) * ns_per_order
+        found.append((arrived_ns - due_ns)[max(0, job.warm_up_orders - before) :])
+        if before + count <= job.warm_up_orders:
+            first_counted_ns = arrived_ns
+    return Taken(
+        ended_ns=ended_ns,
+        first_counted_ns=first_counted_ns or start_ns,
+        rows=arrivals.rows,
+        histogram=histogram_of(np.concatenate(found).astype(np.int64)),
+        cpu_seconds=cpu,
+    )
+
+
+async def _main() -> None:
+    venue, job = job_of(Venue), job_of(OpenJob)
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        say(await role_of(send, take)(venue, job))
+
+
+if __name__ == "__main__":
+    uvloop.run(_main())

@@ -1,60 +1,120 @@
-"""Benchmarks of one part alone, which are programs of their own: each adds a line to its results.
+"""Benchmarks of one part alone, which reset the stack: they run after everything else.
 
-They reset the stack, so they run after everything else.
+Each adds a line to its results:
+
+    python -m benchmarks.programs fill [--repeats 7] [--dry]
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
-from pathlib import Path
+from importlib import import_module
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import uvloop
 from msgspec import Struct
 
-from benchmarks.ends import RunFailed
+from benchmarks.chains import benchmark_stack, open_site
 from benchmarks.host import RESULTS, describe_host
+from benchmarks.processes import ROOT, RunFailed
+from benchmarks.spreads import as_spread, cell
+from orderchain.collector import calm_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-_ROOT = Path(__file__).parent.parent
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Program(Struct, frozen=True):
-    """A benchmark with a `main` of its own."""
+    """A function of a module of `benchmarks.parts`: it gets a site and options, returns figures."""
 
     title: str
-    arguments: tuple[str, ...]
+    module: str
     seconds: float
+    options: dict[str, int | float]
+    """With their defaults."""
+    has_site: bool = True
+    """Servers are started for it."""
+    is_flat: bool = False
+    """Its result is the whole line, else its figures; and Python's collector is as usual."""
 
 
 PROGRAMS = {
-    "commit_path": Program("The commit path, and pages against a row per order", (), 300),
-    "key_kinds": Program("What keys cost, by their kind", (), 240),
-    "one_by_one": Program("Orders one by one, and one alone", (), 90),
-    "receiver_core": Program("The receiver's core, without a network", (), 120),
-    "fill": Program("Gap fill by the size of the gap and of the table", (), 240),
-    "large_gap": Program("What a gap of a million rows takes of memory", (), 60),
-    "full_rate": Program("A minute at the highest rate", (), 240),
-    "loss": Program("The rate end to end while frames are lost", (), 120),
-    "catch_up": Program("Catching up after a pause", (), 120),
-    "outbox_cycle": Program("A full cycle of the outbox beside the row-by-row way", (), 240),
-    "outbox_sweep": Program("The outbox's sweep beside its history", (), 120),
-    "outbox_latency": Program("From a business commit to the handler, at a steady load", (), 180),
-    "outbox_delayed_check": Program("Mode 5 of the outbox beside mode 3", (), 150),
-    "spark_check": Program("The verifier's check beside a scan, lag() and an anti join", (), 420),
-    "spark_scale": Program("The check of ten times the rows, in executors of 2 GB", (), 300),
-    "spark_jdbc": Program("The check of a database beside a bare read by JDBC", (), 300),
-}
+    "commit_path": Program(
+        "The commit path, and pages against a row per order",
+        "sequencing", 300, {"repeats": 5, "orders": 200_000},
+    ),
+    "key_kinds": Program(
+        "What keys cost, by their kind",
+        "sequencing", 240, {"repeats": 5, "orders": 200_000, "present": 3_000_000},
+    ),
+    "one_by_one": Program(
+        "Orders one by one, and one alone", "sequencing", 90, {"repeats": 5, "orders": 200_000}
+    ),
+    "receiver_core": Program(
+        "The receiver's core, without a network",
+        "receiver_core", 120, {"repeats": 15, "orders": 400_000}, has_site=False, is_flat=True,
+    ),
+    "fill": Program(
+        "Gap fill by the size of the gap and of the table",
+        "fill", 240, {"repeats": 7, "largest": 10_000_000}, is_flat=True,
+    ),
+    "large_gap": Program(
+        "What a gap of a million rows takes of memory",
+        "impaired", 60, {"repeats": 5, "rows": 1_000_000}, is_flat=True,
+    ),
+    "full_rate": Program(
+        "A minute at the highest rate", "impaired", 240, {"orders": 36_000_000}, is_flat=True
+    ),
+    "loss": Program(
+        "The rate end to end while frames are lost",
+        "impaired", 120, {"repeats": 5, "orders": 200_000, "share": 0.05}, is_flat=True,
+    ),
+    "catch_up": Program(
+        "Catching up after a pause",
+        "impaired", 120, {"repeats": 5, "orders": 1_000_000, "arrivals": 40_000}, is_flat=True,
+    ),
+    "outbox_cycle": Program(
+        "A full cycle of the outbox beside the row-by-row way",
+        "outbox", 240, {"repeats": 3, "messages": 100_000, "rows": 1_500},
+    ),
+    "outbox_sweep": Program(
+        "The outbox's sweep beside its history",
+        "outbox", 120, {"repeats": 5, "finished": 1_000_000},
+    ),
+    "outbox_latency": Program(
+        "From a business commit to the handler, at a steady load",
+        "outbox_load", 180, {"repeats": 3, "seconds": 6, "rate": 1_000, "warm": 10},
+    ),
+    "outbox_delayed_check": Program(
+        "Mode 5 of the outbox beside mode 3", "outbox_load", 150, {"repeats": 3, "messages": 60_000}
+    ),
+    "spark_check": Program(
+        "The verifier's check beside a scan, lag() and an anti join",
+        "spark", 420, {"repeats": 3, "rows": 50_000_000, "wide_rows": 5_000_000},
+        has_site=False, is_flat=True,
+    ),
+    "spark_scale": Program(
+        "The check of ten times the rows, in executors of 2 GB",
+        "spark", 300, {"repeats": 5, "short": 10_000_000, "long": 100_000_000},
+        has_site=False, is_flat=True,
+    ),
+    "spark_jdbc": Program(
+        "The check of a database beside a bare read by JDBC",
+        "spark", 300, {"repeats": 5, "rows": 10_000_000}, is_flat=True,
+    ),
+}  # fmt: skip
 
 
 def run_program(name: str, environment: Mapping[str, str]) -> None:
     """Run a program to its end, its talk on stderr. Raises RunFailed."""
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *PROGRAMS[name].arguments],
-        cwd=_ROOT,
+        [sys.executable, "-m", "benchmarks.programs", name],
+        cwd=ROOT,
         env=dict(environment),
         stdout=sys.stderr,
         check=False,
@@ -76,17 +136,52 @@ def last_result(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     return msgspec.json.decode(lines[-1]) if lines else None
 
 
-def figures_of(result: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
+def figures_of(value: object, *path: str) -> list[tuple[str, dict[str, float]]]:
     """Return every figure with a spread in a result, by its place."""
-    return list(_walk(result, ()))
-
-
-def _walk(value: object, path: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
     if not isinstance(value, dict):
         return []
-    found: list[tuple[str, dict[str, float]]] = []
-    if {"median", "min", "max"} <= value.keys():
-        found.append((" / ".join(path), value))
+    is_spread = {"median", "min", "max"} <= value.keys()
+    found = [(" / ".join(path), value)] if is_spread else []
     for name, inner in value.items():
-        found += _walk(inner, (*path, str(name)))
+        found += figures_of(inner, *path, str(name))
     return found
+
+
+def save_result(name: str, measured: Mapping[str, Any], *, is_dry: bool) -> None:
+    """Print every figure, and add a line to the results."""
+    result = {"benchmark": name, "host": describe_host(), **measured}
+    for where, found in figures_of(result):
+        print(f"{where:70} {cell(as_spread(found))}", flush=True)
+    if is_dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(result) + b"\n")
+
+
+def main() -> None:
+    """Measure, print, and add a line to the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dry", action="store_true", help="print only")
+    programs = parser.add_subparsers(dest="program", required=True)
+    for name, program in PROGRAMS.items():
+        its = programs.add_parser(name, help=program.title)
+        for option, default in program.options.items():
+            its.add_argument(f"--{option.replace('_', '-')}", type=type(default), default=default)
+    arguments = parser.parse_args()
+    program = PROGRAMS[arguments.program]
+    measure = getattr(import_module(f"benchmarks.parts.{program.module}"), arguments.program)
+    settings = {option: getattr(arguments, option) for option in program.options}
+    if not program.is_flat:
+        calm_collector()
+    # Without a need for servers, those of a benchmark that runs meanwhile are left alone.
+    sites = [open_site(benchmark_stack())] if program.has_site else []
+    found = measure(*sites, **settings)
+    if iscoroutine(found):
+        found = uvloop.run(found)
+    whole = found if program.is_flat else {"settings": settings, "figures": found}
+    save_result(arguments.program, whole, is_dry=arguments.dry)
+
+
+if __name__ == "__main__":
+    main()

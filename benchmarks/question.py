@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
+from benchmarks.chains import Site
 from benchmarks.load import Load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.chains import Site
 
 Figures = dict[str, Any]
 
@@ -76,18 +73,14 @@ class Line(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Question(Protocol):
-    """A module of this package."""
+class Question(Struct, frozen=True):
+    """What is asked: the arms that are compared, and how one repeat of an arm is run."""
 
-    TITLE: str
-
-    def arms(self, scope: Scope) -> list[Arm]:
-        """Return what is compared; the first may be what others need to know."""
-        ...
-
-    async def run(self, site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
-        """Run one repeat; `earlier` are the lines of this question so far."""
-        ...
+    title: str
+    arms: Callable[[Scope], list[Arm]]
+    """The first arm may be what others need to know."""
+    run: Callable[[Site, Arm, Sequence[Line]], Awaitable[Figures]]
+    """The lines are those of this question so far."""
 
 
 def load_arm(

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.arm_log import read_lines
-from benchmarks.comparison import COMMON_ROWS
 from benchmarks.host import RESULTS
-from benchmarks.report import cell
+from benchmarks.questions import COMMON_ROWS
 from benchmarks.rivals import rival_of
-from benchmarks.summary import Lines
+from benchmarks.session import read_lines
+from benchmarks.spreads import Lines, cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

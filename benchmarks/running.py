@@ -1,27 +1,45 @@
-"""Runs one load through one rival, in processes of its own, and proves it whole."""
+"""Runs one load through one rival, in processes of its own, and proves it whole.
+
+Each end of a run is `python -m benchmarks.running produce|receive`, the venue on its stdin. It
+writes `ready` once it is warm, the sending end then waits for a line, and it ends with its figures.
+The garbage collector stays on, but what was made before the timed part is frozen out of its sight.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+import time
+from contextlib import AsyncExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-import msgspec
+import uvloop
 
-from benchmarks.ends import End, RunFailed
+from benchmarks.host import ServerLoad
 from benchmarks.load import Load, Produced, Received, Venue
+from benchmarks.processes import (
+    End,
+    RunFailed,
+    job_of,
+    next_line,
+    resident_mib,
+    role_of,
+    say,
+    stand_ready,
+)
 from benchmarks.rivals import rival_of
-from benchmarks.rivals.rival import NotWhole, digest_of
-from benchmarks.server_load import ServerLoad
-from benchmarks.workload import order_batches
+from benchmarks.rivals.rival import NotWhole, Tally, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from benchmarks.chains import Site
     from benchmarks.question import Arm, Figures, Line
+    from benchmarks.rivals.rival import Producer
+    from sequencer import Order
 
-_WORKER = "benchmarks.worker"
+_GROWN_AT_ONCE: Final = 20
+"""Batches; enough that the sequencer never waits for more than a few times."""
 
 
 async def run_load(
@@ -54,23 +72,25 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
     """Return the figures of the timed part."""
-    load = venue.load
-    has_receiver = load.stage == "deliver"
-    async with _ends(venue, has_receiver=has_receiver) as (producing, receiving):
-        if receiving is not None:
+    producing = End("benchmarks.running", "produce", venue)
+    receiving = End("benchmarks.running", "receive", venue)
+    async with AsyncExitStack() as stack:
+        has_receiver = venue.load.stage == "deliver"
+        if has_receiver:
+            await stack.enter_async_context(receiving)
             await receiving.expect(b"listening")
-        await producing.start(msgspec.json.encode(venue))
+        await stack.enter_async_context(producing)
         await producing.expect(b"ready")
-        if receiving is not None:
+        if has_receiver:
             await receiving.expect(b"ready")
         if before is not None:
             await before()
         servers = await ServerLoad.now(venue.site)
-        await producing.tell(b"go\n")
+        await producing.tell(b"go")
         produced = await producing.result(Produced)
-        received = None if receiving is None else await receiving.result(Received)
+        received = await receiving.result(Received) if has_receiver else None
         used = (await ServerLoad.now(venue.site)).since(servers)
-    return {**_figures(load, produced, received), **used}
+    return {**_figures(venue.load, produced, received), **used}
 
 
 def _figures(load: Load, produced: Produced, received: Received | None) -> dict[str, float]:
@@ -101,22 +121,73 @@ def _figures(load: Load, produced: Produced, received: Received | None) -> dict[
 
 
 def _sent_digest(load: Load) -> str:
-    batches = order_batches(
-        load.all_orders, load.batch_rows, payload_bytes=load.payload_bytes, seed=load.seed
+    return digest_of([order for batch in load.batches(load.all_orders) for order in batch])
+
+
+# -- the processes ---------------------------------------------------------------------------------
+
+
+async def produce(venue: Venue) -> Produced:
+    """Send the warm-up, wait for the word, send the rest, and return when it was durable."""
+    load = venue.load
+    batches = load.batches(load.all_orders)
+    async with rival_of(load.rival).producer(venue) as producer:
+        warm_up = producer.ready(list(islice(batches, load.warm_up_orders // load.batch_rows)))
+        await producer.send(warm_up)
+        del warm_up
+        await _grow(producer, islice(batches, load.grow_orders // load.batch_rows))
+        await producer.settle()
+        memory_mib = resident_mib()
+        timed = producer.ready(list(batches))
+        stand_ready(b"ready")
+        await next_line()
+        began_ns, cpu = time.monotonic_ns(), time.process_time()
+        await producer.send(timed)
+        persisted_ns = time.monotonic_ns()
+        await producer.settle()
+        published_ns = time.monotonic_ns()
+        return Produced(
+            began_ns=began_ns,
+            persisted_ns=persisted_ns,
+            published_ns=published_ns,
+            cpu_seconds=time.process_time() - cpu,
+            memory_mib=memory_mib,
+        )
+
+
+async def _grow(producer: Producer, batches: Iterator[list[Order]]) -> None:
+    """Send batches as they are made, some at a time: memory is the sequencer's, not theirs."""
+    while some := list(islice(batches, _GROWN_AT_ONCE)):
+        await producer.send(producer.ready(some))
+
+
+async def receive(venue: Venue) -> Received:
+    """Receive the warm-up, then the rest, and return when the last order was handed on."""
+    load = venue.load
+    tally = Tally(is_kept=load.is_kept)
+    async with rival_of(load.rival).receiver(venue, tally) as receiver:
+        say(b"listening")
+        await receiver.receive(load.untimed_orders)
+        stand_ready(b"ready")
+        cpu = time.process_time()
+        await receiver.receive(load.all_orders)
+        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
+    return Received(
+        ended_ns=ended_ns,
+        rows=tally.rows,
+        last_id=tally.last_id,
+        cpu_seconds=cpu,
+        memory_mib=resident_mib(),
+        digest=tally.digest(),
+        notes=tally.notes,
     )
-    return digest_of([order for batch in batches for order in batch])
 
 
-@asynccontextmanager
-async def _ends(venue: Venue, *, has_receiver: bool) -> AsyncIterator[tuple[End, End | None]]:
-    """Start the receiving end, if there is one; leave no process running."""
-    producing = End(_WORKER, "produce")
-    receiving = End(_WORKER, "receive") if has_receiver else None
-    try:
-        if receiving is not None:
-            await receiving.start(msgspec.json.encode(venue))
-        yield producing, receiving
-    finally:
-        await producing.end()
-        if receiving is not None:
-            await receiving.end()
+async def _main() -> None:
+    venue = job_of(Venue)
+    async with asyncio.timeout(venue.load.deadline_seconds):
+        say(await role_of(produce, receive)(venue))
+
+
+if __name__ == "__main__":
+    uvloop.run(_main())

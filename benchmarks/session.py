@@ -1,34 +1,331 @@
-"""One call of the benchmark, from the start of its servers to its table."""
+"""One call of the benchmark, from the start of its servers to its last saved line.
+
+Every arm is run in turn, repeat after repeat, each saved when it ends.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import TYPE_CHECKING
+import time
+from datetime import UTC, datetime
+from pathlib import Path  # msgspec looks it up
+from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.ends import RunFailed
-from benchmarks.programs import PROGRAMS, is_done, run_program
-from benchmarks.questions import NAMES, question_of
-from benchmarks.runner import (
-    Options,
-    Outcome,
-    Runner,
-    Step,
-    expected_seconds,
-    site_for,
-    steps,
-    told,
-    warm_up,
+import msgspec
+from msgspec import Struct
+
+from benchmarks.chains import (
+    MAX_WAL_SIZE_MB,
+    benchmark_stack,
+    open_site,
+    site_of,
+    tune,
+    write_log_files,
 )
+from benchmarks.host import describe_host, disk_flushes
+from benchmarks.load import Load
+from benchmarks.processes import ROOT, RunFailed
+from benchmarks.programs import PROGRAMS, is_done, run_program
+from benchmarks.question import QUICK_SHARE, Arm, Figures, Line, Scope
+from benchmarks.questions import NAMES, question_of
+from benchmarks.rivals import rival_of
+from benchmarks.rivals.rival import NotWhole
+from benchmarks.running import run_load
 from chainctl.output import progress, talk
 from chainctl.running import run_async
 from local_stack.folders import DIRECTORY_VARIABLE
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.question import Scope
     from local_stack import LocalStack
+
+WARM_UP = (
+    Load(rival="kafka_transactions_frames", orders=100_000, batch_rows=100),
+    Load(rival="kafka_transactions_events", orders=100_000, batch_rows=100),
+    Load(rival="engine", orders=200_000, batch_rows=1_000),
+    Load(rival="bare_pages", orders=200_000, batch_rows=1_000),
+)
+"""Java compiles what runs often: a broker that has just started is three times slower."""
+
+WARM_UP_SECONDS = 45.0
+START_SECONDS = 20.0
+"""The start of the servers, with the measurement of the disk."""
+
+CONDITIONS = "conditions.jsonl"
+
+# -- saved lines -----------------------------------------------------------------------------------
+
+_ENGINE: Final = ("orderchain", "sequencer", "matcher_receiver", "gapfill")
+
+
+def engine_fingerprint() -> str:
+    """Return a fingerprint of the state of the engine's code, committed or not."""
+    found = hashlib.sha256()
+    for package in _ENGINE:
+        for path in sorted((ROOT / package).rglob("*")):
+            if path.suffix in (".py", ".sql"):
+                found.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
+                found.update(path.read_bytes())
+    found.update((ROOT / "schema.sql").read_bytes())
+    return found.hexdigest()[:12]
+
+
+class ArmLog:
+    """The lines of one question, in `FOLDER/QUESTION.jsonl`."""
+
+    def __init__(self, folder: Path, question: str) -> None:
+        self.path = folder / f"{question}.jsonl"
+        self.lines: list[Line] = []
+
+    def begin(self, *, resumes: bool, engine: str) -> int:
+        """Read what is there, to go on with it, or start over; return how many lines were left out.
+
+        Lines of another engine are of no use: a comparison is of one state of the code. Failed ones
+        are rerun.
+        """
+        found = read_lines(self.path) if resumes else []
+        same = found if all(line.engine == engine for line in found) else []
+        self.lines = [line for line in same if line.failure is None]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(self.lines)
+        return len(found) - len(same)
+
+    def keep_only(self, settings: Mapping[str, object]) -> int:
+        """Leave out lines of arms that have other `settings` now, by arm; return how many.
+
+        A quick run sends fewer orders through an arm of the same name.
+        """
+        same = [
+            line for line in self.lines if settings.get(line.arm, line.settings) == line.settings
+        ]
+        left_out = len(self.lines) - len(same)
+        if left_out:
+            self.lines = same
+            self._write(same)
+        return left_out
+
+    def has(self, arm: str, repeat: int) -> bool:
+        """Return whether this repeat was saved, or its arm skipped."""
+        return any(
+            line.arm == arm and (line.repeat == repeat or line.skipped is not None)
+            for line in self.lines
+        )
+
+    def add(self, line: Line) -> None:
+        """Save a line. It is on disk when this returns."""
+        self.lines.append(line)
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def _write(self, lines: Iterable[Line]) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        new.replace(self.path)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of a file; a last one that was cut off by a crash is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for text in path.read_bytes().splitlines():
+        try:
+            found.append(msgspec.json.decode(text, type=Line))
+        except msgspec.DecodeError:
+            continue
+    return found
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """Under which conditions the lines of a run were taken."""
+
+    run: str
+    host: dict[str, object]
+    engine: str
+    postgres: dict[str, str]
+    disk: dict[str, float]
+    """Microseconds of a write with each way to flush it (pg_test_fsync); empty without it."""
+    is_quick: bool
+    repeats: int
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What to run."""
+
+    scope: Scope
+    folder: Path
+    resumes: bool = False
+    minutes: float | None = None
+    """End after this long, to be resumed; the arm under way is finished first."""
+    stack_directory: Path | None = None
+
+
+class Step(Struct, frozen=True):
+    """One repeat of one arm that is still to be run."""
+
+    question: str
+    arm: Arm
+    repeat: int
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    done: int
+    left: int
+    failed: list[Line]
+    skipped: list[Line]
+
+
+class Runner:
+    """One run."""
+
+    def __init__(self, options: Options, questions: Sequence[str]) -> None:
+        self._options = options
+        self._engine = engine_fingerprint()
+        self._run = datetime.now(UTC).isoformat(timespec="seconds")
+        self._questions = {name: question_of(name) for name in questions}
+        self._logs = {name: ArmLog(options.folder, name) for name in questions}
+
+    def plan(self) -> list[Step]:
+        """Return what is to be run, in its order, and begin or go on with the files."""
+        arms = {name: asked.arms(self._options.scope) for name, asked in self._questions.items()}
+        for name, log in self._logs.items():
+            left_out = log.begin(resumes=self._options.resumes, engine=self._engine)
+            left_out += log.keep_only({arm.name: arm_settings(arm) for arm in arms[name]})
+            if left_out:
+                talk(f"{name}: {left_out} lines are of another engine or set-up: run again")
+        return [
+            step
+            for name in self._questions
+            for step in steps(name, arms[name], self._options.scope.repeats)
+            if not self._logs[name].has(step.arm.name, step.repeat)
+        ]
+
+    async def run(
+        self, plan: Sequence[Step], site: Site, on_step: Callable[[Step], None]
+    ) -> Outcome:
+        """Run the steps of `plan`; every one is saved when it ends."""
+        began = time.monotonic()
+        failed, skipped, done = [], [], 0
+        for step in plan:
+            minutes = self._options.minutes
+            if minutes is not None and time.monotonic() - began + step.arm.seconds > minutes * 60:
+                break
+            on_step(step)
+            log = self._logs[step.question]
+            if not log.has(step.arm.name, step.repeat):
+                line = await self._run_step(step, site)
+                log.add(line)
+                talk(_told(line))
+                failed += [line] if line.failure is not None else []
+                skipped += [line] if line.skipped is not None else []
+            done += 1
+        return Outcome(done=done, left=len(plan) - done, failed=failed, skipped=skipped)
+
+    async def _run_step(self, step: Step, site: Site) -> Line:
+        """Run one repeat of one arm. A run that fails, or is not whole, has no figure."""
+        arm = step.arm
+        figures: Figures | None = None
+        failure: str | None = None
+        began = time.monotonic()
+        absence = rival_of(arm.load.rival).absence() if arm.load is not None else None
+        if absence is None:
+            try:
+                question = self._questions[step.question]
+                figures = await question.run(site, arm, self._logs[step.question].lines)
+            except (RunFailed, NotWhole, TimeoutError) as error:
+                failure = reason_of(error)
+        return Line(
+            question=step.question,
+            arm=arm.name,
+            repeat=step.repeat,
+            run=self._run,
+            engine=self._engine,
+            settings=arm_settings(arm),
+            figures=figures,
+            failure=failure,
+            skipped=absence,
+            seconds=time.monotonic() - began,
+        )
+
+    async def note_conditions(self, site: Site, stack: LocalStack) -> None:
+        """Write down under which conditions this run is taken."""
+        conditions = Conditions(
+            run=self._run,
+            host=describe_host(),
+            engine=self._engine,
+            postgres=await tune(site),
+            disk=disk_flushes(stack.postgres()),
+            is_quick=self._options.scope.is_quick,
+            repeats=self._options.scope.repeats,
+        )
+        with (self._options.folder / CONDITIONS).open("ab") as file:
+            file.write(msgspec.json.encode(conditions) + b"\n")
+
+
+def arm_settings(arm: Arm) -> dict[str, Any]:
+    """Return what an arm is set to, as it is saved."""
+    settings: dict[str, Any] = msgspec.to_builtins(arm.settings if arm.load is None else arm.load)
+    return settings
+
+
+def steps(question: str, arms: Sequence[Arm], repeats: int) -> Iterator[Step]:
+    """Yield repeat after repeat, with every arm in each: what is compared runs close together."""
+    for repeat in range(repeats):
+        for arm in arms:
+            if repeat < arm.repeats_max:
+                yield Step(question, arm, repeat)
+
+
+def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> float:
+    """Return about how long a plan takes, with the start of the servers unless they are warm."""
+    seconds = sum(step.arm.seconds for step in plan)
+    if is_warm:
+        return seconds
+    return seconds + START_SECONDS + WARM_UP_SECONDS / (2 if scope.is_quick else 1)
+
+
+async def _warm_up(site: Site, scope: Scope) -> None:
+    """Run what makes the servers warm; no result is kept."""
+    share = QUICK_SHARE if scope.is_quick else 1
+    talk("warming up: files of PostgreSQL's log")
+    await write_log_files(site, MAX_WAL_SIZE_MB // share)
+    for load in WARM_UP:
+        if rival_of(load.rival).absence() is None:
+            talk(f"warming up: {load.rival}")
+            await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
+
+
+def _told(line: Line) -> str:
+    """Return a line of talk about a saved line."""
+    name = f"{line.question}: {line.arm} [{line.repeat + 1}]"
+    if line.skipped is not None:
+        return f"{name} skipped: {line.skipped}"
+    if line.figures is None:
+        return f"{name} has no figure: {line.failure}"
+    for figure in ("delivered", "published", "persisted", "rows"):
+        if (rate := line.figures.get(f"{figure}_per_second")) is not None:
+            return f"{name} {rate:,.0f}/s {figure}"
+    return f"{name} done"
+
+
+def _site_for(options: Options) -> tuple[LocalStack, Site, bool]:
+    """Return the stack, where it is, and whether it is warm: left up by the run to be resumed."""
+    stack = benchmark_stack(options.stack_directory)
+    if options.resumes and stack.status().up:
+        return stack, site_of(stack), True
+    return stack, open_site(stack), False
+
+
+# -- one call --------------------------------------------------------------------------------------
 
 
 def listed(names: Sequence[str], scope: Scope) -> Iterator[tuple[str, int, float, str]]:
@@ -39,7 +336,7 @@ def listed(names: Sequence[str], scope: Scope) -> Iterator[tuple[str, int, float
         else:
             asked = question_of(name)
             plan = list(steps(name, asked.arms(scope), scope.repeats))
-            yield name, len(plan), sum(step.arm.seconds for step in plan) / 60, asked.TITLE
+            yield name, len(plan), sum(step.arm.seconds for step in plan) / 60, asked.title
 
 
 def measure(names: Sequence[str], options: Options) -> int:
@@ -48,7 +345,7 @@ def measure(names: Sequence[str], options: Options) -> int:
     programs = [name for name in PROGRAMS if name in names]
     if options.resumes:
         programs = [name for name in programs if not is_done(name)]
-    runner = Runner(options, asked, talk)
+    runner = Runner(options, asked)
     plan = runner.plan()
     _tell_expected(plan, programs, options)
     failed = _ask(runner, plan, options) if plan else 0
@@ -75,25 +372,31 @@ def _tell_expected(plan: Sequence[Step], programs: Sequence[str], options: Optio
 def _ask(runner: Runner, plan: Sequence[Step], options: Options) -> int:
     """Run `plan`; the servers stay up only for a call that goes on with it."""
     outcome: Outcome | None = None
-    stack, site, is_warm = site_for(options)
+    stack, site, is_warm = _site_for(options)
     try:
-        outcome = run_async(_run(runner, plan, stack, site, is_warm=is_warm))
+        outcome = run_async(_run(runner, plan, stack, site, options, is_warm=is_warm))
     finally:
         if outcome is not None and outcome.left:
             talk(f"chainctl: {outcome.left} runs are left: the same again with --resume")
         else:
             stack.down()
     for line in outcome.failed:
-        talk(f"chainctl: {told(line)}")
+        talk(f"chainctl: {_told(line)}")
     return len(outcome.failed)
 
 
 async def _run(
-    runner: Runner, plan: Sequence[Step], stack: LocalStack, site: Site, *, is_warm: bool
+    runner: Runner,
+    plan: Sequence[Step],
+    stack: LocalStack,
+    site: Site,
+    options: Options,
+    *,
+    is_warm: bool,
 ) -> Outcome:
     await runner.note_conditions(site, stack)
     if not is_warm:
-        await warm_up(site, runner.scope, talk)
+        await _warm_up(site, options.scope)
     with progress("measuring", sum(step.arm.seconds for step in plan)) as bar:
         seconds = 0.0
 

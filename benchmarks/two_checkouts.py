@@ -17,21 +17,18 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from benchmarks.arms import interleave, ratio, spread
-from benchmarks.host import RESULTS, describe_host
+from benchmarks.processes import ROOT, End
+from benchmarks.programs import save_result
+from benchmarks.spreads import interleave, ratio, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
-_ROOT: Final = Path(__file__).parent.parent
 _ARMS: Final = ("engine 100", "engine 1000", "engine 5000")
-_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A line of figures is some kilobytes; asyncio's own bound would cut a long one off."""
+_CLOSE_SECONDS: Final = 120.0
+"""The servers of a checkout stop."""
 
 # Runs in the interpreter and the folder of either checkout, so it may use only what both have.
 _CHILD: Final = """
@@ -63,53 +60,12 @@ finally:
 """
 
 
-class Checkout:
-    """A child process in the folder of a checkout, which runs arms one at a time."""
-
-    def __init__(self, root: Path, name: str, question: str) -> None:
-        self._root = root
-        self._arguments = ("-c", _CHILD, name, question)
-        self._process: asyncio.subprocess.Process | None = None
-        self.arms: list[str] = []
-        """The names of the question's arms."""
-
-    async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            self._root / ".venv/bin/python",
-            *self._arguments,
-            cwd=self._root,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_BYTES_MAX,
-        )
-        self.arms = await self._answer()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            await self._process.wait()
-
-    async def run(self, arm: str) -> dict[str, Any]:
-        """Return the figures of one run. Raises RuntimeError where the child has ended."""
-        if self._process is None or self._process.stdin is None:
-            raise RuntimeError("not entered")
-        self._process.stdin.write(f"{arm}\n".encode())
-        figures: dict[str, Any] = await self._answer()
-        return figures
-
-    async def _answer(self) -> Any:  # noqa: ANN401 - JSON
-        if self._process is None or self._process.stdout is None:
-            raise RuntimeError("not entered")
-        while line := await self._process.stdout.readline():
-            if line[:1] in b"[{":  # not what the child's own parts print
-                return msgspec.json.decode(line)
-        raise RuntimeError(f"the benchmark of {self._root} has ended (see above)")
+def _checkout(root: Path, name: str, question: str) -> End:
+    """Return a process in the folder of a checkout, which runs arms one at a time."""
+    end = End("benchmarks", name, keeps_errors=False)
+    end.command = (root / ".venv/bin/python", "-c", _CHILD, name, question)
+    end.root, end.close_seconds = root, _CLOSE_SECONDS
+    return end
 
 
 async def measure(
@@ -118,15 +74,19 @@ async def measure(
     """Run every arm in both checkouts by turns; return the figures by arm."""
     result: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
-        here = await stack.enter_async_context(Checkout(_ROOT, "here", question))
-        there = await stack.enter_async_context(Checkout(other, "there", question))
+        here = await stack.enter_async_context(_checkout(ROOT, "here", question))
+        names = await here.answer()
+        there = await stack.enter_async_context(_checkout(other, "there", question))
+        both = {*names} & {*await there.answer()}
         for arm in arms:
-            if arm not in here.arms or arm not in there.arms:
-                raise SystemExit(f"--arm was {arm!r}, expected one of {', '.join(here.arms)}")
+            if arm not in both:
+                raise SystemExit(f"--arm was {arm!r}, expected one of {', '.join(names)}")
 
-            async def one(checkout: Checkout, arm: str = arm) -> float:
-                return float((await checkout.run(arm))[figure])
+            async def one(checkout: End, arm: str = arm) -> float:
+                await checkout.tell(arm.encode())
+                return float((await checkout.answer())[figure])
 
+            print(arm, flush=True)
             figures = await interleave(
                 {"here": lambda: one(here), "there": lambda: one(there)}, repeats
             )
@@ -134,13 +94,6 @@ async def measure(
                 **{name: spread(values) for name, values in figures.items()},
                 "here_to_there": ratio(figures, "here", "there"),
             }
-            found = result[arm]
-            against = found["here_to_there"]
-            print(
-                f"{arm:24} {found['here']['median']:9,.0f}  other {found['there']['median']:9,.0f}"
-                f"  / other {against['median']:.2f} ({against['min']:.2f} to {against['max']:.2f})",
-                flush=True,
-            )
     return result
 
 
@@ -158,21 +111,9 @@ def main() -> None:
     if not (other / ".venv/bin/python").exists():
         sys.exit(f"other was {str(other)!r}, expected a checkout after `make setup`")
     arms = arguments.arm or _ARMS
-    found = asyncio.run(
-        measure(other, arguments.question, arms, arguments.repeats, arguments.figure)
-    )
-    if arguments.dry:
-        return
-    result = {
-        "benchmark": "two_checkouts",
-        "host": describe_host(),
-        "question": arguments.question,
-        "figure": arguments.figure,
-        "repeats": arguments.repeats,
-        "by_arm": found,
-    }
-    with (RESULTS / "two_checkouts.jsonl").open("ab") as file:
-        file.write(msgspec.json.encode(result) + b"\n")
+    asked = {name: getattr(arguments, name) for name in ("question", "figure", "repeats")}
+    found = asyncio.run(measure(other, arms=arms, **asked))
+    save_result("two_checkouts", {**asked, "by_arm": found}, is_dry=arguments.dry)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from benchmarks.rivals.rival import Rival
 
 _CLASSES = {
-    "bare_pages": "BarePages",
-    "bare_pipe": "BarePipe",
-    "common_way": "CommonWay",
-    "engine": "Engine",
-    "event_sourcing": "EventSourcing",
-    "kafka_transactions_events": "KafkaTransactionsEvents",
-    "kafka_transactions_frames": "KafkaTransactionsFrames",
-    "nats_jetstream": "NatsJetStream",
+    "bare_pages": ("bare", "BarePages"),
+    "bare_pipe": ("bare", "BarePipe"),
+    "common_way": ("common_way", "CommonWay"),
+    "engine": ("engine", "Engine"),
+    "event_sourcing": ("event_sourcing", "EventSourcing"),
+    "kafka_transactions_events": ("kafka_transactions", "KafkaTransactionsEvents"),
+    "kafka_transactions_frames": ("kafka_transactions", "KafkaTransactionsFrames"),
+    "nats_jetstream": ("nats_jetstream", "NatsJetStream"),
 }
 
 NAMES = tuple(_CLASSES)
@@ -24,5 +24,6 @@ NAMES = tuple(_CLASSES)
 
 def rival_of(name: str) -> Rival:
     """Return the rival `name`; its libraries are imported now, and not before."""
-    made: Rival = getattr(import_module(f"benchmarks.rivals.{name}"), _CLASSES[name])()
+    module, kind = _CLASSES[name]
+    made: Rival = getattr(import_module(f"benchmarks.rivals.{module}"), kind)()
     return made

@@ -7,19 +7,13 @@ Its receiver handles one message at a time, and compares the previous id with th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks.chains import connect_to
-from benchmarks.rivals.durable import SQL, stored_common_rows
-from benchmarks.rivals.records import (
-    Numbering,
-    RecordSender,
-    RecordSource,
-    drop_topic,
-    new_topic,
-)
+from benchmarks.chains import connected
+from benchmarks.rivals.records import RecordSender, RecordSource, drop_topic, new_topic
+from benchmarks.rivals.rival import SQL, Producer, Rival, execute, stored_rows
 from orderchain.model import Event
 
 if TYPE_CHECKING:
@@ -27,10 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
-    from benchmarks.rivals.rival import Tally
     from sequencer import Order
-
-_INSERT = SQL["common_insert"]
 
 
 class Message(msgspec.Struct, gc=False, rename="camel"):
@@ -47,86 +38,30 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
 
 
-class CommonWay:
-    """Row by row into the database, message by message to the broker and from it."""
-
-    title = "the common way"
-    ack = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
-
-    def absence(self) -> str | None:
-        """It can always run."""
-        return None
-
-    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make the table and a topic."""
-        connection = await connect_to(site.admin)
-        try:
-            await connection.execute(SQL["common_drop"])
-            await connection.execute(SQL["common_table"])
-        finally:
-            await connection.close()
-        return {"topic": await new_topic("common", site)}
-
-    def producer(self, venue: Venue) -> CommonProducer:
-        """Return the sequencer."""
-        return CommonProducer(venue)
-
-    def receiver(self, venue: Venue, tally: Tally) -> CommonReceiver:
-        """Return the receiver."""
-        return CommonReceiver(venue, tally)
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the rows and check their links."""
-        return await stored_common_rows(venue.site.admin)
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Remove table and topic."""
-        connection = await connect_to(venue.site.admin)
-        try:
-            await connection.execute(SQL["common_drop"])
-        finally:
-            await connection.close()
-        await drop_topic(venue)
-
-
-class CommonProducer:
+class _CommonProducer(Producer):
     """The sequencer of the common way."""
 
-    def __init__(self, venue: Venue) -> None:
-        self._venue = venue
-        self._sender = RecordSender(venue)
-        self._numbering = Numbering()
-        self._connection: Any = None
+    _connection: Any
+    _sender: RecordSender
 
-    async def __aenter__(self) -> Self:
-        self._connection = await connect_to(self._venue.site.admin)
-        await self._sender.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._connection.close()
-        await self._sender.__aexit__(*error)
-
-    def ready(self, batches: Sequence[list[Order]]) -> Sequence[list[Order]]:
-        """Take the orders as they are."""
-        return batches
+    async def open(self) -> None:
+        """Connect to both servers."""
+        self._connection = await self.enter_async_context(connected(self.venue.site.admin))
+        self._sender = await self.enter_async_context(RecordSender(self.venue))
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
         """Store a batch, then send it."""
         for batch in batches:
             messages = [
                 Message(event.id, event.pid, event.key, event.event_time_ns, event.payload.decode())
-                for event in self._numbering.events(batch)
+                for event in self.numbered(batch)
             ]
             records = [_encode(message) for message in messages]
-            insert = await self._connection.prepare(_INSERT)
+            insert = await self._connection.prepare(SQL["common_insert"])
             async with self._connection.transaction():
-                for message, record in zip(messages, records, strict=True):
+                for one, record in zip(messages, records, strict=True):
                     await insert.fetch(
-                        message.sequence_id,
-                        message.previous_id,
-                        record.decode(),
-                        message.created_at,
+                        one.sequence_id, one.previous_id, record.decode(), one.created_at
                     )
             for record in records:
                 await self._sender.send(record)
@@ -136,28 +71,39 @@ class CommonProducer:
         await self._sender.settle()
 
 
-class CommonReceiver(RecordSource):
+class _CommonReceiver(RecordSource):
     """The receiver of the common way."""
-
-    def __init__(self, venue: Venue, tally: Tally) -> None:
-        super().__init__(venue)
-        self._tally = tally
 
     async def receive(self, until_rows: int) -> None:
         """Handle message after message."""
-        tally = self._tally
+        tally = self.tally
         async for record in self.consumer:
-            message = _decode(record.value)
+            one = _decode(record.value)
+            payload = one.payload.encode()
             tally.take(
-                [
-                    Event(
-                        message.sequence_id,
-                        message.previous_id,
-                        message.unique_id,
-                        message.created_at,
-                        message.payload.encode(),
-                    )
-                ]
+                [Event(one.sequence_id, one.previous_id, one.unique_id, one.created_at, payload)]
             )
             if tally.rows >= until_rows:
                 return
+
+
+class CommonWay(Rival):
+    """Row by row into the database, message by message to the broker and from it."""
+
+    title = "the common way"
+    producer = _CommonProducer
+    receiver = _CommonReceiver
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make the table and a topic."""
+        await execute(site.admin, SQL["common_drop"], SQL["common_table"])
+        return {"topic": await new_topic("common", site)}
+
+    async def stored(self, venue: Venue) -> Stored:
+        """Count the rows and check their links."""
+        return await stored_rows(venue.site.admin, "common_rows")
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove table and topic."""
+        await execute(venue.site.admin, SQL["common_drop"])
+        await drop_topic(venue)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final
 
 import gapfill.batch_proof
 import sequencer.core
 from benchmarks.chains import empty_chain, make_chain
-from benchmarks.proof import prove
+from benchmarks.rivals.proof import prove
+from benchmarks.rivals.rival import Producer, Receiver, Rival
 from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
+from matcher_receiver import Receiver as EngineReceiver
 from orderchain.clock import SystemClock
 from orderchain.limits import FRAME_BYTES_MAX
 from sequencer import Sequencer, SequencerConfig
@@ -22,50 +24,17 @@ from sequencer.stores.postgres import PostgresChainStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
-    from benchmarks.rivals.rival import Tally
     from orderchain.ports import FrameSink
     from sequencer import Order
 
-IN_FLIGHT = 3
+IN_FLIGHT: Final = 3
 """Calls of `submit_many` under way: one commits, one is assembled, one waits."""
 
-KEY_WINDOW_ROWS = 1_000_000
-_SETTLE_SECONDS = 0.001
-
-
-class Engine:
-    """Every order numbered, linked and sealed, fenced, compared where asked, and checked again."""
-
-    title = "orderchain"
-    ack = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
-
-    def absence(self) -> str | None:
-        """It can always run."""
-        return None
-
-    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make a chain."""
-        return {"chain_id": await make_chain(site)}
-
-    def producer(self, venue: Venue) -> EngineProducer:
-        """Return the sequencer."""
-        return EngineProducer(venue)
-
-    def receiver(self, venue: Venue, tally: Tally) -> EngineReceiver:
-        """Return the receiver."""
-        return EngineReceiver(venue, tally)
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Prove the chain."""
-        return await prove(venue.site.auditor, int(venue.place["chain_id"]), venue.load)
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Remove rows and topic."""
-        await empty_chain(venue.site, int(venue.place["chain_id"]))
+_KEY_WINDOW_ROWS: Final = 1_000_000
+_SETTLE_SECONDS: Final = 0.001
 
 
 class OpenSink:
@@ -95,7 +64,7 @@ def sequencer_of(
         chain_id=chain_id,
         database=site.sequencer,
         kafka=site.kafka,
-        key_window_rows=KEY_WINDOW_ROWS if load.with_keys else 0,
+        key_window_rows=_KEY_WINDOW_ROWS if load.with_keys else 0,
         batch_rows_max=load.batch_rows,
     )
     if not load.with_seal:
@@ -142,30 +111,19 @@ async def published(sequencing: Sequencer) -> None:
         await asyncio.sleep(_SETTLE_SECONDS)
 
 
-class EngineProducer:
+class _Sequencing(Producer):
     """The sequencer."""
 
-    def __init__(self, venue: Venue) -> None:
-        sink = OpenSink() if venue.load.stage == "persist" else None
-        self._sequencer = sequencer_of(
-            venue.site, int(venue.place["chain_id"]), venue.load, sink=sink
+    _sequencer: Sequencer
+
+    async def open(self) -> None:
+        """Take the chain over."""
+        load = self.venue.load
+        sink = OpenSink() if load.stage == "persist" else None
+        chain_id = int(self.venue.place["chain_id"])
+        self._sequencer = await self.enter_async_context(
+            sequencer_of(self.venue.site, chain_id, load, sink=sink)
         )
-
-    async def __aenter__(self) -> Self:
-        await self._sequencer.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._sequencer.__aexit__(kind, error, traceback)
-
-    def ready(self, batches: Sequence[list[Order]]) -> Sequence[list[Order]]:
-        """Take the orders as they are."""
-        return batches
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
         """Submit them."""
@@ -176,47 +134,50 @@ class EngineProducer:
         await published(self._sequencer)
 
 
-class EngineReceiver:
+class Receiving(Receiver):
     """The receiver, with a gap reader."""
 
-    def __init__(self, venue: Venue, tally: Tally) -> None:
-        self._venue = venue
-        self._tally = tally
-        self._receiver: Receiver | None = None
+    _receiver: EngineReceiver
 
-    async def __aenter__(self) -> Self:
-        site, chain_id = self._venue.site, int(self._venue.place["chain_id"])
-        if not self._venue.load.with_seal:
+    async def open(self) -> None:
+        """Go to the live end."""
+        site, chain_id = self.venue.site, int(self.venue.place["chain_id"])
+        if not self.venue.load.with_seal:
             _leave_seals_out()
         reader = GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id))
         head = (await reader.standing(0)).head
-        self._receiver = Receiver(
-            ReceiverConfig(chain_id=chain_id),
-            KafkaFrameSource(
-                KafkaSourceConfig(kafka=site.kafka, topic=head.topic, partition=head.partition)
-            ),
-            reader,
+        source = KafkaSourceConfig(kafka=site.kafka, topic=head.topic, partition=head.partition)
+        self._receiver = await self.enter_async_context(
+            EngineReceiver(ReceiverConfig(chain_id=chain_id), KafkaFrameSource(source), reader)
         )
-        await self._receiver.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._receiver is not None:
-            await self._receiver.__aexit__(kind, error, traceback)
 
     async def receive(self, until_rows: int) -> None:
         """Hand on runs."""
-        receiver, tally = self._receiver, self._tally
-        if receiver is None:
-            raise RuntimeError("not entered")
+        receiver, tally = self._receiver, self.tally
         rows, rows_live = tally.rows, receiver.stats().rows_live
         async for run in receiver:
             tally.take(run.events)
             if tally.rows >= until_rows:
                 break
         tally.notes["live_share"] = (receiver.stats().rows_live - rows_live) / (tally.rows - rows)
+
+
+class Engine(Rival):
+    """Every order numbered, linked and sealed, fenced, compared where asked, and checked again."""
+
+    title = "orderchain"
+    producer = _Sequencing
+    receiver = Receiving
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make a chain."""
+        return {"chain_id": await make_chain(site)}
+
+    async def stored(self, venue: Venue) -> Stored:
+        """Prove the chain."""
+        load = venue.load
+        return await prove(venue.site.auditor, int(venue.place["chain_id"]), load, load.all_orders)
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove rows and topic."""
+        await empty_chain(venue.site, int(venue.place["chain_id"]))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from benchmarks.chains import connect_to
-from benchmarks.rivals.durable import SQL, stored_recorded_rows
-from benchmarks.rivals.records import Numbering, decode_event, encode_event
+from benchmarks.rivals.records import decode_event, encode_event
+from benchmarks.rivals.rival import SQL, Producer, Receiver, Rival, execute, stored_rows
 from orderchain.clients.database_config import DatabaseConfig
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from benchmarks.chains import Site
     from benchmarks.load import Load, Stored, Venue
-    from benchmarks.rivals.rival import Tally
     from sequencer import Order
 
 _TABLE = "rival_stored_events"
@@ -35,19 +33,71 @@ def _recorder(database: DatabaseConfig) -> tuple[Any, Any]:
 
     # The fields are libpq's, which is what the library connects by; it hands on five of them.
     given = {name: getattr(database, name) for name in DatabaseConfig.__struct_fields__}
-    datastore = PostgresDatastore(
-        **{name: str(given.pop(name)) for name in ("dbname", "host", "port", "user", "password")},
-        enable_db_functions=True,  # faster here than its statements, at every batch size
-    )
+    first: dict[str, Any] = {
+        name: str(given.pop(name)) for name in ("dbname", "host", "port", "user", "password")
+    }
+    # With its functions in the database: faster here than its statements, at every batch size.
+    datastore: Any = PostgresDatastore(**first, enable_db_functions=True)
     datastore.pool.kwargs.update({name: value for name, value in given.items() if value})
     return datastore, PostgresApplicationRecorder(datastore, events_table_name=_TABLE)
 
 
-class EventSourcing:
+class _Recording(Producer):
+    """`insert_events`, one transaction per batch. The calls block, as the library's do."""
+
+    _recorder: Any
+
+    async def open(self) -> None:
+        """Connect."""
+        datastore, self._recorder = _recorder(self.venue.site.admin)
+        self.callback(datastore.close)
+
+    async def send(self, batches: Sequence[list[Order]]) -> None:
+        """Record batch after batch."""
+        from eventsourcing.persistence import StoredEvent
+
+        for batch in batches:
+            self._recorder.insert_events(
+                [
+                    StoredEvent(_CHAIN, event.id, "order", encode_event(event))
+                    for event in self.numbered(batch)
+                ]
+            )
+
+    async def settle(self) -> None:
+        """There is no broker."""
+
+
+class _Notified(Receiver):
+    """Selects repeatedly what came since."""
+
+    _recorder: Any
+    _position = 0
+
+    async def open(self) -> None:
+        """Connect."""
+        datastore, self._recorder = _recorder(self.venue.site.admin)
+        self.callback(datastore.close)
+
+    async def receive(self, until_rows: int) -> None:
+        """Read page after page."""
+        tally, select = self.tally, self._recorder.select_notifications
+        while tally.rows < until_rows:
+            page = select(self._position + 1, _NOTIFICATIONS_MAX)
+            if not page:
+                time.sleep(_IDLE_SECONDS)  # noqa: ASYNC251 - the library blocks as well
+                continue
+            tally.take([decode_event(notification.state) for notification in page])
+            self._position = page[-1].id
+
+
+class EventSourcing(Rival):
     """Events of one aggregate, with versions in place of ids."""
 
     title = "eventsourcing (PyPI)"
     ack = "PostgreSQL's commit, fsynced; read from there by a second process"
+    producer = _Recording
+    receiver = _Notified
 
     def absence(self) -> str | None:
         """Return what is missing."""
@@ -59,7 +109,7 @@ class EventSourcing:
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make its table, as the library makes it."""
-        await _drop(site)
+        await execute(site.admin, SQL["recorded_drop"])
 
         def create() -> None:
             datastore, recorder = _recorder(site.admin)
@@ -71,92 +121,10 @@ class EventSourcing:
         await asyncio.to_thread(create)
         return {}
 
-    def producer(self, venue: Venue) -> Recording:
-        """Return the sending end."""
-        return Recording(venue)
-
-    def receiver(self, venue: Venue, tally: Tally) -> Notified:
-        """Return the receiving end."""
-        return Notified(venue, tally)
-
     async def stored(self, venue: Venue) -> Stored:
         """Count the events and check their versions."""
-        return await stored_recorded_rows(venue.site.admin)
+        return await stored_rows(venue.site.admin, "recorded_rows")
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove the table."""
-        await _drop(venue.site)
-
-
-async def _drop(site: Site) -> None:
-    connection = await connect_to(site.admin)
-    try:
-        await connection.execute(SQL["recorded_drop"])
-    finally:
-        await connection.close()
-
-
-class Recording:
-    """`insert_events`, one transaction per batch. The calls block, as the library's do."""
-
-    def __init__(self, venue: Venue) -> None:
-        self._database = venue.site.admin
-        self._numbering = Numbering()
-        self._datastore: Any = None
-        self._recorder: Any = None
-
-    async def __aenter__(self) -> Self:
-        self._datastore, self._recorder = _recorder(self._database)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._datastore.close()
-
-    def ready(self, batches: Sequence[list[Order]]) -> Sequence[list[Order]]:
-        """Take the orders as they are."""
-        return batches
-
-    async def send(self, batches: Sequence[list[Order]]) -> None:
-        """Record batch after batch."""
-        from eventsourcing.persistence import StoredEvent
-
-        insert = self._recorder.insert_events
-        for batch in batches:
-            insert(
-                [
-                    StoredEvent(_CHAIN, event.id, "order", encode_event(event))
-                    for event in self._numbering.events(batch)
-                ]
-            )
-
-    async def settle(self) -> None:
-        """There is no broker."""
-
-
-class Notified:
-    """Selects repeatedly what came since."""
-
-    def __init__(self, venue: Venue, tally: Tally) -> None:
-        self._database = venue.site.admin
-        self._tally = tally
-        self._position = 0
-        self._datastore: Any = None
-        self._recorder: Any = None
-
-    async def __aenter__(self) -> Self:
-        self._datastore, self._recorder = _recorder(self._database)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._datastore.close()
-
-    async def receive(self, until_rows: int) -> None:
-        """Read page after page."""
-        tally, select = self._tally, self._recorder.select_notifications
-        while tally.rows < until_rows:
-            page = select(self._position + 1, _NOTIFICATIONS_MAX)
-            if not page:
-                time.sleep(_IDLE_SECONDS)  # noqa: ASYNC251 - the library blocks as well
-                continue
-            tally.take([decode_event(notification.state) for notification in page])
-            self._position = page[-1].id
+        await execute(venue.site.admin, SQL["recorded_drop"])

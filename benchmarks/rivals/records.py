@@ -1,51 +1,36 @@
-"""What rivals on Kafka share: a topic of a run, its consumer, orders as linked events, frames."""
+"""What rivals on Kafka share: a topic of a run, its consumer and producer, orders as frames."""
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from benchmarks.chains import make_topic, remove_topic
+from benchmarks.rivals.rival import Opened, Receiver
 from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
 from orderchain.model import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from benchmarks.chains import Site
     from benchmarks.load import Venue
-    from sequencer import Order
 
-FRAME_BYTES_MAX = 512 * 1024
+FRAME_BYTES_MAX: Final = 512 * 1024
 """As the engine's frames are by default; a batch that needs more goes out in several records."""
 
-FETCH_BYTES = 4 * 1024 * 1024
+FETCH_BYTES: Final = 4 * 1024 * 1024
 """Asked for at once, as by the engine's receiver."""
 
-_ACKS_WAITING_MAX = 64
+_ACKS_WAITING_MAX: Final = 64
 """Records on their way to the broker: enough to keep it busy, few enough to bound memory."""
 
 encode_body = msgspec.msgpack.Encoder().encode
 decode_body = msgspec.msgpack.Decoder(list[Event]).decode
 encode_event = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(Event).decode
-
-
-class Numbering:
-    """Gives ids and pids in the order of the calls."""
-
-    def __init__(self) -> None:
-        self.last_id = 0
-
-    def events(self, orders: Sequence[Order]) -> list[Event]:
-        """Return `orders` as linked events."""
-        first = self.last_id + 1
-        self.last_id += len(orders)
-        return [
-            Event(id_, id_ - 1, order.key, order.event_time_ns or 0, order.payload)
-            for id_, order in enumerate(orders, first)
-        ]
 
 
 def bodies(events: list[Event]) -> Iterator[bytes]:
@@ -59,9 +44,9 @@ def bodies(events: list[Event]) -> Iterator[bytes]:
     yield from bodies(events[middle:])
 
 
-async def new_topic(venue_name: str, site: Any) -> str:  # noqa: ANN401
+async def new_topic(kind: str, site: Site) -> str:
     """Make a topic that no run had before, and return its name."""
-    topic = f"rival.{venue_name}.{secrets.token_hex(6)}"
+    topic = f"rival.{kind}.{secrets.token_hex(6)}"
     await make_topic(site, topic)
     return topic
 
@@ -71,10 +56,11 @@ async def drop_topic(venue: Venue) -> None:
     await remove_topic(venue.site, str(venue.place["topic"]))
 
 
-class RecordSender:
+class RecordSender(Opened):
     """An aiokafka producer as the engine's: acks=all, large requests, acks awaited later."""
 
     def __init__(self, venue: Venue) -> None:
+        super().__init__()
         self._topic = str(venue.place["topic"])
         self._producer = make_producer(
             venue.site.kafka,
@@ -84,12 +70,10 @@ class RecordSender:
         )
         self._acks: list[Any] = []
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
+        """Start it."""
         await self._producer.start()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._producer.stop()
+        self.push_async_callback(self._producer.stop)
 
     async def send(self, record: bytes) -> None:
         """Hand a record to the client, which keeps their order."""
@@ -104,25 +88,23 @@ class RecordSender:
             await ack
 
 
-class RecordSource:
+class RecordSource(Receiver):
     """An aiokafka consumer that is at the live end of the topic."""
 
-    def __init__(self, venue: Venue) -> None:
-        self._at = TopicPartition(str(venue.place["topic"]), 0)
-        self.consumer: Any = make_consumer(
-            venue.site.kafka,
+    consumer: Any
+
+    async def open(self) -> None:
+        """Go to the live end."""
+        self.consumer = make_consumer(
+            self.venue.site.kafka,
             "benchmark",
             check_crcs=False,
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES,
         )
-
-    async def __aenter__(self) -> Self:
         await self.consumer.start()
-        self.consumer.assign([self._at])
-        ends = await self.consumer.end_offsets([self._at])
-        self.consumer.seek(self._at, ends[self._at])
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.consumer.stop()
+        self.push_async_callback(self.consumer.stop)
+        at = TopicPartition(str(self.venue.place["topic"]), 0)
+        self.consumer.assign([at])
+        ends = await self.consumer.end_offsets([at])
+        self.consumer.seek(at, ends[at])

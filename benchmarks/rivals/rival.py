@@ -3,105 +3,124 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from benchmarks.chains import connected
+from benchmarks.load import Stored
+from orderchain.model import Event
+from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from benchmarks.chains import Site
-    from benchmarks.load import Load, Stored, Venue
-    from orderchain.model import Event
+    from benchmarks.load import Load, Venue
+    from orderchain.clients.database_config import DatabaseConfig
     from sequencer import Order
 
-
-class Rival(Protocol):
-    """One way to get orders from one process to another: durably, in order, with none missing.
-
-    `prepare`, `stored` and `clean_up` run in the benchmark's own process, each end in a process of
-    its own.
-    """
-
-    title: str
-    """For tables and figures."""
-    ack: str
-    """What must have happened when an order counts as durable here, in a few words."""
-
-    def absence(self) -> str | None:
-        """Return why it cannot run on this machine; None when it can."""
-        ...
-
-    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make the table, the topic, the chain, and return their names."""
-        ...
-
-    def producer(self, venue: Venue) -> Producer:
-        """Return the sending end, to be entered."""
-        ...
-
-    def receiver(self, venue: Venue, tally: Tally) -> Receiver:
-        """Return the receiving end, to be entered; it hands every order to `tally`."""
-        ...
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Return what is stored durably. Raises NotWhole when its order is broken."""
-        ...
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Remove what the run left, so that the next one finds the same disk."""
-        ...
-
-
-class Producer(Protocol):
-    """The sending end."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-    def ready(self, batches: Sequence[list[Order]]) -> Sequence[Any]:
-        """Return the batches as `send` takes them. It is not timed: only the bare pipes encode."""
-        ...
-
-    async def send(self, batches: Sequence[Any]) -> None:
-        """Send, and return when all orders are durable."""
-        ...
-
-    async def settle(self) -> None:
-        """Return when the broker has acknowledged all of them."""
-        ...
-
-
-class Receiver(Protocol):
-    """The receiving end; once entered, it misses no order that is sent."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-    async def receive(self, until_rows: int) -> None:
-        """Hand orders to the tally until it counts `until_rows`."""
-        ...
+SQL: Final = load_sql("benchmarks.rivals", "queries.sql")
 
 
 class NotWhole(Exception):
     """A run that lost, repeated or swapped orders: it has no figure."""
 
 
+class Rival(ABC):
+    """One way to get orders from one process to another: durably, in order, with none missing.
+
+    Its methods run in the benchmark's own process, each end in a process of its own.
+    """
+
+    title: ClassVar[str]
+    """For tables and figures."""
+    ack: ClassVar[str] = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
+    """What must have happened when an order counts as durable here, in a few words."""
+    producer: ClassVar[type[Producer]]
+    receiver: ClassVar[type[Receiver]]
+
+    def absence(self) -> str | None:
+        """Return why it cannot run on this machine; None when it can."""
+        return None
+
+    @abstractmethod
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make the table, the topic, the chain, and return their names."""
+
+    @abstractmethod
+    async def stored(self, venue: Venue) -> Stored:
+        """Return what is stored durably. Raises NotWhole when its order is broken."""
+
+    @abstractmethod
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove what the run left, so that the next one finds the same disk."""
+
+
+class Opened(AsyncExitStack, ABC):
+    """Something to be entered: it closes what `open` has entered."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect."""
+
+
+class Producer(Opened):
+    """The sending end."""
+
+    def __init__(self, venue: Venue) -> None:
+        super().__init__()
+        self.venue = venue
+        self.last_id = 0
+
+    def ready(self, batches: Sequence[list[Order]]) -> Sequence[Any]:
+        """Return the batches as `send` takes them. It is not timed: only the bare pipes encode."""
+        return batches
+
+    @abstractmethod
+    async def send(self, batches: Sequence[Any]) -> None:
+        """Send, and return when all orders are durable."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Return when the broker has acknowledged all of them."""
+
+    def numbered(self, orders: Sequence[Order]) -> list[Event]:
+        """Return `orders` as linked events, with ids and pids in the order of the calls."""
+        first = self.last_id + 1
+        self.last_id += len(orders)
+        return linked(orders, first)
+
+
+class Receiver(Opened):
+    """The receiving end; once entered, it misses no order that is sent."""
+
+    def __init__(self, venue: Venue, tally: Tally) -> None:
+        super().__init__()
+        self.venue = venue
+        self.tally = tally
+
+    @abstractmethod
+    async def receive(self, until_rows: int) -> None:
+        """Hand orders to the tally until it counts `until_rows`."""
+
+
+def linked(orders: Sequence[Order], first_id: int = 1) -> list[Event]:
+    """Return `orders` as events that follow each other."""
+    return [
+        Event(id_, id_ - 1, order.key, order.event_time_ns or 0, order.payload)
+        for id_, order in enumerate(orders, first_id)
+    ]
+
+
 class Tally:
     """Counts what was handed on, as the service that a receiver feeds would take it."""
 
-    def __init__(self, *, is_kept: bool) -> None:
+    def __init__(self, *, is_kept: bool = False) -> None:
         self.rows = 0
         self.last_id = 0
         self.notes: dict[str, float] = {}
@@ -128,3 +147,19 @@ def digest_of(orders: Sequence[Order] | Sequence[Event]) -> str:
         found.update(f"{order.key} {order.event_time_ns} {len(order.payload)} ".encode())
         found.update(order.payload)
     return found.hexdigest()
+
+
+async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> Stored:
+    """Count what a query of `queries.sql` finds stored. Raises NotWhole where a link is broken."""
+    async with connected(database) as connection:
+        row = await connection.fetchrow(SQL[query], *values)
+    if row["broken"]:
+        raise NotWhole(f"{row['broken']} stored orders do not follow the one before")
+    return Stored(rows=row["rows"], last_id=row["last_id"] or 0)
+
+
+async def execute(database: DatabaseConfig, *statements: str) -> None:
+    """Execute statements on a connection of their own."""
+    async with connected(database) as connection:
+        for statement in statements:
+            await connection.execute(statement)

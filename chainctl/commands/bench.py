@@ -100,8 +100,7 @@ def command(
     folder = (output or (RESULTS / "quick" if quick else RESULTS)).absolute()
     failed = 0
     if not report:
-        from benchmarks.runner import Options
-        from benchmarks.session import measure
+        from benchmarks.session import Options, measure
 
         options = Options(
             scope=scope,
@@ -111,7 +110,7 @@ def command(
             stack_directory=Path(settings.stack_dir) if settings.stack_dir else None,
         )
         failed = measure(names, options)
-    from benchmarks.report import write_report
+    from benchmarks.report.page import write_report
 
     for path in write_report(folder):
         data(str(path))

@@ -7,23 +7,22 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from benchmarks import chains, open_load_ends, switches
-from benchmarks.arm_log import read_lines
+from benchmarks import chains, open_load, questions
 from benchmarks.chains import Site, connect_to, make_chain, write_log_files
-from benchmarks.ends import End
-from benchmarks.generated import generate_chain, generate_rows, grow_chain
 from benchmarks.load import Load, Stored, Venue
-from benchmarks.open_load_ends import OpenJob, measure_floor, run_open
-from benchmarks.percentiles import merged
+from benchmarks.open_load import OpenJob, measure_floor, run_open
+from benchmarks.parts.generated import generate_chain, generate_rows, grow_chain
+from benchmarks.processes import End
 from benchmarks.question import Arm, Scope
-from benchmarks.rivals import NAMES, order_rows, rival_of
-from benchmarks.rivals.durable import stored_bare_rows, stored_chain_rows
+from benchmarks.rivals import NAMES, bare, rival_of
 from benchmarks.rivals.engine import Engine
-from benchmarks.rivals.rival import NotWhole
-from benchmarks.runner import Options, Runner, Step
+from benchmarks.rivals.rival import NotWhole, stored_rows
 from benchmarks.running import run_load
+from benchmarks.session import Options, Runner, Step, read_lines
+from benchmarks.spreads import merged
 from gapfill import GapReader, GapReaderConfig
 from local_stack.postgres import SUPERUSER
 from orderchain.clients.database_config import DatabaseConfig
@@ -112,14 +111,15 @@ async def test_rival_reaches_servers_that_ask_for_tls_and_a_login(
     if reason is not None:
         pytest.skip(reason)
     seen: list[str] = []
-    start = End.start
+    enter = End.__aenter__
 
-    async def note(self: End, *lines: bytes) -> None:
-        await start(self, *lines)
-        folder = Path("/proc") / str(self._running().pid)
+    async def note(self: End) -> End:
+        await enter(self)
+        folder = Path("/proc") / str(self.process.pid)
         seen.extend((folder / file).read_text(errors="replace") for file in ("cmdline", "environ"))
+        return self
 
-    monkeypatch.setattr(End, "start", note)
+    monkeypatch.setattr(End, "__aenter__", note)
     async with asyncio.timeout(RUN_SECONDS):
         figures = await run_load(secured_site, small(rival))
     assert figures["delivered_per_second"] > 0
@@ -153,29 +153,29 @@ TWO_ORDERS = [Event(1, 0, "a", 7, b"x"), Event(2, 1, "b#2", 8, b"")]
 
 
 async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
-    await order_rows.make_partition(site, 9)
+    await bare.make_partition(site, 9)
     connection = await connect_to(site.sequencer)
     try:
         await connection.copy_to_table(
-            order_rows.TABLE,
-            source=memoryview(order_rows.copy_bytes(9, TWO_ORDERS)),
-            columns=order_rows.COLUMNS,
+            bare.TABLE,
+            source=memoryview(bare.row_bytes(9, TWO_ORDERS)),
+            columns=bare.COLUMNS,
             format="binary",
         )
         rows = await connection.fetch("SELECT * FROM bare_event ORDER BY id")
         assert [Event(*row[1:]) for row in rows] == TWO_ORDERS
     finally:
         await connection.close()
-    await order_rows.drop_partition(site, 9)
+    await bare.drop_partition(site, 9)
 
 
 async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site) -> None:
     chain_id = await generate_chain(site, 1_050, batch_rows=100, page_rows=50)
     await grow_chain(site, chain_id, 1_050, 1_300, batch_rows=100)
     await generate_rows(site, chain_id, 1_300)
-    stored = await stored_chain_rows(site.admin, chain_id)
+    stored = await stored_rows(site.admin, "chain_rows", chain_id)
     assert (stored.rows, stored.last_id) == (1_300, 1_300)
-    assert await stored_bare_rows(site.admin, chain_id) == stored
+    assert await stored_rows(site.admin, "rows_stored", chain_id) == stored
     connection = await connect_to(site.admin)
     try:
         sizes = await connection.fetch("SELECT cardinality(ids) FROM chain_page ORDER BY last_id")
@@ -242,7 +242,7 @@ async def test_run_whose_chain_does_not_verify_has_no_figure(
 ) -> None:
     tampered(TAMPERINGS[how])
     load = small(stage="persist", with_seal=with_seal)
-    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["switches"], print)
+    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["switches"])
     runner.plan()
     step = Step("switches", Arm(name="tampered", load=load, seconds=1), 0)
     async with asyncio.timeout(RUN_SECONDS):
@@ -265,7 +265,8 @@ async def test_proof_of_a_chain_with_other_orders_than_were_sent_is_refused(site
 def two_arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
     """Makes a question small: two real arms, which take a second each."""
     arms = [Arm(name=name, load=small(stage="persist"), seconds=1) for name in ("first", "second")]
-    monkeypatch.setattr(switches, "arms", lambda _: arms)
+    asked = msgspec.structs.replace(questions.question_of("switches"), arms=lambda _: arms)
+    monkeypatch.setitem(questions.QUESTIONS, "switches", asked)
     return arms
 
 
@@ -273,7 +274,7 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
     site: Site, two_arms: list[Arm], tmp_path: Path
 ) -> None:
     options = Options(scope=Scope(repeats=2), folder=tmp_path)
-    runner = Runner(options, ["switches"], print)
+    runner = Runner(options, ["switches"])
     plan = runner.plan()
     assert len(plan) == 4
     third = asyncio.Event()
@@ -288,9 +289,7 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
     before = read_lines(tmp_path / "switches.jsonl")
     assert [(line.arm, line.repeat) for line in before] == [("first", 0), ("second", 0)]
 
-    again = Runner(
-        Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"], print
-    )
+    again = Runner(Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"])
     left = again.plan()
     assert [(step.arm.name, step.repeat) for step in left] == [("first", 1), ("second", 1)]
     async with asyncio.timeout(RUN_SECONDS):
@@ -305,7 +304,7 @@ async def test_run_with_too_few_minutes_leaves_arms_for_the_next(
     site: Site, two_arms: list[Arm], tmp_path: Path
 ) -> None:
     options = Options(scope=Scope(repeats=2), folder=tmp_path, minutes=0.001)
-    runner = Runner(options, ["switches"], print)
+    runner = Runner(options, ["switches"])
     outcome = await runner.run(runner.plan(), site, lambda _: None)
     assert (outcome.done, outcome.left) == (0, 4)
     assert read_lines(tmp_path / "switches.jsonl") == []
@@ -315,7 +314,7 @@ async def test_rival_that_cannot_run_here_is_skipped_with_a_reason(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["comparison"], print)
+    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["comparison"])
     runner.plan()
     arm = Arm(name="nats", load=small("nats_jetstream"), seconds=1)
     steps = [Step("comparison", arm, repeat) for repeat in range(2)]
@@ -373,7 +372,7 @@ async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
 async def test_floor_holds_every_call_both_ways(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_load_ends, "FLOOR_TRIES", 20)
+    monkeypatch.setattr(open_load, "FLOOR_TRIES", 20)
     async with asyncio.timeout(RUN_SECONDS):
         floor = await measure_floor(site, 0.2)
     one_by_one = merged([floor.commit_histogram]), merged([floor.send_histogram])

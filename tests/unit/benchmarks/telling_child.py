@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.children import job_of
-from benchmarks.sequencing import SequencingJob
+from benchmarks.parts.impaired import SequencingJob
+from benchmarks.processes import job_of, say
 
 if __name__ == "__main__":
     job = job_of(SequencingJob)
+    if sys.argv[1] == "fail":
+        sys.exit("no more")
+    say(b"some talk of a library")
+    say(b"ready")
+    if sys.argv[1] == "wait":
+        signal.pause()
     shown = Path("/proc/self/cmdline").read_bytes().decode()
-    sys.stdout.buffer.write(msgspec.json.encode([job, shown]) + b"\n")
+    say(msgspec.json.encode([job, shown]))

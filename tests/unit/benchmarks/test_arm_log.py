@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.arm_log import ArmLog, engine_fingerprint, read_lines
 from benchmarks.question import Line
+from benchmarks.session import ArmLog, engine_fingerprint, read_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from benchmarks.percentiles import HIGHEST_US, histogram_of, merged
+from benchmarks.spreads import HIGHEST_US, histogram_of, merged
 
 
 def test_percentiles_of_merged_histograms_are_those_of_all_values_together() -> None:

@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from benchmarks.readiness import stand_ready
+from benchmarks.processes import stand_ready
 
 if TYPE_CHECKING:
     import pytest

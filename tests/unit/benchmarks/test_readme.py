@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.question import Line
 from benchmarks.readme import BEGIN, END, README, with_table
-from benchmarks.summary import Lines
+from benchmarks.spreads import Lines
 
 
 def lines() -> Lines:

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from benchmarks.arm_log import ArmLog
-from benchmarks.goals import Goal, goals, rounds_against_best
-from benchmarks.percentiles import histogram_of
 from benchmarks.question import Line, Scope
 from benchmarks.questions import NAMES, question_of
-from benchmarks.report import TABLE, write_report
-from benchmarks.runner import CONDITIONS, Conditions, steps
-from benchmarks.summary import Lines, Spread
+from benchmarks.report.goals import Goal, goals, rounds_against_best
+from benchmarks.report.page import TABLE, write_report
+from benchmarks.session import CONDITIONS, ArmLog, Conditions, expected_seconds, steps
+from benchmarks.spreads import Lines, Spread, histogram_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +128,6 @@ def test_steps_run_every_arm_before_any_is_repeated() -> None:
 
 def test_quick_run_takes_three_minutes_or_less() -> None:
     from benchmarks.questions import QUICK
-    from benchmarks.runner import expected_seconds
 
     scope = Scope(is_quick=True, repeats=1)
     plan = [step for name in QUICK for step in steps(name, question_of(name).arms(scope), 1)]
@@ -150,7 +147,7 @@ def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path
     assert "comparison.svg" in {path.name for path in written}
     assert all(path.stat().st_size > 1_000 for path in written)
     for name in NAMES:
-        assert f"## {question_of(name).TITLE}" in text
+        assert f"## {question_of(name).title}" in text
     assert "| - |" not in text.partition("## Goals")[2].partition("##")[0]
 
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.load import Load
-from benchmarks.rivals.records import Numbering, bodies, decode_body
-from benchmarks.rivals.rival import NotWhole, Tally, digest_of
-from benchmarks.workload import order_batches
+from benchmarks.load import Load, order_batches
+from benchmarks.rivals.records import bodies, decode_body
+from benchmarks.rivals.rival import NotWhole, Tally, digest_of, linked
 
 
 def test_orders_of_one_seed_are_the_same_for_every_arm() -> None:
@@ -21,7 +20,7 @@ def test_orders_of_one_seed_are_the_same_for_every_arm() -> None:
 
 
 def test_tally_with_an_order_that_does_not_follow_refuses_it() -> None:
-    events = Numbering().events([order for batch in order_batches(10, 5) for order in batch])
+    events = linked([order for batch in order_batches(10, 5) for order in batch])
     tally = Tally(is_kept=True)
     tally.take(events[:4])
     with pytest.raises(NotWhole, match="order 6 follows 4"):
@@ -38,7 +37,7 @@ def test_digest_with_two_orders_swapped_is_another() -> None:
 
 def test_bodies_of_a_batch_too_large_for_a_record_hold_all_of_it_in_order() -> None:
     (orders,) = order_batches(1_000, 1_000, payload_bytes=1_024)
-    events = Numbering().events(orders)
+    events = linked(orders)
     pieces = list(bodies(events))
     assert len(pieces) > 1
     assert [event for piece in pieces for event in decode_body(piece)] == events

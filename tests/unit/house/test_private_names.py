@@ -101,7 +101,7 @@ PRIVATE: Final = {
         lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(
-        {"benchmarks/spark_scale.py"}, lambda: hasattr(pyspark.SparkContext, "_gateway")
+        {"benchmarks/parts/spark.py"}, lambda: hasattr(pyspark.SparkContext, "_gateway")
     ),
     "_origin": Private(
         {"chain_verifier/spark/errors.py"},

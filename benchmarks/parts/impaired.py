@@ -1,0 +1,470 @@
+"""A sequencer and a receiver, each a process of its own, where something is wrong.
+
+Frames are lost, the caller stops for a time, Kafka never brings what the database holds, or orders
+come at the highest rate. Each end is `python -m benchmarks.parts.impaired sequence|receive`, the
+job on its stdin. The receiver writes `live` whenever it is, and `paused` when it stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections import deque
+from contextlib import AsyncExitStack
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import uvloop
+from msgspec import Struct
+
+from benchmarks.chains import Site, connected, empty_chain, make_chain
+from benchmarks.load import order_batches
+from benchmarks.parts.generated import generate_chain, grow_chain
+from benchmarks.processes import End, freeze, job_of, next_line, resident_mib, say
+from benchmarks.rivals.engine import IN_FLIGHT
+from benchmarks.spreads import compared, interleave, spreads
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
+from sequencer import SequencerConfig, open_sequencer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from benchmarks.question import Figures
+
+_DEADLINE_SECONDS: Final = 600
+_SAMPLES_MAX: Final = 100_000
+_FRAME_ROWS: Final = 1_000
+
+
+class SequencingJob(Struct, frozen=True):
+    """What to sequence."""
+
+    site: Site
+    chain_id: int
+    orders: int
+    batch_rows: int = _FRAME_ROWS
+    payload_bytes: int = 100
+    orders_per_second: int = 0
+    """How fast orders arrive, whatever becomes of them; 0: as fast as they are taken."""
+    distinct_orders: int = 0
+    """Submit this many repeatedly, keys not compared: for more than memory holds. 0: all."""
+
+
+class Sequenced(Struct, frozen=True):
+    """What became of it. Times are of the monotonic clock, which all processes share."""
+
+    began_ns: int
+    committed_ns: int
+    last_id: int
+    memory_mib: float
+    waits: int
+    """Commits that the publish queue held up."""
+    waited_seconds: float
+    memories_mib: list[float]
+    """Resident, once for each time that all distinct orders were submitted."""
+
+
+class ReceivingJob(Struct, frozen=True):
+    """What to receive, and what is wrong."""
+
+    site: Site
+    chain_id: int
+    until_rows: int
+    drop_share: float = 0.0
+    """Frames that are lost on the way, drawn independently; heartbeats too."""
+    seed: int = 1
+    pauses: bool = False
+    """Stop after the first run until a line comes on stdin."""
+
+
+class Received(Struct, frozen=True):
+    """What was handed on, in order. Times are of the monotonic clock, which all processes share."""
+
+    resumed_ns: int
+    ended_ns: int
+    rows_before: int
+    """Handed on before the pause."""
+    rows: int
+    rows_live: int
+    rows_filled: int
+    gaps: int
+    last_id: int
+    memory_live_mib: float
+    """Resident when it first had caught up."""
+    memory_mib: float
+    """The most that was ever resident."""
+    cpu_seconds: float
+    """Since it went on, or began."""
+    samples: list[tuple[int, int]]
+    """Times, each with the rows handed on by then, since it went on."""
+
+
+def _sequencing(job: SequencingJob) -> End:
+    return End("benchmarks.parts.impaired", "sequence", job, keeps_errors=False)
+
+
+def _receiving(job: ReceivingJob) -> End:
+    return End("benchmarks.parts.impaired", "receive", job, keeps_errors=False)
+
+
+async def _both(sequencing: SequencingJob, receiving: ReceivingJob) -> tuple[Sequenced, Received]:
+    """Sequence once the receiver is live. Raises RuntimeError when an order was not handed on."""
+    async with _receiving(receiving) as receiver:
+        await receiver.expect(b"live")
+        async with _sequencing(sequencing) as sequencer:
+            sequenced = await sequencer.result(Sequenced)
+            received = await receiver.result(Received)
+    if received.rows != sequencing.orders or received.last_id != sequenced.last_id:
+        raise RuntimeError(f"sent {sequencing.orders}, received {received.rows}")
+    return sequenced, received
+
+
+# -- loss: what is left of the end-to-end rate when frames are lost? -------------------------------
+# Every lost frame is a gap that the receiver fills from the database. By turns without loss and
+# with.
+
+
+async def loss(site: Site, *, repeats: int, orders: int, share: float) -> Figures:
+    """Run both arms with batches of either size."""
+    return {
+        "orders": orders,
+        "repeats": repeats,
+        "share_of_frames_lost": share,
+        "payload_bytes": 100,
+        "by_batch_rows": {
+            str(rows): await _loss(site, repeats, orders, rows, share) for rows in (100, 1_000)
+        },
+    }
+
+
+async def _loss(site: Site, repeats: int, orders: int, batch_rows: int, share: float) -> Figures:
+    gaps: dict[str, list[int]] = {"clean": [], "lossy": []}
+
+    async def run(name: str, share: float) -> float:
+        seed = 1 + sum(map(len, gaps.values()))
+        chain_id = await make_chain(site)
+        sequenced, received = await _both(
+            SequencingJob(site, chain_id, orders, batch_rows),
+            ReceivingJob(site, chain_id, orders, share, seed),
+        )
+        gaps[name].append(received.gaps)
+        return orders / (received.ended_ns - sequenced.began_ns) * 1e9
+
+    arms = {"clean": partial(run, "clean", 0.0), "lossy": partial(run, "lossy", share)}
+    found = compared(await interleave(arms, repeats), to_clean="clean")
+    return {name: {**figures, "gaps": gaps[name]} for name, figures in found.items()}
+
+
+# -- catch_up: how fast does a receiver read on from Kafka, alone, and after its caller stopped? ---
+# - alone: the topic is full, nobody else is at work; several receivers one after the other, each
+#   the shipped source and receiver in a process of its own;
+# - behind: orders go on arriving while the caller stops, and while the receiver catches up.
+
+_PAUSE_SECONDS: Final = 10.0
+_CAUGHT_UP_SECONDS: Final = 0.25
+"""A receiver this far behind the arrivals has caught up: a commit and its way through Kafka."""
+
+
+async def catch_up(site: Site, *, repeats: int, orders: int, arrivals: int) -> Figures:
+    """Let receivers catch up, alone and behind."""
+    alone = spreads([each async for each in _alone(site, orders, repeats)])
+    rounds = []
+    for _ in range(repeats):
+        rounds.append(await _behind(site, arrivals))
+        print({name: round(value, 2) for name, value in rounds[-1].items()}, flush=True)
+    return {
+        "repeats": repeats,
+        "frame_rows": _FRAME_ROWS,
+        "payload_bytes": 100,
+        "pause_seconds": _PAUSE_SECONDS,
+        "arrivals_per_second": arrivals,
+        "orders_alone": orders,
+        "alone": alone,
+        "behind": spreads(rounds),
+    }
+
+
+async def _alone(site: Site, orders: int, repeats: int) -> AsyncIterator[dict[str, float]]:
+    """Yield rows per second, by the clock and by the processor's time, of a topic that is full."""
+    chain_id = await make_chain(site)
+    async with AsyncExitStack() as stack:
+        receiving = [
+            await stack.enter_async_context(
+                _receiving(ReceivingJob(site, chain_id, orders, pauses=True))
+            )
+            for _ in range(repeats)
+        ]
+        for receiver in receiving:
+            await receiver.expect(b"live")
+        async with _sequencing(SequencingJob(site, chain_id, orders)) as sequencer:
+            await sequencer.result(Sequenced)
+        for receiver in receiving:
+            await receiver.expect(b"paused")
+            await receiver.tell(b"go on")
+            found = await receiver.result(Received)
+            rows = found.rows - found.rows_before
+            if found.rows != orders or found.rows_live != orders:
+                raise RuntimeError(f"{found.rows_live} of {orders} rows came from Kafka")
+            yield {
+                "rows_per_second": rows / (found.ended_ns - found.resumed_ns) * 1e9,
+                "rows_per_cpu_second": rows / found.cpu_seconds,
+            }
+
+
+async def _behind(site: Site, arrivals: int) -> dict[str, float]:
+    """Return how fast a pause's backlog was worked off while `arrivals` orders per second came."""
+    orders = int(arrivals * (_PAUSE_SECONDS + 10))
+    orders -= orders % _FRAME_ROWS
+    chain_id = await make_chain(site)
+    async with _receiving(ReceivingJob(site, chain_id, orders, pauses=True)) as receiver:
+        await receiver.expect(b"live")
+        job = SequencingJob(site, chain_id, orders, orders_per_second=arrivals)
+        async with _sequencing(job) as sequencer:
+            await receiver.expect(b"paused")
+            await asyncio.sleep(_PAUSE_SECONDS)
+            await receiver.tell(b"go on")
+            sequenced = await sequencer.result(Sequenced)
+            received = await receiver.result(Received)
+    if received.rows != orders:
+        raise RuntimeError(f"{received.rows} of {orders} rows")
+    per_ns = arrivals / 1e9
+    for at_ns, rows in received.samples:
+        due = min(orders, (at_ns - sequenced.began_ns) * per_ns)
+        if at_ns > received.resumed_ns and rows >= due - _CAUGHT_UP_SECONDS * arrivals:
+            seconds = (at_ns - received.resumed_ns) / 1e9
+            due_before = (received.resumed_ns - sequenced.began_ns) * per_ns
+            return {
+                "backlog": due_before - received.rows_before,
+                "seconds": seconds,
+                "rows_per_second": (rows - received.rows_before) / seconds,
+                "to_arrivals": (rows - received.rows_before) / seconds / arrivals,
+                "live_share": received.rows_live / received.rows,
+                # It shows whether the orders arrived at the intended rate.
+                "arrivals": orders / (sequenced.committed_ns - sequenced.began_ns) * 1e9,
+            }
+    raise RuntimeError("never caught up")
+
+
+# -- large_gap: how much memory does a gap far larger than a page cost a receiver? -----------------
+# A receiver has caught up; then a million rows stand in the database that Kafka never brings. It
+# finds them by a look at the head, and reads them while a caller takes each run and lets go of it.
+
+_FIRST_ROWS: Final = 1_000
+"""Rows before the gap, one page. The pages that a fill holds count as growth."""
+
+
+async def large_gap(site: Site, *, repeats: int, rows: int) -> Figures:
+    """Fill gaps of `rows`."""
+    rounds = []
+    for _ in range(repeats):
+        rounds.append(await _large_gap(site, rows))
+        print({name: round(value, 1) for name, value in rounds[-1].items()}, flush=True)
+    return {"repeats": repeats, "gap_rows": rows, "payload_bytes": 100, **spreads(rounds)}
+
+
+async def _large_gap(site: Site, rows: int) -> dict[str, float]:
+    """Return what a gap of `rows` cost. Raises RuntimeError when a row did not come."""
+    chain_id = await generate_chain(site, _FIRST_ROWS)
+    last_id = _FIRST_ROWS + rows
+    async with _receiving(ReceivingJob(site, chain_id, last_id)) as receiver:
+        await receiver.expect(b"live")
+        await grow_chain(site, chain_id, _FIRST_ROWS, last_id)
+        found = await receiver.result(Received)
+    if found.rows != last_id or found.rows_filled != rows:
+        raise RuntimeError(f"{found.rows_filled} of {rows} rows were filled")
+    began_ns = next(at for at, handed_on in found.samples if handed_on > _FIRST_ROWS)
+    return {
+        "memory_before_mib": found.memory_live_mib,
+        "memory_most_mib": found.memory_mib,
+        "growth_mib": found.memory_mib - found.memory_live_mib,
+        "rows_per_second": rows / (found.ended_ns - began_ns) * 1e9,
+    }
+
+
+# -- full_rate: does everything keep up at the highest rate? ---------------------------------------
+# Nothing skipped, all delivered live, memory flat. Orders are submitted as fast as they are taken,
+# for a minute or so, while a receiver follows. The same orders come again and again, keys not
+# compared: no process could hold so many.
+
+_DISTINCT_ORDERS: Final = 500_000
+_PAYLOAD_BYTES: Final = 60
+_FILLED_SHARE_MAX: Final = 0.002
+_SKIPPED: Final = "SELECT count(*) FROM chain_skip WHERE chain_id = $1"
+
+
+async def full_rate(site: Site, *, orders: int) -> Figures:
+    """Submit `orders` with batches of either size."""
+    found = {}
+    for batch_rows in (1_000, 5_000):
+        found[str(batch_rows)] = await _full_rate(site, batch_rows, orders)
+        print(batch_rows, found[str(batch_rows)], flush=True)
+    return {"orders": orders, "payload_bytes": _PAYLOAD_BYTES, "by_batch_rows": found}
+
+
+async def _full_rate(site: Site, batch_rows: int, orders: int) -> dict[str, Any]:
+    """Return what became of `orders`. Raises RuntimeError where one was skipped or filled."""
+    chain_id = await make_chain(site)
+    sequenced, received = await _both(
+        SequencingJob(
+            site, chain_id, orders, batch_rows,
+            payload_bytes=_PAYLOAD_BYTES, distinct_orders=_DISTINCT_ORDERS,
+        ),
+        ReceivingJob(site, chain_id, orders),
+    )  # fmt: skip
+    async with connected(site.auditor) as connection:
+        skips = await connection.fetchval(_SKIPPED, chain_id)
+    await empty_chain(site, chain_id)
+    # A new leader's first frames come from the database: its key is not known before.
+    if skips or received.rows_filled > orders * _FILLED_SHARE_MAX:
+        raise RuntimeError(
+            f"{skips} ranges skipped, {received.rows_filled} rows of {orders} filled"
+        )
+    # The first rounds are left out: pools and buffers fill.
+    memories = sequenced.memories_mib[len(sequenced.memories_mib) // 4 :]
+    half = len(memories) // 2
+    seconds = (received.ended_ns - sequenced.began_ns) / 1e9
+    return {
+        "seconds": seconds,
+        "orders_per_second": orders / seconds,
+        "live_share": received.rows_live / orders,
+        "publish_waits": sequenced.waits,
+        "publish_waited_seconds": sequenced.waited_seconds,
+        "sequencer_memory_mib": [
+            statistics.median(part) for part in (memories[:half], memories[half:])
+        ],
+        "sequencer_memory_most_mib": sequenced.memory_mib,
+        "receiver_memory_mib": [received.memory_live_mib, received.memory_mib],
+    }
+
+
+# -- the processes ---------------------------------------------------------------------------------
+
+
+async def sequence(job: SequencingJob) -> Sequenced:
+    """Sequence all orders, one batch per commit, and return when."""
+    window: dict[str, Any] = {"key_window_rows": 0} if job.distinct_orders else {}
+    config = SequencerConfig(
+        chain_id=job.chain_id,
+        database=job.site.sequencer,
+        kafka=job.site.kafka,
+        batch_rows_max=job.batch_rows,
+        **window,
+    )
+    distinct = job.distinct_orders or job.orders
+    batches = list(order_batches(distinct, job.batch_rows, payload_bytes=job.payload_bytes))
+    freeze()
+    memories: list[float] = []
+    async with open_sequencer(config) as sequencer:
+        began_ns = time.monotonic_ns()
+        in_flight: deque[asyncio.Task[object]] = deque()
+        for number in range(job.orders // job.batch_rows):
+            if not number % len(batches):
+                memories.append(resident_mib("VmRSS"))
+            if job.orders_per_second:
+                due_ns = began_ns + number * job.batch_rows * 10**9 // job.orders_per_second
+                await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
+            orders = batches[number % len(batches)]
+            in_flight.append(asyncio.create_task(sequencer.submit_many(orders)))
+            await asyncio.sleep(0)
+            if len(in_flight) >= IN_FLIGHT:
+                await in_flight.popleft()
+        await asyncio.gather(*in_flight)
+        committed_ns = time.monotonic_ns()
+        last_id = sequencer.stats().head_persisted
+    stats = sequencer.stats()
+    return Sequenced(
+        began_ns,
+        committed_ns,
+        last_id,
+        resident_mib(),
+        stats.publish_waits,
+        stats.publish_waited_seconds,
+        memories,
+    )
+
+
+class LossyFrames(KafkaFrameSource):
+    """A `FrameSource` that loses frames."""
+
+    def __init__(self, config: KafkaSourceConfig, share: float, seed: int) -> None:
+        super().__init__(config)
+        self._share = share
+        self._random = Random(seed)
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return what was not lost. If all was lost, wait on: an empty answer means silence."""
+        while True:
+            found = await super().records(timeout_seconds)
+            kept = [record for record in found if self._random.random() >= self._share]
+            if kept or not found:
+                return kept
+
+
+def _tell_live(state: State) -> None:
+    if state is State.LIVE:
+        say(b"live")
+
+
+async def receive(job: ReceivingJob) -> Received:
+    """Receive until all rows were handed on."""
+    reader = GapReader(GapReaderConfig(database=job.site.gap_reader, chain_id=job.chain_id))
+    head = (await reader.standing(0)).head
+    source = KafkaSourceConfig(kafka=job.site.kafka, topic=head.topic, partition=head.partition)
+    frames = (
+        LossyFrames(source, job.drop_share, job.seed)
+        if job.drop_share
+        else KafkaFrameSource(source)
+    )
+    # What came while nobody asked is to be read from Kafka: no look at the head before the frames.
+    config = ReceiverConfig(chain_id=job.chain_id, poll_after_seconds=30.0 if job.pauses else 1.0)
+    rows = rows_before = 0
+    memory = 0.0
+    samples: list[tuple[int, int]] = []
+    async with Receiver(config, frames, reader, on_state=_tell_live) as receiver:
+        resumed_ns, cpu = time.monotonic_ns(), time.process_time()
+        pauses = job.pauses
+        async for received in receiver:
+            rows += len(received.events)
+            if not memory and receiver.live.is_set():
+                memory = resident_mib("VmRSS")
+            if pauses and receiver.live.is_set():
+                pauses, rows_before = False, rows
+                say(b"paused")
+                await next_line()
+                resumed_ns, cpu = time.monotonic_ns(), time.process_time()
+            if len(samples) < _SAMPLES_MAX:
+                samples.append((time.monotonic_ns(), rows))
+            if rows >= job.until_rows:
+                break
+        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
+        stats = receiver.stats()
+    return Received(
+        resumed_ns=resumed_ns,
+        ended_ns=ended_ns,
+        rows_before=rows_before,
+        rows=rows,
+        rows_live=stats.rows_live,
+        rows_filled=stats.rows_filled,
+        gaps=stats.gaps,
+        last_id=stats.head_delivered,
+        memory_live_mib=memory,
+        memory_mib=resident_mib(),
+        cpu_seconds=cpu,
+        samples=samples,
+    )
+
+
+async def _main() -> None:
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        if sys.argv[1] == "sequence":
+            say(await sequence(job_of(SequencingJob)))
+        else:
+            say(await receive(job_of(ReceivingJob)))
+
+
+if __name__ == "__main__":
+    uvloop.run(_main())

@@ -1,0 +1,387 @@
+"""What the outbox costs: a full cycle of a message, and its sweep beside a long history.
+
+The consumers are `python -m benchmarks.parts.outbox batched|row_by_row|timed`, each in a process of
+its own until it is killed, its outbox on its stdin. `timed` writes a line for each message: the
+number that its payload begins with, and when its handler had it, by the monotonic clock of the
+machine, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import uvloop
+from msgspec import Struct, structs
+
+import outbox
+from benchmarks.chains import connected
+from benchmarks.processes import End, job_of, role_of, say
+from benchmarks.spreads import compared, interleave
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.kafka import create_topic, make_admin, make_consumer, make_producer, started
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.collector import calm_collector
+from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
+from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.consumer import Consumer
+from outbox.headers import common_headers, read_headers, record_headers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from benchmarks.chains import Site
+    from benchmarks.question import Figures
+    from orderchain.clients.postgres import Connection
+    from outbox.callback.checked_sender import CheckedSender
+    from outbox.consumer.delivery import Delivery
+
+PAYLOAD: Final = bytes(100)
+_TRANSACTION_ROWS: Final = 500
+_LOOK_SECONDS: Final = 0.002
+
+END_SECONDS: Final = 120.0
+"""A run whose last message has not come by then is broken."""
+
+
+class Outbox(Struct, frozen=True):
+    """One database for sender and consumer, and one destination."""
+
+    database: DatabaseConfig
+    kafka: KafkaConfig
+    destination: Destination
+
+    def relay_config(self, **settings: Any) -> RelayConfig:  # noqa: ANN401
+        """Return the settings of a relay of its own."""
+        name = f"{self.destination.topic}.relay"
+        return RelayConfig(database=self.database, kafka=self.kafka, name=name, **settings)
+
+
+@asynccontextmanager
+async def database_of(site: Site, name: str, *parts: str) -> AsyncIterator[DatabaseConfig]:
+    """Make a database with parts of the outbox's schema, for as long as it is used.
+
+    It is removed after that: what one arm has left must not cost the next one anything.
+    """
+    async with connected(site.admin) as admin:
+        await admin.execute(f"CREATE DATABASE {name}")
+        database = structs.replace(site.admin, dbname=name)
+        async with connected(database) as connection:
+            for part in parts:
+                async with connection.transaction():
+                    await connection.execute((files("outbox") / "sql" / part).read_text())
+    yield database
+    async with connected(site.admin) as admin:
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def make_topics(kafka: KafkaConfig, *topics: str) -> None:
+    """Make topics of one partition."""
+    async with started(make_admin(kafka, "benchmark")) as admin:
+        for name in topics:
+            await create_topic(admin, kafka, name, partitions=1)
+
+
+@asynccontextmanager
+async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
+    """Make a database with the tables of both sides, empty, and topics."""
+    name = f"outbox_{secrets.token_hex(6)}"
+    async with database_of(site, name, "schema.sql", "inbox.sql") as database:
+        # A consumer's name of its own: else its group would wait until the one before is given up.
+        destination = Destination(name="bench", topic=name, consumers=(name,))
+        async with connected(database) as connection:
+            await save_destinations(connection, [destination])
+        await make_topics(site.kafka, destination.topic, destination.confirm_topic)
+        yield Outbox(database, site.kafka, destination)
+
+
+@asynccontextmanager
+async def consumer_process(place: Outbox, way: str) -> AsyncIterator[End]:
+    """Run a consumer; returns once it has joined."""
+    async with End("benchmarks.parts.outbox", way, place, keeps_errors=False) as consumer:
+        await consumer.expect(b"ready")
+        yield consumer
+
+
+async def store_all(business: Connection, messages: int, to: Relay | CheckedSender | None) -> None:
+    """Store messages, many per transaction; with `to`, hand them over to it."""
+    for _ in range(0, messages, _TRANSACTION_ROWS):
+        rows = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(_TRANSACTION_ROWS)]
+        await store(business, rows, to)
+
+
+async def store(
+    business: Connection, rows: Sequence[Message], to: Relay | CheckedSender | None
+) -> None:
+    """Store messages in one transaction; with `to`, hand them over to it."""
+    if to is None:
+        async with business.transaction():
+            await outbox.add_many(business, rows)
+    else:
+        async with to.transaction(business) as transaction:
+            await transaction.add_many(rows)
+
+
+async def first_message(to: Relay | CheckedSender, business: Connection) -> None:
+    """Return once a message has come full circle: then everybody has joined and is warm."""
+    async with to.transaction(business) as transaction:
+        await transaction.add("bench", PAYLOAD)
+    await until_consumed(to, 1)
+
+
+async def until_consumed(by: Relay | CheckedSender, messages: int) -> None:
+    """Wait until a sender has the confirms of so many messages."""
+    async with asyncio.timeout(END_SECONDS):
+        while by.stats().consumed < messages:  # noqa: ASYNC110 - a counter of the hot path
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+# -- outbox_cycle: what does a full cycle cost: store, send, broker's confirm, consumer's confirm? -
+# - row by row: the common way. A transaction for each message, an awaited send, an update when the
+#   broker has it, a transaction and an awaited confirm at the consumer, an update when that came;
+# - batched: the engine, messages stored 500 to a transaction and handed over in memory;
+# - woken: the same, stored by somebody else: the relay hears of it, claims and reads it;
+# - written: as batched, but every acknowledgement is written, also where the confirm overtakes it.
+# The consumer is a process of its own in each. Messages a second, from the first one stored until
+# the last one is consumed.
+
+
+async def outbox_cycle(site: Site, *, repeats: int, messages: int, rows: int) -> Figures:
+    """Measure each way in turn."""
+    figures = await interleave(
+        {
+            "row by row": partial(_row_by_row, site, rows),
+            "batched": partial(_engine, site, messages),
+            "woken": partial(_engine, site, messages, hands_over=False),
+            "written": partial(_engine, site, messages, ack_linger_seconds=0.0),
+        },
+        repeats,
+    )
+    return {"cycle": compared(figures, ratio="row by row")}
+
+
+async def _engine(site: Site, messages: int, **settings: Any) -> float:  # noqa: ANN401
+    """Return messages per second of the engine."""
+    async with outbox_of(site) as place:
+        return await cycle(place, messages, **settings)
+
+
+async def cycle(
+    place: Outbox,
+    messages: int,
+    *,
+    hands_over: bool = True,
+    **settings: Any,  # noqa: ANN401
+) -> float:
+    """Return messages per second of the engine through the tables and topics of `place`."""
+    async with (
+        connected(place.database) as business,
+        consumer_process(place, "batched"),
+        Relay(place.relay_config(**settings)) as relay,
+    ):
+        await first_message(relay, business)
+        began = time.perf_counter()
+        await store_all(business, messages, relay if hands_over else None)
+        await until_consumed(relay, 1 + messages)
+        seconds = time.perf_counter() - began
+        if relay.stats().abnormal or relay.stats().unknown:
+            raise RuntimeError(f"the run was not clean: {relay.stats()}")
+    return messages / seconds
+
+
+async def _row_by_row(site: Site, messages: int) -> float:
+    """Return messages per second of the common way."""
+    async with outbox_of(site) as place, AsyncExitStack() as stack:
+        business, relay, intake = [
+            await stack.enter_async_context(connected(place.database)) for _ in range(3)
+        ]
+        await business.execute(
+            "CREATE TABLE message (message_id uuid PRIMARY KEY, payload bytea, status smallint)"
+        )
+        headers = common_headers(place.destination, None)
+        producer = make_producer(place.kafka, "benchmark")
+        confirms = make_consumer(
+            place.kafka, "benchmark", place.destination.confirm_topic, auto_offset_reset="earliest"
+        )
+        stored: asyncio.Queue[Any] = asyncio.Queue()
+        taken: list[int] = []
+
+        async def store(count: int) -> None:
+            insert = "INSERT INTO message VALUES ($1, $2, 0)"
+            for message_id in draw_message_ids(count):
+                async with business.transaction():
+                    await business.execute(insert, message_id, PAYLOAD)
+                stored.put_nowait(message_id)
+
+        async def until_taken(count: int) -> None:
+            while len(taken) < count:  # noqa: ASYNC110 - a counter of the hot path
+                await asyncio.sleep(_LOOK_SECONDS)
+
+        async def send() -> None:
+            update = "UPDATE message SET status = 1 WHERE message_id = $1 AND status = 0"
+            while True:
+                message_id = await stored.get()
+                its = record_headers(message_id, None, headers)
+                await producer.send_and_wait(place.destination.topic, PAYLOAD, headers=its)
+                await relay.execute(update, message_id)
+
+        async def take() -> None:
+            update = "UPDATE message SET status = 2 WHERE message_id = $1 AND status IN (0, 1)"
+            while True:
+                record = await anext(confirms)
+                await intake.execute(update, record.value.hex())
+                taken.append(record.offset)
+
+        for client in (producer, confirms):
+            await client.start()
+            stack.push_async_callback(client.stop)
+        async with consumer_process(place, "row_by_row"), asyncio.timeout(END_SECONDS):
+            working = [asyncio.create_task(send()), asyncio.create_task(take())]
+            await store(1)
+            await until_taken(1)
+            began = time.perf_counter()
+            await store(messages)
+            await until_taken(1 + messages)
+            seconds = time.perf_counter() - began
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+    return messages / seconds
+
+
+# -- outbox_sweep: does the sweep cost more when the tables hold a long history? -------------------
+# A round that finds nothing, and one that claims 1,000 deliveries, with no finished row and with
+# 10^6 of them.
+
+_ROUNDS: Final = 200
+_CLAIMED: Final = 1_000
+_FINISH: Final = """
+WITH gone AS (DELETE FROM outbox_pending RETURNING *)
+INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
+SELECT message_id, consumer, destination, 2, 1 FROM gone
+"""
+
+
+async def outbox_sweep(site: Site, *, repeats: int, finished: int) -> Figures:
+    """Measure sweeps with and without history."""
+    async with AsyncExitStack() as stack:
+        relays: dict[str, tuple[Relay, Outbox]] = {}
+        for name, rows in (("no history", 0), ("with history", finished)):
+            place = await stack.enter_async_context(outbox_of(site))
+            await _finish(place, rows)
+            relay = Relay(place.relay_config(sweep_seconds=3_600.0))
+            relays[name] = await stack.enter_async_context(relay), place
+        idle = {name: partial(_idle_round, relay) for name, (relay, _) in relays.items()}
+        full = {name: partial(_full_round, *both) for name, both in relays.items()}
+        return {
+            "idle": compared(await interleave(idle, repeats), ratio="no history"),
+            "1,000 claimed": compared(await interleave(full, repeats), ratio="no history"),
+        }
+
+
+async def _finish(place: Outbox, finished: int) -> None:
+    """Make `finished` finished messages."""
+    async with connected(place.database) as connection:
+        for first in range(0, finished, 10_000):
+            ids = draw_message_ids(min(10_000, finished - first))
+            async with connection.transaction():
+                await outbox.add_many(connection, [Message(each, "bench", PAYLOAD) for each in ids])
+                await connection.execute(_FINISH)
+        await connection.execute("VACUUM ANALYZE")
+
+
+async def _idle_round(relay: Relay) -> float:
+    """Return the seconds of a sweep that finds nothing."""
+    began = time.perf_counter()
+    for _ in range(_ROUNDS):
+        await relay.sweep(everything=False)
+    return (time.perf_counter() - began) / _ROUNDS
+
+
+async def _full_round(relay: Relay, place: Outbox) -> float:
+    """Return the seconds of a sweep that claims many deliveries; their sends are not in it."""
+    async with connected(place.database) as connection:
+        messages = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(_CLAIMED)]
+        async with connection.transaction():
+            await outbox.add_many(connection, messages)
+            # Nobody is to be woken: the sweep is measured here.
+            later = "UPDATE outbox_pending SET next_send_at = now() + interval '1 hour'"
+            await connection.execute(later)
+        await asyncio.sleep(0.2)
+        await connection.execute("UPDATE outbox_pending SET next_send_at = now()")
+        began = time.perf_counter()
+        if await relay.sweep(everything=False) != _CLAIMED:
+            raise RuntimeError("somebody else has claimed")
+        seconds = time.perf_counter() - began
+        await relay.settle()
+        await connection.execute("DELETE FROM outbox_pending")
+    return seconds
+
+
+# -- the consumers ---------------------------------------------------------------------------------
+
+
+async def _consume(place: Outbox, handle: Any) -> None:  # noqa: ANN401 - a handler
+    config = ConsumerConfig(
+        name=place.destination.topic,
+        topics=(place.destination.topic,),
+        kafka=place.kafka,
+        database=place.database,
+        batch_max=2_000,
+    )
+    async with Consumer(config) as consumer:
+        say(b"ready")
+        await consumer.run_many(handle)
+
+
+async def batched(place: Outbox) -> None:
+    """Consume as the engine does: many messages per transaction, many confirms per record."""
+
+    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
+        pass  # its only effect is the inbox: the same in both ways
+
+    await _consume(place, handle)
+
+
+async def timed(place: Outbox) -> None:
+    """Write when each message has reached the handler."""
+
+    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
+        now = time.monotonic_ns()
+        for delivery in deliveries:
+            number = int.from_bytes(delivery.payload[:8], "big")
+            sys.stdout.write(f"{number} {now}\n")
+        sys.stdout.flush()
+
+    await _consume(place, handle)
+
+
+async def row_by_row(place: Outbox) -> None:
+    """Consume in the common way: one transaction and one awaited confirm per message."""
+    topic = place.destination.topic
+    producer = make_producer(place.kafka, "benchmark")
+    consumer = make_consumer(
+        place.kafka, "benchmark", topic, group_id=topic, auto_offset_reset="earliest"
+    )
+    await producer.start()
+    await consumer.start()
+    async with connected(place.database) as connection:
+        await connection.execute("CREATE TABLE IF NOT EXISTS seen (message_id uuid PRIMARY KEY)")
+        insert = "INSERT INTO seen VALUES ($1) ON CONFLICT DO NOTHING"
+        say(b"ready")
+        async for record in consumer:
+            message_id = read_headers(record.headers).message_id
+            async with connection.transaction():
+                await connection.execute(insert, message_id)
+            await producer.send_and_wait(place.destination.confirm_topic, message_id.bytes)
+
+
+if __name__ == "__main__":
+    calm_collector()
+    uvloop.run(role_of(batched, timed, row_by_row)(job_of(Outbox)))

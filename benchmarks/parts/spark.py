@@ -1,0 +1,407 @@
+"""What the verifier's check costs, over Parquet and over a database, and how it grows.
+
+`python -m benchmarks.parts.spark PATH ROWS LOG` is one driver of `spark_scale`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from benchmarks.chains import connected
+from benchmarks.parts.generated import SQL, generate_chain
+from benchmarks.parts.parquet import CHAIN_ID, head_of, write_rows
+from benchmarks.processes import ROOT, RunFailed, resident_mib
+from benchmarks.spreads import ratio, spread, spreads
+from chain_verifier.config import (
+    FETCH_PAGES,
+    FETCH_ROWS,
+    DatabaseSource,
+    ParquetSource,
+    VerifyRequest,
+    bucket_bits,
+)
+from chain_verifier.local.verify import verify_locally
+from chain_verifier.report import Verdict
+from chain_verifier.spark.session import open_session
+from chain_verifier.spark.sources.database import DatabaseTable, chain_address
+from chain_verifier.spark.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from benchmarks.chains import Site
+    from benchmarks.question import Figures
+    from chain_verifier.report import Report
+
+
+@contextmanager
+def _spark(
+    settings: Mapping[str, str], master: str | None = None, driver_memory: str = "4g"
+) -> Iterator[SparkSession]:
+    """Open the verifier's own session, with settings that only Java's start takes."""
+    given = [f"--driver-memory {driver_memory}"]
+    given += [f"--conf {name}={value}" for name, value in settings.items()]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*given, "pyspark-shell"])
+    with open_session(master, is_long_run=True) as session:
+        yield session
+
+
+def _seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _by_turns(
+    arms: Mapping[str, Callable[[], object]], repeats: int, *warm: str
+) -> dict[str, list[float]]:
+    """Return the seconds of every arm; those of `warm` run once before."""
+    figures: dict[str, list[float]] = {name: [] for name in arms}
+    for name in warm:
+        arms[name]()
+    for _ in range(repeats):
+        for name, arm in arms.items():
+            figures[name].append(_seconds_of(arm))
+            print(f"{name:10} {figures[name][-1]:7.2f} s", flush=True)
+    return figures
+
+
+def _require(found: object, expected: object) -> None:
+    if found != expected:
+        raise RunFailed(f"{found!r}, expected {expected!r}")
+
+
+def _require_whole(report: Report, rows: int) -> None:
+    _require((report.verdict, report.sources[0].rows), (Verdict.COMPLETE, rows))
+
+
+# -- spark_check: what does the check cost beside a scan, and beside what one would write instead? -
+# All over the same Parquet, by turns:
+# - scan: the plainest aggregate over the columns that the check reads, in one group;
+# - check: `verify` whole, from opening the source to the report (Spark is up already);
+# - lag: `lag(id)` over windows of the check's own buckets, compared with `pid`;
+# - anti join: the rows whose `pid` is the id of no row. It finds gaps and orphans only.
+# The last two run with Spark's own defaults (adaptive plans, 200 shuffle partitions), which suit
+# them better than the verifier's. `wide`: scan and check again, over rows with keys and payloads.
+
+_RIVAL_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "200",
+}
+
+
+def spark_check(*, repeats: int, rows: int, wide_rows: int) -> Figures:
+    """Run every arm over narrow rows, scan and check over wide ones."""
+    with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
+        narrow = write_rows(Path(folder), rows)
+        wide = write_rows(Path(folder), wide_rows, is_wide=True)
+        with _spark({}) as spark:
+            figures = _by_turns(_Parquet(spark, narrow, rows).arms(), repeats, "scan", "check")
+            arms = _Parquet(spark, wide, wide_rows).arms("scan", "check")
+            wide_figures = _by_turns(arms, 2 * repeats, "scan", "check")
+    return {
+        "repeats": repeats,
+        "rows": rows,
+        "narrow": _with_rates(figures, rows),
+        "rivals_to_check": {name: ratio(figures, name, "check") for name in ("lag", "anti_join")},
+        "wide_rows": wide_rows,
+        "wide": _with_rates(wide_figures, wide_rows),
+    }
+
+
+def _with_rates(figures: Mapping[str, list[float]], rows: int) -> Figures:
+    """Return every arm's spread, its ratio to the scan within each round, and its rate."""
+    return {
+        name: {
+            "seconds": spread(values),
+            "to_scan": ratio(figures, name, "scan"),
+            "rows_per_second": spread([rows / seconds for seconds in values]),
+        }
+        for name, values in figures.items()
+    }
+
+
+class _Parquet:
+    """One chain in Parquet, and the ways to look at it."""
+
+    def __init__(self, spark: SparkSession, path: Path, rows: int) -> None:
+        self._spark = spark
+        self._path = str(path)
+        self._rows = rows
+
+    def arms(self, *names: str) -> dict[str, Callable[[], None]]:
+        """Return the ways by name, by default all."""
+        found = {
+            "scan": self.scan, "check": self.check, "lag": self.lag, "anti_join": self.anti_join,
+        }  # fmt: skip
+        return {name: found[name] for name in names or found}
+
+    def _frame(self) -> DataFrame:
+        return self._spark.read.parquet(self._path)
+
+    def scan(self) -> None:
+        """Aggregate the columns that the check reads."""
+        ends = [F.min("id"), F.max("id"), F.sum("id"), F.min("pid"), F.max("pid"), F.sum("pid")]
+        row = self._frame().agg(F.count("chain_id"), *ends).collect()[0]
+        _require(row[0], self._rows)
+
+    def check(self) -> None:
+        """Verify, as `chainctl verify --source parquet:PATH --head ID` does."""
+        source = ParquetSource(path=self._path)
+        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=head_of(self._rows))
+        _require_whole(verify(request, session=self._spark), self._rows)
+
+    def lag(self) -> None:
+        """Count the rows that do not name the one before them in their bucket."""
+        frame = self._frame().select("id", "pid")
+        bucket = F.shiftright("id", bucket_bits(head_of(self._rows)))
+        window = Window.partitionBy(bucket).orderBy("id")
+        found = frame.select("pid", F.lag("id").over(window).alias("before"))
+        with self._rival_settings():
+            broken = found.where(F.col("before").isNotNull() & (F.col("before") != F.col("pid")))
+            _require(broken.count(), 0)
+
+    def anti_join(self) -> None:
+        """Count the rows whose pid is no row's id; the first one's is none."""
+        frame = self._frame()
+        ids = frame.select(F.col("id").alias("pid"))
+        with self._rival_settings():
+            _require(frame.select("pid").join(ids, "pid", "left_anti").count(), 1)
+
+    @contextmanager
+    def _rival_settings(self) -> Iterator[None]:
+        conf = self._spark.conf
+        usual = {name: str(conf.get(name)) for name in _RIVAL_SETTINGS}
+        for name, value in _RIVAL_SETTINGS.items():
+            conf.set(name, value)
+        yield
+        for name, value in usual.items():
+            conf.set(name, value)
+
+
+# -- spark_scale: does the check grow with the chain as a scan does, and does its memory stay? -----
+# Verifies chains of two lengths as Parquet on two executors of one core and 2 GB each, by turns,
+# each length in a driver of its own. What Spark spilled, and the most that each heap held, is read
+# from its event log; what the driver's two processes held, from the system.
+
+_CHECKS: Final = 2
+"""Checks in one driver: the first one is warm-up, the last one is the figure."""
+
+_EXECUTORS: Final = "local-cluster[2,1,2048]"
+_SETTINGS: Final = {
+    "spark.executor.memory": "2g",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.logStageExecutorMetrics": "true",
+    "spark.executor.metrics.pollingInterval": "100",
+    # The driver reports its own heap as often as its executors send heartbeats.
+    "spark.executor.heartbeatInterval": "1s",
+}
+_MIB: Final = 2**20
+
+
+def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
+    """Run the lengths by turns, and return the spread of every figure."""
+    found: dict[str, list[dict[str, float]]] = {str(short): [], str(long): []}
+    with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
+        paths = {rows: write_rows(Path(folder), rows) for rows in (short, long)}
+        for _ in range(repeats):
+            for rows, path in paths.items():
+                figures = _in_a_driver(path, rows)
+                found[str(rows)].append(figures)
+                print(rows, {name: round(value, 2) for name, value in figures.items()}, flush=True)
+    by_rows = {rows: spreads(lines) for rows, lines in found.items()}
+    names = list(by_rows[str(short)])
+    return {
+        "repeats": repeats,
+        "executors": "2 of 1 core and 2 GB",
+        "figures": {
+            name: {rows: figures[name] for rows, figures in by_rows.items()} for name in names
+        },
+        "long_to_short": {
+            name: spread(
+                [
+                    one[name] / other[name]
+                    for one, other in zip(found[str(long)], found[str(short)], strict=True)
+                ]
+            )
+            for name in names
+            if name != "spilled_bytes"
+        },
+    }
+
+
+def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
+    """Run `_driver` in a process of its own. Raises RunFailed."""
+    with tempfile.TemporaryDirectory(prefix="orderchain-events-") as folder:
+        log = Path(folder) / "log"
+        log.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.parts.spark", path, str(rows), log],
+            # Otherwise the executors keep their files in the folder of Spark itself.
+            env={**os.environ, "SPARK_WORKER_DIR": f"{folder}/work"},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+    if done.returncode:
+        raise RunFailed(f"a driver for {rows} rows ended with {done.returncode}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _driver(path: Path, rows: int, log: Path) -> dict[str, float]:
+    """Check `rows` rows, and return seconds and memory."""
+    settings = _SETTINGS | {"spark.eventLog.dir": log.as_uri()}
+    with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
+        bench = _Parquet(spark, path, rows)
+        seconds = [_seconds_of(bench.check) for _ in range(_CHECKS)]
+        scans = [_seconds_of(bench.scan) for _ in range(_CHECKS)]
+        java: Any = spark.sparkContext._gateway
+        memory = {
+            "driver_python_peak_mib": resident_mib(),
+            "driver_java_peak_mib": resident_mib(process_id=java.proc.pid),
+        }
+    return {"seconds": seconds[-1], "scan_seconds": scans[-1], **memory, **_of_log(log)}
+
+
+def _of_log(folder: Path) -> dict[str, float]:
+    """Return what was spilled in all, and the highest heap of driver and executors."""
+    spilled = tasks = 0
+    heaps = {"driver": 0, "executor": 0}
+    for event in _events(folder):
+        if event["Event"] == "SparkListenerTaskEnd":
+            metrics = event["Task Metrics"]
+            spilled += metrics["Memory Bytes Spilled"] + metrics["Disk Bytes Spilled"]
+            tasks += 1
+        if event["Event"] == "SparkListenerStageExecutorMetrics":
+            who = "driver" if event["Executor ID"] == "driver" else "executor"
+            heaps[who] = max(heaps[who], event["Executor Metrics"]["JVMHeapMemory"])
+    if not tasks or not all(heaps.values()):
+        raise RunFailed(f"the event log in {folder} has {tasks} tasks, heaps {heaps}")
+    return {
+        "spilled_bytes": spilled,
+        "driver_heap_peak_mib": heaps["driver"] / _MIB,
+        "executor_heap_peak_mib": heaps["executor"] / _MIB,
+    }
+
+
+def _events(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in folder.glob("[!.]*"):  # the others are checksums
+        with path.open() as file:
+            yield from map(json.loads, file)
+
+
+# -- spark_jdbc: does the check of a database keep the reading side busy? --------------------------
+# All over the same rows of one chain, by turns; PostgreSQL answers on the cores of Spark:
+# - bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the check has, as
+#   rows that PostgreSQL makes of the pages;
+# - arrays: the same, with the arrays of the pages read by JDBC, and made rows by Spark;
+# - check: `verify --source database` whole, from opening it to the report (Spark is up already);
+# - local: the same with `--local`, on one core;
+# - lag: PostgreSQL's own `lag()` over the view, which needs no reader at all, but sorts the rows;
+# - aggregate: PostgreSQL's own `count` and `sum`, beside it.
+
+
+def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
+    """Read one chain in every way."""
+    chain_id = asyncio.run(generate_chain(site, rows))
+    with _spark({}) as spark:
+        figures = _by_turns(_Database(spark, site, chain_id, rows).arms(), repeats, "bare", "check")
+    return {
+        "repeats": repeats,
+        "rows": rows,
+        "payload_bytes": 100,
+        "arms": {
+            name: {
+                "seconds": spread(values),
+                "rows_per_second": spread([rows / seconds for seconds in values]),
+                "rate_to_bare": ratio(figures, "bare", name),
+            }
+            for name, values in figures.items()
+        },
+    }
+
+
+class _Database:
+    """One chain in PostgreSQL, and the ways to read it."""
+
+    def __init__(self, spark: SparkSession, site: Site, chain_id: int, rows: int) -> None:
+        self._spark = spark
+        self._site = site
+        self._chain_id = chain_id
+        self._rows = rows
+        source = DatabaseSource(database=site.auditor)
+        self._request = VerifyRequest(chain_id=chain_id, sources=(source,))
+
+    def arms(self) -> dict[str, Callable[[], None]]:
+        """Return the ways by name."""
+        return {
+            "bare": self._bare,
+            "arrays": self._arrays,
+            "check": lambda: _require_whole(verify(self._request, session=self._spark), self._rows),
+            "local": lambda: _require_whole(verify_locally(self._request), self._rows),
+            "lag": lambda: _require(asyncio.run(self._ask("lag")), 0),
+            "aggregate": lambda: _require(asyncio.run(self._ask("aggregate")), self._rows),
+        }
+
+    def _bare(self) -> None:
+        """Count and sum in Spark the rows that JDBC brings."""
+        self._count(
+            self._read("id, pid", "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)")
+        )
+
+    def _arrays(self) -> None:
+        """Count and sum in Spark what is in the arrays that JDBC brings."""
+        found = F.explode(F.arrays_zip("ids", "pids")).alias("row")
+        self._count(self._read("ids, pids").select(found).selectExpr("row.ids id", "row.pids pid"))
+
+    def _read(self, columns: str, joined: str = "") -> DataFrame:
+        """Read pages in as many partitions as the check has."""
+        source = DatabaseSource(database=self._site.auditor)
+        partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
+        address = chain_address(self._site.auditor)
+        # By the end of its page, which is in the index: a part could not be read from the view.
+        table = f"""(
+            SELECT page.last_id, {columns} FROM chain_page AS page {joined}
+            WHERE page.chain_id = {self._chain_id}
+        ) AS bare"""  # noqa: S608 - a number and names of ours
+        return self._spark.read.jdbc(
+            address.url,
+            table,
+            column="last_id",
+            lowerBound=1,
+            upperBound=self._rows + 1,
+            numPartitions=partitions,
+            properties={
+                **address.properties,
+                "fetchsize": str(FETCH_ROWS if joined else FETCH_PAGES),
+            },
+        )
+
+    def _count(self, rows: DataFrame) -> None:
+        found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
+        _require(found[0], self._rows)
+
+    async def _ask(self, name: str) -> Any:  # noqa: ANN401 - whatever it answers
+        async with connected(self._site.auditor) as connection:
+            return await connection.fetchval(SQL[name], self._chain_id, timeout=600)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_driver(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))))

@@ -1,0 +1,1 @@
+"""Table, goals and figures from the saved lines."""

@@ -1,0 +1,192 @@
+"""The ceilings: bytes made before, one COPY and one send per batch, decoded and not checked.
+
+`BarePages` writes to the engine's own table, a page per batch; `BarePipe` a row per order, to a
+table of the benchmarks' own: an engine with a row of its own for each order stores this, with the
+columns, the key, the CHECK and the partitions that it needs for that.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.chains import connected, draw_chain_id, empty_chain, make_chain, prepare_database
+from benchmarks.rivals.records import (
+    RecordSender,
+    RecordSource,
+    bodies,
+    decode_body,
+    drop_topic,
+    new_topic,
+)
+from benchmarks.rivals.rival import SQL, Producer, Rival, stored_rows
+from orderchain.seal import COLUMNS as PAGE_COLUMNS
+from orderchain.seal import COPY_HEADER, COPY_TRAILER, event_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.chains import Site
+    from benchmarks.load import Load, Stored, Venue
+    from orderchain.model import Event
+    from sequencer import Order
+
+TABLE: Final = "bare_event"
+COLUMNS: Final = ("chain_id", "id", "pid", "key", "event_time_ns", "payload")
+"""The columns of the table, in the order of the bytes."""
+
+_PREFIX: Final = Struct(">hiii")
+_IDS: Final = Struct(">14sqiqi")
+_TIME: Final = Struct(">iqi")
+
+
+def row_bytes(chain_id: int, events: Sequence[Event]) -> bytes:
+    """Return `events` as one stream of a binary COPY, a row per order.
+
+    The pieces of all rows are laid out in one list and joined once: per-row concatenation costs
+    twice as much.
+    """
+    prefix = _PREFIX.pack(len(COLUMNS), 4, chain_id, 8)
+    keys = [event.key.encode() for event in events]
+    payloads = [event.payload for event in events]
+    pieces: list[bytes] = [b""] * (4 * len(keys))
+    pieces[0::4] = map(
+        _IDS.pack,
+        repeat(prefix),
+        (event.id for event in events),
+        repeat(8),
+        (event.pid for event in events),
+        map(len, keys),
+    )
+    pieces[1::4] = keys
+    times_ns = (event.event_time_ns for event in events)
+    pieces[2::4] = map(_TIME.pack, repeat(8), times_ns, map(len, payloads))
+    pieces[3::4] = payloads
+    return b"".join((COPY_HEADER, *pieces, COPY_TRAILER))
+
+
+def page_bytes(chain_id: int, events: Sequence[Event]) -> bytes:
+    """Return the pages of `events` as one stream of a binary COPY."""
+    pieces = [piece for page in event_pages(events) for piece in page.copied(chain_id)]
+    return b"".join((COPY_HEADER, *pieces, COPY_TRAILER))
+
+
+async def make_partition(site: Site, chain_id: int) -> None:
+    """Make room for the rows of a chain, and the table where it is not there yet."""
+    await prepare_database(site)
+    async with connected(site.admin) as connection:
+        await connection.execute(SQL["rows_table"])
+        await connection.execute(await connection.fetchval(SQL["rows_partition"], chain_id))
+
+
+async def drop_partition(site: Site, chain_id: int) -> None:
+    """Remove the rows of a chain."""
+    async with connected(site.admin) as connection:
+        await connection.execute(await connection.fetchval(SQL["rows_drop"], chain_id))
+
+
+class _BareProducer(Producer):
+    """COPY, which is a commit; then a send whose acknowledgement is awaited later."""
+
+    table = TABLE
+    columns: Sequence[str] = COLUMNS
+    copied = staticmethod(row_bytes)
+    _connection: Any
+    _sender: RecordSender | None = None
+
+    async def open(self) -> None:
+        """Connect to both servers, or to one where nothing is published."""
+        self._connection = await self.enter_async_context(connected(self.venue.site.sequencer))
+        if self.venue.load.stage != "persist":
+            self._sender = await self.enter_async_context(RecordSender(self.venue))
+
+    def ready(self, batches: Sequence[list[Order]]) -> list[tuple[memoryview, list[bytes]]]:
+        """Return every batch as it goes to the database, and as it goes to the broker."""
+        chain_id = int(self.venue.place["chain_id"])
+        made = []
+        for batch in batches:
+            events = self.numbered(batch)
+            made.append((memoryview(self.copied(chain_id, events)), list(bodies(events))))
+        return made
+
+    async def send(self, batches: Sequence[tuple[memoryview, list[bytes]]]) -> None:
+        """Store and send each."""
+        copy, sender = self._connection.copy_to_table, self._sender
+        for rows, records in batches:
+            await copy(self.table, source=rows, columns=self.columns, format="binary")
+            if sender is not None:
+                for record in records:
+                    await sender.send(record)
+
+    async def settle(self) -> None:
+        """Wait for the broker."""
+        if self._sender is not None:
+            await self._sender.settle()
+
+
+class _PageProducer(_BareProducer):
+    """The same with pages."""
+
+    table = "chain_page"
+    columns = PAGE_COLUMNS
+    copied = staticmethod(page_bytes)
+
+
+class _BareReceiver(RecordSource):
+    """Decodes and counts."""
+
+    async def receive(self, until_rows: int) -> None:
+        """Decode record after record."""
+        tally = self.tally
+        while tally.rows < until_rows:
+            for records in (await self.consumer.getmany(timeout_ms=1_000)).values():
+                for record in records:
+                    tally.take(decode_body(record.value))
+
+
+class BarePipe(Rival):
+    """What disk, PostgreSQL, Kafka and their clients allow where each order is a stored row."""
+
+    title = "bare pipe, a row per order"
+    producer = _BareProducer
+    receiver = _BareReceiver
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make its part of the table, and a topic."""
+        chain_id = draw_chain_id()
+        await make_partition(site, chain_id)
+        return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
+
+    async def stored(self, venue: Venue) -> Stored:
+        """Count the rows and check their links."""
+        return await stored_rows(venue.site.admin, "rows_stored", int(venue.place["chain_id"]))
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove rows and topic."""
+        await drop_partition(venue.site, int(venue.place["chain_id"]))
+        await drop_topic(venue)
+
+
+class BarePages(Rival):
+    """What disk, PostgreSQL, Kafka and their clients allow, on the engine's own table."""
+
+    title = "bare pipe of pages"
+    producer = _PageProducer
+    receiver = _BareReceiver
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make a chain for its table, and a topic."""
+        chain_id = await make_chain(site)
+        async with connected(site.admin) as connection:
+            await connection.execute("SELECT chain_page_extend($1, $2)", chain_id, load.all_orders)
+        return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
+
+    async def stored(self, venue: Venue) -> Stored:
+        """Count the rows and check their links."""
+        return await stored_rows(venue.site.admin, "chain_rows", int(venue.place["chain_id"]))
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove rows and topics."""
+        await empty_chain(venue.site, int(venue.place["chain_id"]))
+        await drop_topic(venue)

@@ -1,0 +1,224 @@
+"""The statistics of all figures: by turns, medians with their spread, ratios in one round; cells.
+
+Percentiles come from merged histograms: never from averages, and never averaged themselves.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hdrh.histogram import HdrHistogram
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+
+    from benchmarks.question import Figures, Line
+
+PROCESSES = ("producer", "receiver", "postgres", "kafka")
+"""Whose CPU seconds are counted."""
+
+HIGHEST_US = 600_000_000
+"""Ten minutes: an order that waited longer counts as that."""
+_LOWEST_US = 1
+_DIGITS = 3
+_SHOWN = (50.0, 90.0, 99.0, 99.9)
+
+# -- values of programs of their own, as they are saved --------------------------------------------
+
+
+async def interleave(
+    arms: Mapping[str, Callable[[], Awaitable[float]]], repeats: int
+) -> dict[str, list[float]]:
+    """Return every arm's figures, the arms run in turn `repeats` times after a warm-up round."""
+    figures: dict[str, list[float]] = {name: [] for name in arms}
+    for arm in arms.values():
+        await arm()
+    for _ in range(repeats):
+        for name, arm in arms.items():
+            figures[name].append(await arm())
+            print(f"{name:32} {figures[name][-1]:14,.4g}", flush=True)
+    return figures
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, lowest and highest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def spreads(rounds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the spread of every figure of rounds that all have the same."""
+    return {name: spread([each[name] for each in rounds]) for name in rounds[0]}
+
+
+def ratio(figures: Mapping[str, list[float]], name: str, base: str) -> dict[str, float]:
+    """Return the spread of the ratios of two arms, each within its own round."""
+    return spread([one / other for one, other in zip(figures[name], figures[base], strict=True)])
+
+
+def compared(figures: Mapping[str, list[float]], **bases: str) -> Figures:
+    """Return the spread of every arm, with its ratio to each base by the keyword of the base."""
+    return {
+        name: {
+            **spread(values),
+            **{title: ratio(figures, name, base) for title, base in bases.items()},
+        }
+        for name, values in figures.items()
+    }
+
+
+# -- histograms ------------------------------------------------------------------------------------
+
+
+def histogram_of(latencies_ns: Iterable[int] | np.ndarray[Any, Any]) -> str:
+    """Return the histogram of latencies, encoded as text. What is below 1 us counts as that."""
+    values = np.asarray(
+        list(latencies_ns) if not isinstance(latencies_ns, np.ndarray) else latencies_ns
+    )
+    microseconds, counts = np.unique(
+        np.clip(values // 1_000, _LOWEST_US, HIGHEST_US), return_counts=True
+    )
+    histogram = HdrHistogram(_LOWEST_US, HIGHEST_US, _DIGITS)
+    for value, count in zip(microseconds.tolist(), counts.tolist(), strict=True):
+        histogram.record_value(value, count)
+    encoded: bytes = histogram.encode()
+    return encoded.decode("ascii")
+
+
+def merged(histograms: Sequence[str]) -> dict[str, float]:
+    """Return percentiles in milliseconds over all of `histograms` together, and their count."""
+    total = HdrHistogram(_LOWEST_US, HIGHEST_US, _DIGITS)
+    for text in histograms:
+        total.decode_and_add(text.encode("ascii"))
+    found = {f"p{share:g}": total.get_value_at_percentile(share) / 1e3 for share in _SHOWN}
+    return found | {"max": total.get_max_value() / 1e3, "count": float(total.get_total_count())}
+
+
+# -- saved lines -----------------------------------------------------------------------------------
+
+
+class Spread(Struct, frozen=True):
+    """A median with the lowest and the highest, of `count` values."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+def as_spread(found: Mapping[str, float]) -> Spread:
+    """Return the spread that a program of its own has saved."""
+    return Spread(found["median"], found["min"], found["max"], 2)
+
+
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """Return the spread of some values, None when there are none."""
+    found = list(values)
+    if not found:
+        return None
+    return Spread(statistics.median(found), min(found), max(found), len(found))
+
+
+class Lines:
+    """The saved lines of one question."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.all = list(lines)
+        self._figures: dict[str, dict[int, Figures]] = {}
+        for line in self.all:
+            if line.figures is not None:
+                self._figures.setdefault(line.arm, {})[line.repeat] = line.figures
+
+    @property
+    def arms(self) -> list[str]:
+        """Names of all arms that have figures, in the order in which they were run."""
+        return list(self._figures)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Arms that cannot run on the machine, with the reason."""
+        return {line.arm: line.skipped for line in self.all if line.skipped is not None}
+
+    @property
+    def failed(self) -> list[Line]:
+        """Runs without a figure."""
+        return [line for line in self.all if line.failure is not None]
+
+    def spread(self, arm: str, figure: str | Callable[[Figures], float]) -> Spread | None:
+        """Return the spread of a figure over the repeats of an arm; None without any."""
+        return spread_of(_value(found, figure) for found in self._figures.get(arm, {}).values())
+
+    def ratio(self, arm: str, base: str, figure: str) -> Spread | None:
+        """Return the spread of the ratios of two arms, each within its own round."""
+        tops, bases = self._figures.get(arm, {}), self._figures.get(base, {})
+        return spread_of(
+            _value(tops[repeat], figure) / _value(bases[repeat], figure)
+            for repeat in sorted(tops.keys() & bases.keys())
+        )
+
+    def percentiles(self, arm: str, histogram: str = "histogram") -> dict[str, float] | None:
+        """Return the percentiles of an arm, from the histograms of all its repeats together."""
+        all_figures = self._figures.get(arm, {}).values()
+        found = [figures[histogram] for figures in all_figures if histogram in figures]
+        return merged(found) if found else None
+
+    def percentile_spread(self, arm: str, percentile: str) -> Spread | None:
+        """Return how a percentile moves from repeat to repeat: its spread, never its value."""
+        return spread_of(self.percentile_by_repeat(arm, percentile).values())
+
+    def percentile_by_repeat(self, arm: str, percentile: str) -> dict[int, float]:
+        """Return a percentile of each repeat of an arm, from its histogram alone."""
+        return {
+            repeat: merged([figures["histogram"]])[percentile]
+            for repeat, figures in self._figures.get(arm, {}).items()
+        }
+
+
+def _value(figures: Figures, figure: str | Callable[[Figures], float]) -> float:
+    return float(figures[figure] if isinstance(figure, str) else figure(figures))
+
+
+def own_share(figures: Figures) -> float:
+    """Return the share of sequencer and receiver in all CPU seconds."""
+    return _cpu(figures, PROCESSES[:2]) / _cpu(figures, PROCESSES)
+
+
+def per_million(*processes: str) -> Callable[[Figures], float]:
+    """Return the function that returns the CPU seconds of processes per million orders."""
+    return lambda figures: _cpu(figures, processes) / figures["orders"] * 1e6
+
+
+def _cpu(figures: Figures, processes: Sequence[str]) -> float:
+    return float(sum(figures[f"{process}_cpu_seconds"] for process in processes))
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield "| " + " | ".join(headers) + " |"
+    yield "|" + "---|" * len(headers)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def cell(spread: Spread | None, unit: str = "") -> str:
+    """Return a median with its spread as it is read; `-` where nothing was measured."""
+    if spread is None:
+        return "-"
+    median = f"{number(spread.median)}{unit}"
+    if spread.count < 2:
+        return median
+    return f"{median} ({number(spread.low)} to {number(spread.high)})"
+
+
+def number(value: float) -> str:
+    """Return a number as it is read: three significant digits."""
+    if abs(value) >= 1_000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
