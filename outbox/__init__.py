@@ -3,13 +3,13 @@
 from outbox.confirm_record import Confirm, Progress
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
-from outbox.consumer.inbox_log import InboxLog
+from outbox.consumer.inbox import InboxLog
 from outbox.consumer.kit import ConsumerStats, Refused
+from outbox.consumer.offsets import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
-from outbox.consumer.retries import RetryLevels
-from outbox.consumer.starts import ConsumeStart, StartFrom
 from outbox.destination import Destination
 from outbox.errors import (
     BadRecord,

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.consumer.attempts import AWAY, FreshAttempt, ParkedAttempt, tell_dead
+from outbox.consumer.decisions import InboxVerdict, StoredDelivery, by_database, by_filter
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import TOO_OLD
-from outbox.consumer.inbox_decision import InboxVerdict, StoredDelivery, by_database, by_filter
 from outbox.parts import uninterrupted
 
 if TYPE_CHECKING:

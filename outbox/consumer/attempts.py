@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from orderchain.errors import ConnectError, RetryError
 from orderchain.text import printable
+from outbox.consumer.decisions import GiveUp, after_failure
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, shown
 from outbox.consumer.kit import Refused
-from outbox.consumer.retries import GiveUp, after_failure
 from outbox.parts import uninterrupted
 from outbox.session import is_interruption
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.kit import ConsumerKit
-    from outbox.consumer.progress import Partition
+    from outbox.consumer.offsets import Partition
 
 
 _log = logging.getLogger(__name__)

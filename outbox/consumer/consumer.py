@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from outbox.consumer.attempts import Attempt
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Delivery
-    from outbox.consumer.progress import Partition
+    from outbox.consumer.offsets import Partition
 
     Handler = Callable[[Delivery, Any], Awaitable[None]]
     """Gets the connection whose transaction the effect joins; None in an idempotent consumer."""

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import SchemaError
+from orderchain.roles import OUTBOX_OPERATOR
 from orderchain.sql import load_sql
+from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
-from outbox.consumer.inbox_decision import StoredDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -241,6 +244,39 @@ class Inbox:
             _SQL[name], self._consumer_id, *values, timeout=self._seconds
         )
         return rows
+
+
+class InboxLog:
+    """Which messages a consumer has applied, from the sender's side if it can reach this database.
+
+    Give it to a relay (`consumer_logs`): a message that is due and found here counts as confirmed,
+    and is not resent. The role `outbox_operator` is enough.
+    """
+
+    def __init__(
+        self, database: str | DatabaseConfig, consumer: str, *, seconds: float = 10.0
+    ) -> None:
+        """`database`: the consumer's. `seconds`: deadline of each call. Raises SettingError."""
+        self._consumer = consumer
+        self._session = Session(
+            SessionConfig(
+                database=DatabaseConfig.of(database),
+                application_name="orderchain outbox inbox log",
+                role=OUTBOX_OPERATOR,
+                pooler="read through",
+                connect_seconds=seconds,
+                statement_seconds=seconds,
+            )
+        )
+
+    async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Return those that the consumer has applied. Raises ConnectError, RetryError."""
+        rows = await self._session.fetch(_SQL["applied"], self._consumer, list(message_ids))
+        return {row[0] for row in rows}
+
+    async def close(self) -> None:
+        """Close; never raises."""
+        await self._session.close()
 
 
 def shown(error: str) -> str:

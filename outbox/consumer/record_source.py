@@ -28,15 +28,21 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.text import reason_of
-from outbox.consumer.progress import ConsumeProgress
-from outbox.consumer.starts import ConsumeStart, PartitionEnds, begin_offset, chosen_offset, is_held
+from outbox.consumer.offsets import (
+    ConsumeProgress,
+    ConsumeStart,
+    PartitionEnds,
+    begin_offset,
+    chosen_offset,
+    is_held,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.progress import Partition
+    from outbox.consumer.offsets import Partition
 
 
 _log = logging.getLogger(__name__)
@@ -57,7 +63,7 @@ class DestinationRecords:
     """Where records come from, and how far they are processed.
 
     The group says which partitions are ours; we decide where to begin in them (see
-    `outbox.consumer.starts`), and we commit the smallest unfinished offsets.
+    `outbox.consumer.offsets`), and we commit the smallest unfinished offsets.
     """
 
     def __init__(

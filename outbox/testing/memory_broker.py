@@ -12,8 +12,8 @@ from msgspec import Struct
 from orderchain.errors import RetryError
 from outbox.confirm_record import encode_confirms
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
+from outbox.consumer.offsets import PartitionEnds, begin_offset
 from outbox.consumer.record_source import DestinationRecords
-from outbox.consumer.starts import PartitionEnds, begin_offset
 from outbox.testing.standing_still import alive, is_killed
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.confirm_record import Confirm, Progress
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.progress import Partition
-    from outbox.consumer.starts import ConsumeStart
+    from outbox.consumer.offsets import ConsumeStart, Partition
     from outbox.testing.awkwardness import Faults
 
 PARTITIONS: Final = 3

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec.structs import replace
 
 from orderchain.testing.virtual_loop import virtual_clock
-from outbox.consumer.dead_letter import DeadLetter
+from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.inbox import Inbox, shown
-from outbox.consumer.inbox_decision import StoredDelivery
+from outbox.dead_letter import DeadLetter
 from outbox.session import ConsumerConnections
 
 if TYPE_CHECKING:

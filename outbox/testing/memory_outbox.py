@@ -21,9 +21,8 @@ from outbox.testing.crashing import CrashPlan
 from outbox.testing.memory_broker import MemoryBroker
 from outbox.testing.memory_consumer import MemoryConsumer
 from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
-from outbox.testing.memory_decisions import MemoryDecisions
 from outbox.testing.memory_inbox import InboxRows
-from outbox.testing.memory_relay import MemoryRelay
+from outbox.testing.memory_relay import MemoryDecisions, MemoryRelay
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox.consumer.consumer import Consumer
-    from outbox.consumer.dead_letter import DeadLetter
+    from outbox.dead_letter import DeadLetter
     from outbox.destination import Destination
     from outbox.sender.check_back import CheckRules
     from outbox.service.message_client import MessageClient

@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from outbox.sender.resend import Place
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_broker import MemoryBroker
-    from outbox.testing.memory_database import MemoryConnection
+    from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 
     Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
     """A sender's check endpoint."""
+
 
 ROUND_SECONDS_MAX: Final = 0.5
 """How late the relay is. Virtual."""
@@ -359,3 +360,36 @@ def _messages(
             message_ids, destinations, payloads, keys, own, strict=True
         )
     ]
+
+
+class MemoryDecisions:
+    """Which messages are decided: what `outbox/sql/decision.sql` does in PostgreSQL.
+
+    The second one to write is refused, or waits for the first.
+    """
+
+    def __init__(self, database: OutboxDatabase) -> None:
+        self._database = database
+        self._decided: dict[UUID, bool] = {}
+
+    async def decide(self, connection: MemoryConnection, message_id: UUID) -> None:
+        """Do what `outbox_decide` does."""
+        transaction = connection.required
+        await self._database.lock(transaction, ("decision", message_id))
+        if (is_done := self._decided.get(message_id)) is not None:
+            raise stored_already("the decision on", message_id, "done" if is_done else "not done")
+        transaction.add(lambda: self._decided.__setitem__(message_id, True))
+
+    async def check(
+        self, connection: MemoryConnection, message_id: UUID, wait_ms: int
+    ) -> list[tuple[str]]:
+        """Do what `outbox_check_decision` does."""
+        transaction = connection.required
+        try:
+            async with asyncio.timeout(max(wait_ms, 1) / 1_000):
+                await self._database.lock(transaction, ("decision", message_id))
+        except TimeoutError:
+            return [(Answer.UNKNOWN.value,)]
+        if self._decided.setdefault(message_id, False):
+            return [(Answer.DONE.value,)]
+        return [(Answer.NOT_DONE.value,)]

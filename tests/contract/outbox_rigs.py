@@ -26,7 +26,7 @@ from outbox import (
     create_destination_topics,
     save_destinations,
 )
-from outbox.consumer.dead_letter import DeadLetter, DeadLetters
+from outbox.dead_letter import DeadLetter, DeadLetters
 from outbox.sender.add import store_messages
 from outbox.sender.check_back import CheckRules
 from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from outbox.consumer.inbox_decision import (
+from outbox.consumer.decisions import (
     InboxVerdict,
     Seen,
     StoredDelivery,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox.consumer.retries import RetryLevels
+from outbox.consumer.decisions import RetryLevels
 
 from ..cutting import cut_at, cutting_tasks
 from .rig import DEADLINE_SECONDS, apply, apply_many
