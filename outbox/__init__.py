@@ -7,8 +7,9 @@ from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
 from outbox.consumer.inbox import InboxLog
-from outbox.consumer.kit import ConsumerStats, Refused
 from outbox.consumer.offsets import ConsumeStart, StartFrom
+from outbox.consumer.outcomes import Refused
+from outbox.consumer.pace import ConsumerStats
 from outbox.consumer.record_source import move_start
 from outbox.destination import Destination
 from outbox.errors import (

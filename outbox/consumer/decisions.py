@@ -38,7 +38,7 @@ class InboxVerdict(Enum):
     """Another worker is on it: not done, and not ours. Look again later."""
     PARKED = "parked"
     """It has failed, and is parked for a retry: no work, and the sender is informed until when."""
-    BEHIND = "behind"
+    KEY_PARKED = "key parked"
     """An earlier message of its key is parked: park it after that one."""
     TOO_OLD = "too old"
     """The inbox no longer knows what was applied so long ago: a person must look."""
@@ -83,7 +83,7 @@ def by_database(*, is_claimed: bool, stored: StoredDelivery) -> InboxVerdict:
     if stored.is_below_horizon:
         return InboxVerdict.TOO_OLD
     if stored.is_key_parked:
-        return InboxVerdict.BEHIND
+        return InboxVerdict.KEY_PARKED
     # The obstacle has gone between the two statements, such as by a retry that succeeded.
     return InboxVerdict.WAIT
 

@@ -32,7 +32,7 @@ TRIES_USED_UP: Final = "tries used up"
 REFUSED: Final = "refused by the handler"
 TOO_OLD: Final = "older than the inbox"
 
-_BEHIND: Final = "waits for an earlier message of its key"
+IN_TURN: Final = "waits for an earlier message of its key"
 
 _ERROR_CHARS_MAX: Final = 2_000
 """How much of an error's text is kept: a person reads it in a list."""
@@ -126,7 +126,7 @@ class Inbox:
             connection, "park", *_row_of(delivery), failures, _time_of(due_ns), shown(error)
         )
 
-    async def park_behind(
+    async def park_in_turn(
         self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
     ) -> None:
         """Put messages aside after the first ones of their keys; due at once if those are gone.
@@ -135,7 +135,8 @@ class Inbox:
         """
         await self._lock_keys(connection, deliveries)
         columns = zip(*map(_row_of, deliveries), strict=True)
-        await self._fetch(connection, "park_behind", *map(list, columns), _time_of(now_ns), _BEHIND)
+        now = _time_of(now_ns)
+        await self._fetch(connection, "park_in_turn", *map(list, columns), now, IN_TURN)
 
     async def parked_until(
         self, connection: Connection, deliveries: Sequence[Delivery]

@@ -12,7 +12,7 @@ from orderchain.errors import SettingError
 from outbox.confirm_record import RETRYING
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import NoFilter
-from outbox.consumer.kit import Refused
+from outbox.consumer.outcomes import Refused
 from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
 
 from ..hand_clock import HandClock
