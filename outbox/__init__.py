@@ -21,8 +21,7 @@ from outbox.errors import (
     TransitionRefused,
 )
 from outbox.message import Message, draw_message_ids
-from outbox.sender.add import add, add_many
-from outbox.sender.business import BusinessTransaction
+from outbox.sender.business import BusinessTransaction, add, add_many
 from outbox.sender.fire_after_commit import FireAfterCommit
 from outbox.sender.relay import Relay
 from outbox.sender.relay_config import KeepConfig, RelayConfig

@@ -21,8 +21,7 @@ from orderchain.text import counted, printable, reason_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.sender.relay_config import RelayConfig
-    from outbox.sender.stats import RelayStats
+    from outbox.sender.relay_config import RelayConfig, RelayStats
     from outbox.sender.store import Abnormal, Silent
 
 _log = logging.getLogger(__name__)

@@ -29,11 +29,11 @@ from outbox.message import Message, draw_message_ids, smallest_id
 from outbox.parts import Parts, endless, uninterrupted
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
-from outbox.sender.resend import CLAIMS_MAX
+from outbox.sender.relay_config import RelayStats
 from outbox.sender.sending import Parcel, Sending, Tally
-from outbox.sender.stats import RelayStats
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import Abnormal, Applied, RelayStore, messages_of
+from outbox.sender.verdicts import CLAIMS_MAX
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 

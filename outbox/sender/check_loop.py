@@ -17,8 +17,8 @@ from orderchain.errors import OrderchainError
 from orderchain.sql import load_sql
 from orderchain.text import printable, reason_of
 from outbox.errors import LASTING
-from outbox.sender.check_back import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import Abnormal
+from outbox.sender.verdicts import Answer, CheckRules, after_check, may_ask
 from outbox.session import OutboxSession
 from outbox.statuses import Change, Status, sources
 

@@ -16,18 +16,17 @@ from outbox.alerts import Alerts
 from outbox.destination import LOSS, topics_of
 from outbox.message import smallest_id
 from outbox.parts import Parts, endless, uninterrupted
-from outbox.sender.acks import AckWriter
 from outbox.sender.business import (
     BusinessCommit,
     BusinessTransaction,
     FailedBusiness,
     watched_transaction,
 )
-from outbox.sender.confirm_intake import ConfirmIntake
 from outbox.sender.message_sender import MessageSender
+from outbox.sender.relay_config import RelayStats
+from outbox.sender.results import AckWriter, ConfirmIntake
 from outbox.sender.retention import Retention
 from outbox.sender.sending import Parcel, Sending
-from outbox.sender.stats import RelayStats
 from outbox.sender.store import RelayStore
 from outbox.sender.sweep import Sweep
 

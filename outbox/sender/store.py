@@ -20,7 +20,7 @@ from outbox.destination import Destination
 from outbox.errors import MessageError
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message
-from outbox.sender.resend import Due, Place
+from outbox.sender.verdicts import Due, Place
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 

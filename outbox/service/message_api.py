@@ -12,7 +12,7 @@ from orderchain.sql import load_sql
 from outbox.acts import UNFINISHED
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, age_seconds, draw_message_ids, made_at
-from outbox.sender.add import store_messages
+from outbox.sender.business import store_messages
 from outbox.sender.check_loop import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
 from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, StoredMessages

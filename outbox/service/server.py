@@ -29,9 +29,9 @@ from outbox.callback.intake import CallbackIntake
 from outbox.http_call import call_json
 from outbox.limits import NAME_CHARS_MAX
 from outbox.parts import Parts, uninterrupted
-from outbox.sender.check_back import Answer
 from outbox.sender.check_loop import CheckBack
 from outbox.sender.relay import Relay
+from outbox.sender.verdicts import Answer
 from outbox.service.app import Counted, MessageApp
 from outbox.service.http_protocol import StrictProtocol
 from outbox.service.message_api import MessageDesk

@@ -1,8 +1,7 @@
 """A sender's tables in memory, and a relay on them: stored, sent, confirmed, given up.
 
-What becomes of a delivery is decided by the same code as for the real relay: `outbox.statuses`,
-`outbox.sender.resend`, `outbox.sender.check_back`. Records and confirms are the real ones, byte for
-byte.
+What becomes of a delivery is decided by the same code as for the real relay: `outbox.statuses` and
+`outbox.sender.verdicts`. Records and confirms are the real ones, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,17 +19,20 @@ from outbox.confirm_record import APPLIED, KEY_BYTES, decode_confirms, is_proven
 from outbox.headers import common_headers, record_headers
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, smallest_id
-from outbox.sender.add import add
-from outbox.sender.check_back import Answer, CheckRules, after_check, may_ask
-from outbox.sender.resend import (
+from outbox.sender.business import add
+from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
+from outbox.sender.verdicts import (
+    Answer,
+    CheckRules,
     Due,
     ResendVerdict,
+    after_check,
     judge,
+    may_ask,
     queue_wait_seconds,
     wait_seconds,
     why_given_up,
 )
-from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
 from outbox.testing.memory_database import stored_already
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from outbox.confirm_record import Confirm
     from outbox.destination import Destination
-    from outbox.sender.resend import Place
+    from outbox.sender.verdicts import Place
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_broker import MemoryBroker
     from outbox.testing.memory_database import MemoryConnection, OutboxDatabase

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from outbox import alerts
 from outbox.alerts import Alerts
-from outbox.sender.relay_config import RelayConfig
-from outbox.sender.stats import RelayStats
+from outbox.sender.relay_config import RelayConfig, RelayStats
 from outbox.sender.store import Abnormal
 
 if TYPE_CHECKING:
