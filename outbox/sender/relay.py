@@ -264,7 +264,7 @@ class Relay:
         seconds = self._config.silent_seconds
         if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
             self.counters.silent += len(silent)
-            self._alerts.tell_silent(silent, seconds)
+            self._alerts.report_silent(silent, seconds)
 
     async def _keep_troubles(self) -> None:
         """Store the topics in trouble where people look for them."""

@@ -213,8 +213,8 @@ class ConfirmIntake:
         self._troubles = troubles
         self._changed = asyncio.Event()
         self._confirm_key: bytes | None = None
-        self._told: dict[Place, int] = {}  # progress that is not written yet
-        self._told_at = 0.0
+        self._progress: dict[Place, int] = {}  # progress that is not written yet
+        self._progress_at = 0.0
         self._pauses = Backoff(*_PAUSE_SECONDS)
 
     def refresh(self) -> None:
@@ -282,7 +282,7 @@ class ConfirmIntake:
         is_ahead = False
         # What was not written was not committed either, so it is read again; and by now another
         # relay may have written what came after it.
-        self._told = {}
+        self._progress = {}
         while True:
             if self._changed.is_set():
                 self._changed.clear()
@@ -297,9 +297,9 @@ class ConfirmIntake:
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)
-            if loop.time() - self._told_at >= _PROGRESS_SECONDS:
+            if loop.time() - self._progress_at >= _PROGRESS_SECONDS:
                 await self._save_progress()
-                self._told_at = loop.time()
+                self._progress_at = loop.time()
             if is_ahead and loop.time() - committed_at >= _COMMIT_EVERY_SECONDS:
                 # After the database: what is committed here is done there.
                 await self._save_progress()
@@ -318,25 +318,25 @@ class ConfirmIntake:
         progress: dict[Place, int] = {}
         for record in records:
             try:
-                told = decode_confirms(record.value)
+                decoded = decode_confirms(record.value)
             except BadRecord as error:
                 self._stats.bad_confirms[error.reason] += 1
                 _log.warning(
                     "a record of %s was dropped: %s", printable(record.topic), reason_of(error)
                 )
                 continue
-            consumer = told.consumer
-            proven = [each for each in told.confirms if self._is_proven(consumer, each)]
-            if len(proven) < len(told.confirms):
-                self._drop_forged(record.topic, consumer, len(told.confirms) - len(proven))
+            consumer = decoded.consumer
+            proven = [each for each in decoded.confirms if self._is_proven(consumer, each)]
+            if len(proven) < len(decoded.confirms):
+                self._drop_forged(record.topic, consumer, len(decoded.confirms) - len(proven))
             for confirm in proven:
                 message_id = DriverUUID(confirm.message_id)
                 if confirm.kind == APPLIED:
                     applied.append((message_id, consumer))
                 else:
                     retries.append((message_id, consumer, confirm.until_unix_ns))
-            if proven and len(proven) == len(told.confirms):
-                progress |= progress_of(consumer, told.progress)
+            if proven and len(proven) == len(decoded.confirms):
+                progress |= progress_of(consumer, decoded.progress)
         # Progress after them: a sweep that knew it before the confirms would take deliveries that
         # are about to be applied for lost, and resend them. If it knows it a moment later, that
         # delays a resend.
@@ -345,7 +345,7 @@ class ConfirmIntake:
             self._stats.retrying += len(retries)
         if applied:
             await self._apply(applied)
-        self._told |= progress
+        self._progress |= progress
         return len(applied) + len(retries)
 
     def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
@@ -364,16 +364,16 @@ class ConfirmIntake:
         )  # fmt: skip
 
     async def _save_progress(self) -> None:
-        if known := self._known(self._told):
+        if known := self._known(self._progress):
             await self._store.save_progress(known)
-            told = {place[:2] for place in known}
+            moved = {place[:2] for place in known}
             await self._store.hear_of(
                 (destination.name, consumer)
                 for destination in self._sending.destinations.values()
                 for consumer in destination.consumers
-                if (consumer, destination.topic) in told
+                if (consumer, destination.topic) in moved
             )
-        self._told = {}
+        self._progress = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
         self._acks.overtaken(message_id for message_id, _ in applied)

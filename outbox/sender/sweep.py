@@ -137,7 +137,7 @@ class Sweep:
             self._sending.hand_over(Parcel(token, messages))
         if abnormal:
             self._stats.abnormal += len(abnormal)
-            self._alerts.tell(abnormal)
+            self._alerts.report(abnormal)
         return len(due), is_cut or _is_full(due, share)
 
     async def _sorted(

@@ -285,9 +285,9 @@ def _is_same_headers(stored: str | None, message: Message) -> bool:
 
 
 def _shown(row: Any) -> ShownDelivery:  # noqa: ANN401 - an asyncpg record
-    told = dict(row)
-    told["status"] = Status(told["status"]).name.lower()
-    return ShownDelivery(**told)
+    shown = dict(row)
+    shown["status"] = Status(shown["status"]).name.lower()
+    return ShownDelivery(**shown)
 
 
 def _unknown(message_id: UUID) -> HttpRefusal:

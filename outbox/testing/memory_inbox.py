@@ -76,7 +76,7 @@ class MemoryConnections(ConsumerConnections):
         """See `Connections.take`."""
         await self._database.trip()
         connection = self._database.connect()
-        connection.tells_rollback = True
+        connection.reports_rollback = True
         return cast("Connection", connection)
 
     async def check_durability(self, connection: Connection) -> None:

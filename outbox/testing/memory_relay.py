@@ -253,11 +253,11 @@ class MemoryRelay:
             self._read[place] = len(log)
 
     def _take_confirm(self, value: bytes) -> None:
-        told = decode_confirms(value)
-        if not all(self._is_proven(told.consumer, confirm) for confirm in told.confirms):
+        decoded = decode_confirms(value)
+        if not all(self._is_proven(decoded.consumer, confirm) for confirm in decoded.confirms):
             return  # as a forged one: nothing in it counts
-        for confirm in told.confirms:
-            row = self.rows.get((UUID(bytes=confirm.message_id), told.consumer))
+        for confirm in decoded.confirms:
+            row = self.rows.get((UUID(bytes=confirm.message_id), decoded.consumer))
             if row is None or row.is_done or not row.is_decided:
                 continue
             if confirm.kind == APPLIED:
@@ -265,7 +265,7 @@ class MemoryRelay:
             elif row.status in SENDABLE:
                 until = confirm.until_unix_ns / 1e9 + RETRY_SLACK_SECONDS
                 row.next_send_at = max(row.next_send_at, until)
-        self._progress |= progress_of(told.consumer, told.progress)
+        self._progress |= progress_of(decoded.consumer, decoded.progress)
 
     def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
         return is_proven(
