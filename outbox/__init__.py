@@ -3,13 +3,14 @@
 from outbox.confirm_record import Confirm, Progress
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
-from outbox.consumer.inbox_log import InboxLog
-from outbox.consumer.kit import ConsumerStats, Refused
+from outbox.consumer.inbox import InboxLog
+from outbox.consumer.offsets import ConsumeStart, StartFrom
+from outbox.consumer.outcomes import Refused
+from outbox.consumer.pace import ConsumerStats
 from outbox.consumer.record_source import move_start
-from outbox.consumer.retries import RetryLevels
-from outbox.consumer.starts import ConsumeStart, StartFrom
 from outbox.destination import Destination
 from outbox.errors import (
     BadRecord,
@@ -20,8 +21,7 @@ from outbox.errors import (
     TransitionRefused,
 )
 from outbox.message import Message, draw_message_ids
-from outbox.sender.add import add, add_many
-from outbox.sender.business import BusinessTransaction
+from outbox.sender.business import BusinessTransaction, add, add_many
 from outbox.sender.fire_after_commit import FireAfterCommit
 from outbox.sender.relay import Relay
 from outbox.sender.relay_config import KeepConfig, RelayConfig

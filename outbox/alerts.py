@@ -21,8 +21,7 @@ from orderchain.text import counted, printable, reason_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox.sender.relay_config import RelayConfig
-    from outbox.sender.stats import RelayStats
+    from outbox.sender.relay_config import RelayConfig, RelayStats
     from outbox.sender.store import Abnormal, Silent
 
 _log = logging.getLogger(__name__)
@@ -53,10 +52,10 @@ class Alerts:
         self._stats = stats
         self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)
         self._some = asyncio.Event()
-        self._told = asyncio.Event()
-        self._told.set()
+        self._finished = asyncio.Event()
+        self._finished.set()
 
-    def tell(self, abnormal: Sequence[Abnormal]) -> None:
+    def report(self, abnormal: Sequence[Abnormal]) -> None:
         """Report deliveries; never waits and never raises."""
         for each in abnormal[:LINES_MAX]:
             _log.error(
@@ -75,7 +74,7 @@ class Alerts:
             }
         )
 
-    def tell_silent(self, silent: Sequence[Silent], seconds: float) -> None:
+    def report_silent(self, silent: Sequence[Silent], seconds: float) -> None:
         """Report consumers that are not heard from; never waits and never raises."""
         for each in silent:
             _log.error(
@@ -86,10 +85,10 @@ class Alerts:
         consumers = silent[:HOOK_DELIVERIES_MAX]
         self._call_hooks({"event": "silent", "count": len(silent), "consumers": consumers})
 
-    def _call_hooks(self, told: dict[str, object]) -> None:
+    def _call_hooks(self, content: dict[str, object]) -> None:
         if self._config.alert_webhook or self._config.alert_command:
-            self._waiting.append(msgspec.json.encode(told))
-            self._told.clear()
+            self._waiting.append(msgspec.json.encode(content))
+            self._finished.clear()
             self._some.set()
 
     async def run(self) -> None:
@@ -99,11 +98,11 @@ class Alerts:
             while self._waiting:
                 await self._call(self._waiting.popleft())
             self._some.clear()
-            self._told.set()
+            self._finished.set()
 
     async def finish(self) -> None:
         """Return once every alert was reported."""
-        await self._told.wait()
+        await self._finished.wait()
 
     async def _call(self, body: bytes) -> None:
         if self._config.alert_webhook:

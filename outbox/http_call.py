@@ -39,8 +39,8 @@ class CallRefused(RefusedError):
     """The server has refused the call with a 4xx status; a retry would be refused, too."""
 
     def __init__(self, url: str, answered: Answered) -> None:
-        told = printable(answered.body[:200].decode("utf-8", "replace"))
-        super().__init__("call", url, f"an answer other than {answered.status}: {told}")
+        content = printable(answered.body[:200].decode("utf-8", "replace"))
+        super().__init__("call", url, f"an answer other than {answered.status}: {content}")
         self.status = answered.status
         self.body = answered.body
 
@@ -58,8 +58,8 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
             answered = await _exchange(parts, _request(method, parts, token, body), body)
     except (OSError, UnicodeError, h11.ProtocolError) as error:  # the host's name may be invalid
         silent = isinstance(error, TimeoutError)
-        told = f"no answer within {seconds} s" if silent else reason_of(error)
-        raise RetryError(f"{shown_url(url)}: {told}") from error
+        reason = f"no answer within {seconds} s" if silent else reason_of(error)
+        raise RetryError(f"{shown_url(url)}: {reason}") from error
     if 200 <= answered.status < 300:
         return answered
     if 400 <= answered.status < 500 and answered.status not in {408, 429}:

@@ -112,8 +112,8 @@ def check_message(message: Message) -> None:
     if type(message.payload) is not bytes:
         raise MessageError("payload", type(message.payload).__name__, "bytes")
     if len(message.payload) > PAYLOAD_BYTES_MAX:
-        told = f"{len(message.payload)} bytes"
-        raise MessageError("payload", told, f"at most {PAYLOAD_BYTES_MAX} bytes")
+        size = f"{len(message.payload)} bytes"
+        raise MessageError("payload", size, f"at most {PAYLOAD_BYTES_MAX} bytes")
     if message.key is not None:
         _check_text("key", message.key, KEY_BYTES_MAX)
     if message.headers is not None:

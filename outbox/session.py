@@ -16,7 +16,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.durability import check_durability
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
 from orderchain.clients.session import Connections, Session, SessionConfig
-from orderchain.errors import SchemaError
+from orderchain.errors import ConnectError, RetryError, SchemaError
 from orderchain.roles import OUTBOX_CONSUMER, OUTBOX_RELAY
 from orderchain.sql import load_sql
 
@@ -151,6 +151,10 @@ _TRANSIENT_SQLSTATES: Final = frozenset({
 })  # fmt: skip
 
 
+AWAY: Final = (RetryError, ConnectError, *DRIVER_ERRORS)
+"""Errors of a database that is away, or in trouble. TimeoutError is an OSError."""
+
+
 class ConsumerConnections(Connections):
     """Connections of a consumer, whose commits last. Their settings are the handler's own."""
 
@@ -172,6 +176,10 @@ class ConsumerConnections(Connections):
         """Raise DurabilityError if the server may lose what this connection has committed."""
         async with asyncio.timeout(self._config.statement_seconds):
             await keep_durable(connection, unsafe=self._is_unsafe)
+
+    def deadline(self) -> asyncio.Timeout:
+        """Return the deadline of our own statements, for `async with`."""
+        return asyncio.timeout(self._config.statement_seconds)
 
     async def barrier(self) -> None:
         """Return once what can be read here outlives a failover. Raises what a database raises."""

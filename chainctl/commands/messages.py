@@ -132,9 +132,9 @@ async def _serve(
 
 def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     """Return the settings of the service. Raises SettingError."""
-    from outbox.sender.check_back import CheckRules
     from outbox.sender.check_loop import CheckingConfig
     from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.verdicts import CheckRules
     from outbox.service.config import ServiceConfig
 
     relay = _chosen(given, name="name", sweep_seconds="sweep_seconds")

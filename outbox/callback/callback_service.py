@@ -182,8 +182,8 @@ class CallbackService:
             *(self._ask(sender, consumer, rows) for (sender, consumer), rows in groups.items())
         )
         now = self._now()
-        for rows, (replied, told) in zip(groups.values(), replies, strict=True):
-            asked = [self._outcome(row, replied.get(row.message_id), told, now) for row in rows]
+        for rows, (replied, trouble) in zip(groups.values(), replies, strict=True):
+            asked = [self._outcome(row, replied.get(row.message_id), trouble, now) for row in rows]
             await self._store.asked(token, asked)
             self._counters.asked += len(rows)
         return len(taken)
@@ -216,9 +216,9 @@ class CallbackService:
                 ids = sorted(row.message_id for row in rows)
                 return await self._calls.resend(sender, consumer, ids), None
         except (OrderchainError, OSError) as error:
-            told = reason_of(error)
-            _log.warning("callback: %s was asked in vain: %s", printable(sender), told)
-            return {}, told
+            trouble = reason_of(error)
+            _log.warning("callback: %s was asked in vain: %s", printable(sender), trouble)
+            return {}, trouble
 
     async def _return(
         self, token: UUID, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]
@@ -229,12 +229,12 @@ class CallbackService:
                 proofs = {row.message_id: row.proof or b"" for row in rows}
                 refused = set(await self._calls.confirmed(sender, consumer, proofs))
         except (OrderchainError, OSError) as error:
-            told = reason_of(error)
+            trouble = reason_of(error)
             _log.warning(
-                "callback: confirms could not be reported to %s: %s", printable(sender), told
+                "callback: confirms could not be reported to %s: %s", printable(sender), trouble
             )
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
-            await self._store.not_returned(token, rows, at, told)
+            await self._store.not_returned(token, rows, at, trouble)
         else:
             forged = [row for row in rows if row.message_id in refused]
             if forged:
@@ -249,15 +249,15 @@ class CallbackService:
             self._counters.returned += len(returned)
 
     def _outcome(
-        self, row: ClaimedDelivery, reply: Reply | None, told: str | None, now: datetime
+        self, row: ClaimedDelivery, reply: Reply | None, trouble: str | None, now: datetime
     ) -> AskedDelivery:
         if reply is None:
             self._counters.unanswered += 1
-            told = told or "left out of the answer"
+            trouble = trouble or "left out of the answer"
         outcome = after_ask(self._config.rules, row.ask_count, reply)
         due_at = now + timedelta(seconds=outcome.again_seconds)
         return AskedDelivery(
-            row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, told
+            row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, trouble
         )
 
     def _drop(self, error: BadRecord) -> None:

@@ -86,8 +86,8 @@ class HttpSenderCalls:
     ) -> Mapping[UUID, Reply]:
         """See `SenderCalls.resend`."""
         content = CalledMessages(consumer, list(message_ids))
-        told = (await self._call(sender, "resend", content, _replies)).replies
-        return {each: told[str(each)] for each in message_ids if str(each) in told}
+        replies = (await self._call(sender, "resend", content, _replies)).replies
+        return {each: replies[str(each)] for each in message_ids if str(each) in replies}
 
     async def confirmed(
         self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]

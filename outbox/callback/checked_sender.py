@@ -29,11 +29,11 @@ from outbox.message import Message, draw_message_ids, smallest_id
 from outbox.parts import Parts, endless, uninterrupted
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
-from outbox.sender.resend import CLAIMS_MAX
+from outbox.sender.relay_config import RelayStats
 from outbox.sender.sending import Parcel, Sending, Tally
-from outbox.sender.stats import RelayStats
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import Abnormal, Applied, RelayStore, messages_of
+from outbox.sender.verdicts import CLAIMS_MAX
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
@@ -231,7 +231,7 @@ class CheckedSender:
         """
         ids, token = sorted(set(message_ids)), uuid4()
         rows = await self._session.fetch(SQL["give_up"], ids, consumer, _GIVEN_UP, CLAIMS_MAX)
-        self._tell_abnormal(rows)
+        self._report_abnormal(rows)
         rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE, CLAIMS_MAX)
         claimed = {row[0] for row in rows}
         sent = await self._send_again(consumer, claimed, token)
@@ -253,7 +253,7 @@ class CheckedSender:
         if unreadable:
             ids, reasons = sorted(unreadable), [unreadable[each] for each in sorted(unreadable)]
             names = [consumer] * len(ids)
-            self._tell_abnormal(
+            self._report_abnormal(
                 await self._session.fetch(STORE_SQL["give_up"], ids, names, reasons, _GIVEN_UP)
             )
         if not self._is_known(messages):
@@ -274,10 +274,10 @@ class CheckedSender:
             await self._store.release((message_id, token, None) for message_id in left)
         return sent
 
-    def _tell_abnormal(self, rows: Sequence[Record]) -> None:
+    def _report_abnormal(self, rows: Sequence[Record]) -> None:
         if rows:
             self._counters.abnormal += len(rows)
-            self._alerts.tell([Abnormal(*row) for row in rows])
+            self._alerts.report([Abnormal(*row) for row in rows])
 
     # ------------------------------------------------------------------------------ after a commit
 

@@ -58,8 +58,8 @@ def _guarded(
     expected = f"Bearer {call_token}".encode()
 
     async def endpoint(request: Request) -> Response:
-        told = request.headers.get("authorization", "").encode("utf-8", "surrogatepass")
-        if not call_token or not hmac.compare_digest(told, expected):
+        given = request.headers.get("authorization", "").encode("utf-8", "surrogatepass")
+        if not call_token or not hmac.compare_digest(given, expected):
             return _answer(401, {"error": "unauthenticated"})
         content = bytearray()
         async for part in request.stream():

@@ -46,7 +46,7 @@ class AskedDelivery(Struct, frozen=True):
     is_ended: bool
     ask_count: int
     due_at: datetime
-    told: str | None
+    trouble: str | None
 
 
 class CallbackStore:
@@ -118,7 +118,7 @@ class CallbackStore:
             [each.is_ended for each in asked],
             [each.ask_count for each in asked],
             [each.due_at for each in asked],
-            [each.told for each in asked],
+            [each.trouble for each in asked],
             token,
         )
 
@@ -131,10 +131,10 @@ class CallbackStore:
         await self._session.fetch(SQL["refused"], *_columns(taken), token, at)
 
     async def not_returned(
-        self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime, told: str
+        self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime, trouble: str
     ) -> None:
         """Write that a report to a sender failed, and when to retry."""
-        await self._session.fetch(SQL["not_returned"], *_columns(taken), token, at, told)
+        await self._session.fetch(SQL["not_returned"], *_columns(taken), token, at, trouble)
 
     async def trim(self, before: UUID) -> None:
         """Forget what has ended, of messages below that id."""

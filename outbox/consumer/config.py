@@ -9,8 +9,8 @@ from msgspec import Meta
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from outbox.consumer.retries import RetryLevels
-from outbox.consumer.starts import ConsumeStart
+from outbox.consumer.decisions import RetryLevels
+from outbox.consumer.offsets import ConsumeStart
 from outbox.destination import Name, Topic
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]

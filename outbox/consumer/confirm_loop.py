@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.kit import ConsumerKit
-    from outbox.consumer.progress import Partition
+    from outbox.consumer.offsets import Partition
+    from outbox.consumer.record_source import DestinationRecords
 
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class ConfirmSender:
         self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
         self.topics: set[str] = set()  # those that a confirm was meant for
         self.is_topic_new = asyncio.Event()
+        self.added = asyncio.Event()  # set by `add`
         self.count = 0  # confirms that wait
         self.sent = 0
         self.forgotten = 0
@@ -79,6 +80,7 @@ class ConfirmSender:
 
     def add(self, topic: str, confirm: Confirm) -> None:
         """Queue a confirm for the next `flush`."""
+        self.added.set()
         if self.count >= WAITING_MAX:
             self.forgotten += 1
             return
@@ -94,7 +96,7 @@ class ConfirmSender:
         if not self._waiting.keys() <= self.topics:
             self.topics |= self._waiting.keys()
             self.is_topic_new.set()
-        told = [Progress(*place, offset) for place, offset in sorted(progress.items())]
+        reported = [Progress(*place, offset) for place, offset in sorted(progress.items())]
         now = asyncio.get_running_loop().time()
         for topic in self._waiting:
             if topic in self._sending or self._troubles.is_paused(topic):
@@ -103,7 +105,7 @@ class ConfirmSender:
                 continue
             self._paused_until.pop(topic, None)
             # Side by side, each for as long as it takes: none waits for another.
-            work = self._send_all(topic, told)
+            work = self._send_all(topic, reported)
             task = asyncio.create_task(work, name="orderchain confirms")
             self._sending[topic] = task
             task.add_done_callback(partial(self._ended, topic))
@@ -122,14 +124,14 @@ class ConfirmSender:
     def _ended(self, topic: str, _: asyncio.Task[None]) -> None:
         self._sending.pop(topic, None)
 
-    async def _send_all(self, topic: str, told: list[Progress]) -> None:
+    async def _send_all(self, topic: str, reported: list[Progress]) -> None:
         """Send what waits for one topic. What is cut off stays in the list, and is sent again."""
         confirms = self._waiting[topic]
         most = len(confirms)  # others may come meanwhile: the progress says nothing about them
         while most > 0:
             part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
             is_last = len(part) == most
-            if not await self._send(topic, part, told if is_last else []):
+            if not await self._send(topic, part, reported if is_last else []):
                 break
             del confirms[: len(part)]
             self.count -= len(part)
@@ -143,9 +145,9 @@ class ConfirmSender:
         if producer is not None:
             await leave_client(producer, self._config.close_seconds)
 
-    async def _send(self, topic: str, confirms: list[Confirm], told: list[Progress]) -> bool:
+    async def _send(self, topic: str, confirms: list[Confirm], reported: list[Progress]) -> bool:
         name = self._config.name
-        value = encode_confirms(name, confirms, told[:RECORD_PARTITIONS_MAX])
+        value = encode_confirms(name, confirms, reported[:RECORD_PARTITIONS_MAX])
         try:
             producer = self._producer or await self._connect()
             async with asyncio.timeout(self._config.request_seconds):
@@ -185,40 +187,44 @@ class ConfirmSender:
         return producer
 
 
-class Settling:
+class ConfirmLoop:
     """Sends confirms as they come, many at once, and commits offsets now and then."""
 
-    def __init__(self, kit: ConsumerKit) -> None:
-        self._kit = kit
+    def __init__(
+        self, config: ConsumerConfig, confirms: ConfirmSender, source: DestinationRecords
+    ) -> None:
+        self._config = config
+        self._confirms = confirms
+        self._source = source
         self._is_ending = False
 
     async def run(self) -> None:
         """Return once `end` was called and the round that was under way has ended."""
-        kit, loop = self._kit, asyncio.get_running_loop()
-        commit_at = loop.time() + kit.config.commit_seconds
+        config, loop = self._config, asyncio.get_running_loop()
+        commit_at = loop.time() + config.commit_seconds
         while not self._is_ending:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(commit_at):
-                    await kit.settled.wait()
-                    await asyncio.sleep(kit.config.confirm_linger_seconds)
-            kit.settled.clear()
+                    await self._confirms.added.wait()
+                    await asyncio.sleep(config.confirm_linger_seconds)
+            self._confirms.added.clear()
             await self.confirm()
             if loop.time() >= commit_at:
-                commit_at = loop.time() + kit.config.commit_seconds
+                commit_at = loop.time() + config.commit_seconds
                 await self.commit()
 
     def end(self) -> None:
         """Make `run` return. If it were cut off in a send, it would send confirms twice."""
         self._is_ending = True
-        self._kit.settled.set()
+        self._confirms.added.set()
 
     async def confirm(self) -> None:
         """Send what waits. Call it before `commit`: what is committed is not received again."""
-        await self._kit.confirms.flush(self._kit.source.progress.smallest_unfinished())
+        await self._confirms.flush(self._source.progress.smallest_unfinished())
 
     async def commit(self) -> None:
         """Commit the smallest unfinished offsets; if the broker is away, it is retried later."""
         try:
-            await self._kit.source.commit()
+            await self._source.commit()
         except RetryError as error:
             _log.warning("%s", reason_of(error))

@@ -25,27 +25,26 @@ from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
 from orderchain.text import reason_of
-from outbox.consumer.admission import open_fresh, open_parked
-from outbox.consumer.attempts import AWAY
-from outbox.consumer.confirm_loop import ConfirmSender, Settling
+from outbox.consumer.admission import Admission
+from outbox.consumer.confirm_loop import ConfirmLoop, ConfirmSender
 from outbox.consumer.delivery import Handling
 from outbox.consumer.filters import Filter, MemoryFilter
 from outbox.consumer.inbox import Inbox
 from outbox.consumer.key_queues import Lanes
-from outbox.consumer.kit import ConsumerKit, ConsumerStats
-from outbox.consumer.receiving import Receiving
-from outbox.consumer.record_source import DestinationRecords
+from outbox.consumer.outcomes import Outcomes
+from outbox.consumer.pace import ConsumerStats, Pace
+from outbox.consumer.record_source import DestinationRecords, Receiving
 from outbox.parts import Parts, uninterrupted
-from outbox.session import ConsumerConnections
+from outbox.session import AWAY, ConsumerConnections
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
+    from uuid import UUID
 
-    from outbox.consumer.attempts import Attempt
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Delivery
-    from outbox.consumer.progress import Partition
+    from outbox.consumer.delivery import Attempt, Delivery
+    from outbox.consumer.offsets import Partition
 
     Handler = Callable[[Delivery, Any], Awaitable[None]]
     """Gets the connection whose transaction the effect joins; None in an idempotent consumer."""
@@ -58,14 +57,26 @@ _log = logging.getLogger(__name__)
 class InboxRetention:
     """Keeps the inbox's partitions. Each process does it: most rounds find nothing to do."""
 
-    def __init__(self, kit: ConsumerKit, receiving: Receiving) -> None:
-        self._kit = kit
-        self._receiving = receiving
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        *,
+        inbox: Inbox,
+        connections: ConsumerConnections,
+        clock: Clock,
+        take_oldest: Callable[[], dict[str, UUID | None]],
+    ) -> None:
+        """`take_oldest`: what senders have unfinished, as `Receiving.take_oldest`."""
+        self._config = config
+        self._inbox = inbox
+        self._connections = connections
+        self._clock = clock
+        self._take_oldest = take_oldest
 
     async def run(self) -> None:
         """Never returns. The first round was done at the start."""
         while True:
-            await asyncio.sleep(self._kit.config.upkeep_seconds)
+            await asyncio.sleep(self._config.upkeep_seconds)
             await self.try_to_keep()
 
     async def try_to_keep(self) -> None:
@@ -80,17 +91,17 @@ class InboxRetention:
 
         Raises DurabilityError if it was set to lose what it has committed.
         """
-        kit = self._kit
-        now_ns = kit.clock.wall_ns()
-        async with kit.connections.transaction() as connection:
-            await kit.connections.check_durability(connection)
-            await kit.inbox.extend(connection, now_ns)
-        oldest = self._receiving.take_oldest()
-        keep_ns = round(kit.config.retention_seconds * 1e9)
-        async with kit.connections.transaction() as connection:
+        connections, inbox = self._connections, self._inbox
+        now_ns = self._clock.wall_ns()
+        async with connections.transaction() as connection:
+            await connections.check_durability(connection)
+            await inbox.extend(connection, now_ns)
+        oldest = self._take_oldest()
+        keep_ns = round(self._config.retention_seconds * 1e9)
+        async with connections.transaction() as connection:
             if oldest:
-                await kit.inbox.hear_of_senders(connection, oldest)
-            await kit.inbox.retire(connection, now_ns - keep_ns)
+                await inbox.hear_of_senders(connection, oldest)
+            await inbox.retire(connection, now_ns - keep_ns)
 
 
 _LOSS: Final = "confirms that are lost there have their messages sent again"
@@ -120,22 +131,20 @@ class Consumer:
         self._clock = clock or SystemClock()
         self._filter = filter or MemoryFilter()
         self._connections = ConsumerConnections(config)
-        self._lanes: Lanes[Delivery] = Lanes()
+        self._counters = ConsumerStats()
+        self._pace = Pace(config.busy_seconds, self._counters)
+        self._lanes: Lanes[Delivery] = Lanes(self._pace.wake)
         self._source = DestinationRecords(config, self._drop)
         self._confirms = ConfirmSender(config)
-        self._started: ConsumerKit | None = None
-        self._parts = Parts("consumer", self._wake)
-        self._settling: Settling | None = None
-        self._settled: asyncio.Task[None] | None = None
+        self._admission: Admission | None = None
+        self._parts = Parts("consumer", self._pace.wake)
+        self._confirm_loop: ConfirmLoop | None = None
+        self._confirming: asyncio.Task[None] | None = None
         # The delivery that a loop waits for. A cancelled wait leaves it to the next one: if it were
         # cut off each time, one that takes longer than the caller's patience would never come.
         self._opening: asyncio.Task[Delivery | None] | None = None
         self._waiting = asyncio.Lock()
-        self._is_stopping = False
         self._handed: set[Handling[Any]] = set()
-        self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
-        self._is_fresh_next = False
-        self._counters = ConsumerStats()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -156,24 +165,27 @@ class Consumer:
         """
         try:
             inbox = await self._open_inbox()
-            self._started = kit = ConsumerKit(
-                config=self._config, inbox=inbox, connections=self._connections,
-                filter=self._filter, clock=self._clock, lanes=self._lanes, source=self._source,
-                confirms=self._confirms, stats=self._counters,
+            self._admission = self._admission_to(inbox)
+            self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
+            receiving = Receiving(
+                self._config, source=self._source, lanes=self._lanes, pace=self._pace,
+                clock=self._clock, stats=self._counters,
             )  # fmt: skip
-            receiving, self._settling = Receiving(kit), Settling(kit)
-            retention = InboxRetention(kit, receiving)
+            retention = InboxRetention(
+                self._config, inbox=inbox, connections=self._connections, clock=self._clock,
+                take_oldest=receiving.take_oldest,
+            )  # fmt: skip
             await retention.try_to_keep()  # today's partition, before the first message
             await self._confirms.start()
             await self._source.start()
         except BaseException:
             await self.close()
             raise
-        self._parts = Parts("consumer", self._wake)
+        self._parts = Parts("consumer", self._pace.wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
         self._parts.begin("topics", self._look_at_topics())
-        self._settled = self._parts.begin("settling", self._settling.run())
+        self._confirming = self._parts.begin("confirms", self._confirm_loop.run())
 
     def stats(self) -> ConsumerStats:
         """Return the counters as they are now."""
@@ -181,8 +193,7 @@ class Consumer:
 
     def stop(self) -> None:
         """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""
-        self._is_stopping = True
-        self._wake()
+        self._pace.stop()
 
     async def close(self) -> None:
         """Stop, confirm and commit what is finished, and close; also when cancelled. Never raises.
@@ -196,11 +207,11 @@ class Consumer:
         async with AsyncExitStack() as closing:
             for close in (
                 self._connections.close, self._filter.close, self._confirms.close,
-                self._source.close, self._end_settling, self._abandon_handed,
+                self._source.close, self._end_confirms, self._abandon_handed,
             ):  # fmt: skip
                 closing.push_async_callback(close)
-            self._parts.expect_end("settling")
-            self._parts.cancel(self._parts.names - {"settling"})
+            self._parts.expect_end("confirms")
+            self._parts.cancel(self._parts.names - {"confirms"})
 
     # -- three forms -----------------------------------------------------------------------------
 
@@ -283,46 +294,19 @@ class Consumer:
 
     async def _next(self, most: int) -> Attempt | None:
         """Return the next attempt, once there is one; None at the end."""
-        kit, loop = self._kit(), asyncio.get_running_loop()
-        while not self._is_stopping:
+        admission, pace = self._running(), self._pace
+        while not pace.is_stopping:
             self._raise_failure()
-            pause = kit.paused_until - loop.time()
-            if pause > 0:
-                await kit.change(pause)
+            if (pause := pace.pause_seconds) > 0:
+                await pace.wait(pause)
                 continue
-            attempt = await self._parked(kit) or await self._fresh(kit, most)
+            attempt = await admission.open(most)
             if attempt is not None:
                 return attempt
             # Checked again, since all of it may have changed during the call to the database.
-            if not (self._lanes.has_ready or self._is_stopping or self._parts.failure):
-                await kit.change(self._look_at - loop.time())
+            if not (self._lanes.has_ready or pace.is_stopping or self._parts.failure):
+                await pace.wait(admission.look_seconds)
         return None
-
-    async def _parked(self, kit: ConsumerKit) -> Attempt | None:
-        """Return a parked message whose time has come. A backlog of them leaves others a turn."""
-        now = asyncio.get_running_loop().time()
-        if now < self._look_at or (self._is_fresh_next and self._lanes.has_ready):
-            self._is_fresh_next = False
-            return None
-        self._look_at = now + self._config.retry_poll_seconds
-        attempt = await open_parked(kit)
-        if attempt is not None:
-            self._look_at = 0.0
-            self._is_fresh_next = True
-        return attempt
-
-    async def _fresh(self, kit: ConsumerKit, most: int) -> Attempt | None:
-        taken = self._lanes.take(most)
-        if not taken:
-            return None
-        end = 1 if taken[0].is_alone else len(taken)
-        for at, delivery in enumerate(taken[1:end], start=1):
-            if delivery.is_alone:
-                end = at
-                break
-        if end < len(taken):
-            kit.put_back(taken[end:])
-        return await open_fresh(kit, taken[:end])
 
     async def _await_turn(self) -> None:
         """Wait until fewer than `at_once` deliveries are handed out and not finished."""
@@ -333,13 +317,13 @@ class Consumer:
                     refusal = SettingError("delivery", "not worked on", expected)
                     await handling.abandon(asyncio.CancelledError())
                     raise refusal
-        while len(self._handed) >= self._config.at_once and not self._is_stopping:
+        while len(self._handed) >= self._config.at_once and not self._pace.is_stopping:
             self._raise_failure()
-            await self._kit().change(TURN_SECONDS)
+            await self._pace.wait(TURN_SECONDS)
 
     def _ended(self, handling: Handling[Any]) -> None:
         self._handed.discard(handling)
-        self._kit().changed.set()
+        self._pace.wake()
 
     # -- partitions that go ----------------------------------------------------------------------
 
@@ -362,6 +346,16 @@ class Consumer:
         self._connections.give_back(connection)
         return inbox
 
+    def _admission_to(self, inbox: Inbox) -> Admission:
+        outcomes = Outcomes(
+            self._config, inbox=inbox, connections=self._connections, clock=self._clock,
+            progress=self._source.progress, confirms=self._confirms, stats=self._counters,
+        )  # fmt: skip
+        return Admission(
+            self._config, inbox=inbox, connections=self._connections, fast_filter=self._filter,
+            clock=self._clock, outcomes=outcomes, lanes=self._lanes, pace=self._pace,
+        )  # fmt: skip
+
     async def _look_at_topics(self) -> None:
         durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
         confirms = self._confirms
@@ -377,25 +371,21 @@ class Consumer:
         for handling in list(self._handed):
             await handling.abandon(asyncio.CancelledError())
 
-    async def _end_settling(self) -> None:
-        if self._settling is None or self._settled is None:
+    async def _end_confirms(self) -> None:
+        if self._confirm_loop is None or self._confirming is None:
             return
-        self._settling.end()
-        await asyncio.wait([self._settled], timeout=self._config.close_seconds)
+        self._confirm_loop.end()
+        await asyncio.wait([self._confirming], timeout=self._config.close_seconds)
         await self._parts.end()
-        await self._settling.confirm()
-        await self._settling.commit()
+        await self._confirm_loop.confirm()
+        await self._confirm_loop.commit()
 
     def _raise_failure(self) -> None:
         """Raise the error of a part that must live, if one has ended."""
         if (failure := self._parts.failure) is not None:
             raise failure.__cause__ or failure
 
-    def _wake(self) -> None:
-        if self._started is not None:
-            self._started.changed.set()
-
-    def _kit(self) -> ConsumerKit:
-        if self._started is None:
+    def _running(self) -> Admission:
+        if self._admission is None:
             raise SettingError("consumer", "not started", "start() first")
-        return self._started
+        return self._admission

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
@@ -13,15 +13,40 @@ from orderchain.errors import SettingError
 from outbox.headers import read_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from orderchain.clients.kafka import ConsumerRecord
     from orderchain.clients.postgres import Connection
-    from outbox.consumer.attempts import Attempt
 
 
 Given = TypeVar("Given")
+
+
+class Attempt(Protocol):
+    """Messages that a handler works on now."""
+
+    @property
+    def deliveries(self) -> Sequence[Delivery]:
+        """What the handler is given."""
+        ...
+
+    @property
+    def connection(self) -> Connection | None:
+        """In the transaction that the effect joins; None for an idempotent handler."""
+        ...
+
+    async def succeed(self) -> None:
+        """Commit, and take note. Raises nothing for a database that is away."""
+        ...
+
+    async def fail(self, error: BaseException) -> None:
+        """Roll back, and ask for a retry. Raises nothing for a database that is away.
+
+        If there are several messages, one of them has failed, and it is not known which: they come
+        again, each alone.
+        """
+        ...
 
 
 class Handling(Generic[Given]):
@@ -145,18 +170,18 @@ class Delivery(Struct, eq=False):
 
 def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
     """Return the content of a record. Raises BadRecord if it is not one of our messages."""
-    told = read_headers(record.headers, make_id=DriverUUID)
+    read = read_headers(record.headers, make_id=DriverUUID)
     return Delivery(
-        message_id=told.message_id,
-        destination=told.destination,
+        message_id=read.message_id,
+        destination=read.destination,
         payload=record.value if record.value is not None else b"",
         key_bytes=record.key,
-        headers=told.own,
+        headers=read.own,
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,
         received_at=received_at,
-        confirm_topic=told.confirm_topic,
-        confirm_token=told.confirm_token,
-        oldest_unfinished=told.oldest_unfinished,
+        confirm_topic=read.confirm_topic,
+        confirm_token=read.confirm_token,
+        oldest_unfinished=read.oldest_unfinished,
     )

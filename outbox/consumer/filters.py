@@ -1,7 +1,7 @@
 """Fast filters before the inbox: what was applied lately is known without asking the database.
 
 A filter is believed in one case only: when it says that a message was applied (see
-`inbox_decision`). That is recorded in it after the transaction of the effect has committed,
+`decisions`). That is recorded in it after the transaction of the effect has committed,
 never before. A filter that has lost its memory, or is down, costs database work and nothing more.
 """
 
@@ -16,7 +16,7 @@ from msgspec import Meta
 from orderchain.clock import Clock, SystemClock
 from orderchain.config import Config, mask_dsn
 from orderchain.errors import SettingError
-from outbox.consumer.inbox_decision import Seen
+from outbox.consumer.decisions import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import SchemaError
+from orderchain.roles import OUTBOX_OPERATOR
 from orderchain.sql import load_sql
+from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
-from outbox.consumer.inbox_decision import StoredDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +32,7 @@ TRIES_USED_UP: Final = "tries used up"
 REFUSED: Final = "refused by the handler"
 TOO_OLD: Final = "older than the inbox"
 
-_BEHIND: Final = "waits for an earlier message of its key"
+IN_TURN: Final = "waits for an earlier message of its key"
 
 _ERROR_CHARS_MAX: Final = 2_000
 """How much of an error's text is kept: a person reads it in a list."""
@@ -123,7 +126,7 @@ class Inbox:
             connection, "park", *_row_of(delivery), failures, _time_of(due_ns), shown(error)
         )
 
-    async def park_behind(
+    async def park_in_turn(
         self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
     ) -> None:
         """Put messages aside after the first ones of their keys; due at once if those are gone.
@@ -132,7 +135,8 @@ class Inbox:
         """
         await self._lock_keys(connection, deliveries)
         columns = zip(*map(_row_of, deliveries), strict=True)
-        await self._fetch(connection, "park_behind", *map(list, columns), _time_of(now_ns), _BEHIND)
+        now = _time_of(now_ns)
+        await self._fetch(connection, "park_in_turn", *map(list, columns), now, IN_TURN)
 
     async def parked_until(
         self, connection: Connection, deliveries: Sequence[Delivery]
@@ -241,6 +245,39 @@ class Inbox:
             _SQL[name], self._consumer_id, *values, timeout=self._seconds
         )
         return rows
+
+
+class InboxLog:
+    """Which messages a consumer has applied, from the sender's side if it can reach this database.
+
+    Give it to a relay (`consumer_logs`): a message that is due and found here counts as confirmed,
+    and is not resent. The role `outbox_operator` is enough.
+    """
+
+    def __init__(
+        self, database: str | DatabaseConfig, consumer: str, *, seconds: float = 10.0
+    ) -> None:
+        """`database`: the consumer's. `seconds`: deadline of each call. Raises SettingError."""
+        self._consumer = consumer
+        self._session = Session(
+            SessionConfig(
+                database=DatabaseConfig.of(database),
+                application_name="orderchain outbox inbox log",
+                role=OUTBOX_OPERATOR,
+                pooler="read through",
+                connect_seconds=seconds,
+                statement_seconds=seconds,
+            )
+        )
+
+    async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Return those that the consumer has applied. Raises ConnectError, RetryError."""
+        rows = await self._session.fetch(_SQL["applied"], self._consumer, list(message_ids))
+        return {row[0] for row in rows}
+
+    async def close(self) -> None:
+        """Close; never raises."""
+        await self._session.close()
 
 
 def shown(error: str) -> str:

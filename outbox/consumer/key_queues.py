@@ -28,27 +28,29 @@ Item = TypeVar("Item", bound=_Laned)
 class _KeyQueue(Generic[Item]):
     """A lane with items that are being worked on."""
 
-    __slots__ = ("behind", "taken")
+    __slots__ = ("taken", "waiting")
 
     def __init__(self) -> None:
         self.taken = 0  # items that are worked on
-        self.behind: deque[Item] = deque()  # what waits until there are none
+        self.waiting: deque[Item] = deque()  # what waits until there are none
 
 
 class Lanes(Generic[Item]):
     """What waits to be worked on: each item is ready, or waits for one of its lane, or is taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when `take` may return more than before, or there is more room."""
+        self._changed = changed
         self._ready: deque[Item] = deque()
         self._lanes: dict[bytes, _KeyQueue[Item]] = {}
-        self._behind = 0
+        self._waiting = 0
         self._taken = 0
         self.held_bytes = 0  # the sizes of all that is held
 
     @property
     def held(self) -> int:
         """How many items are in here, taken ones included."""
-        return len(self._ready) + self._behind + self._taken
+        return len(self._ready) + self._waiting + self._taken
 
     @property
     def has_ready(self) -> bool:
@@ -60,6 +62,7 @@ class Lanes(Generic[Item]):
         for item in items:
             self._ready.append(item)
             self.held_bytes += item.size
+        self._changed()
 
     def take(self, most: int) -> list[Item]:
         """Return up to `most` items whose lane has no earlier one that is worked on elsewhere.
@@ -73,8 +76,8 @@ class Lanes(Generic[Item]):
             if lane is None:
                 taken.append(item)
             else:
-                lane.behind.append(item)
-                self._behind += 1
+                lane.waiting.append(item)
+                self._waiting += 1
         for item in taken:
             name = item.lane
             lane = self._lanes.get(name)
@@ -89,21 +92,23 @@ class Lanes(Generic[Item]):
         for item in items:
             self.held_bytes -= item.size
             self._leave(item)
+        self._changed()
 
     def put_back(self, items: Sequence[Item]) -> None:
         """Take items back that were taken and not dealt with; they are the next of their lanes."""
         for item in reversed(items):
-            self._lanes[item.lane].behind.appendleft(item)
-            self._behind += 1
+            self._lanes[item.lane].waiting.appendleft(item)
+            self._waiting += 1
         for item in reversed(items):  # the last ones first, so that the first ones come first
             self._leave(item)
+        self._changed()
 
     def drop(self, is_dropped: Callable[[Item], bool]) -> None:
         """Forget the items that match and are not taken."""
         self._ready = self._without(self._ready, is_dropped)
         for lane in self._lanes.values():
-            lane.behind = self._without(lane.behind, is_dropped)
-        self._behind = sum(len(lane.behind) for lane in self._lanes.values())
+            lane.waiting = self._without(lane.waiting, is_dropped)
+        self._waiting = sum(len(lane.waiting) for lane in self._lanes.values())
 
     def _without(self, items: deque[Item], is_dropped: Callable[[Item], bool]) -> deque[Item]:
         kept = deque(item for item in items if not is_dropped(item))
@@ -117,5 +122,5 @@ class Lanes(Generic[Item]):
         self._taken -= 1
         if lane.taken == 0:
             del self._lanes[item.lane]
-            self._behind -= len(lane.behind)
-            self._ready.extendleft(reversed(lane.behind))
+            self._waiting -= len(lane.waiting)
+            self._ready.extendleft(reversed(lane.waiting))

@@ -1,12 +1,14 @@
-"""Records of the topics of one consumer, as a member of its Kafka group."""
+"""Records of the topics of one consumer, as a member of its Kafka group, and into its lanes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -27,16 +29,29 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError, RetryError, SettingError
-from orderchain.text import reason_of
-from outbox.consumer.progress import ConsumeProgress
-from outbox.consumer.starts import ConsumeStart, PartitionEnds, begin_offset, chosen_offset, is_held
+from orderchain.text import printable, reason_of
+from outbox.consumer.delivery import read_delivery
+from outbox.consumer.offsets import (
+    ConsumeProgress,
+    ConsumeStart,
+    PartitionEnds,
+    begin_offset,
+    chosen_offset,
+    is_held,
+)
+from outbox.errors import BadRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from uuid import UUID
 
     from orderchain.clients.kafka import ConsumerRecord
+    from orderchain.clock import Clock
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.progress import Partition
+    from outbox.consumer.delivery import Delivery
+    from outbox.consumer.key_queues import Lanes
+    from outbox.consumer.offsets import Partition
+    from outbox.consumer.pace import ConsumerStats, Pace
 
 
 _log = logging.getLogger(__name__)
@@ -52,12 +67,21 @@ POLL_INTERVAL_MS: Final = 86_400_000
 """A consumer whose database is away fetches nothing for as long as that lasts. It must keep its
 partitions: giving them up would help nobody, since the others wait for the same database."""
 
+FETCH_SECONDS: Final = 0.2
+"""How long one look at the broker lasts: new partitions are noticed between two of them."""
+
+RECORDS_MAX: Final = 5_000
+"""Records of one look. Decoding them takes about 50 ms, in which nothing else runs."""
+
+BROKER_PAUSE_SECONDS: Final = (0.1, 1.0)
+"""Pause after a broker did not answer."""
+
 
 class DestinationRecords:
     """Where records come from, and how far they are processed.
 
     The group says which partitions are ours; we decide where to begin in them (see
-    `outbox.consumer.starts`), and we commit the smallest unfinished offsets.
+    `outbox.consumer.offsets`), and we commit the smallest unfinished offsets.
     """
 
     def __init__(
@@ -206,6 +230,88 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
         """Do nothing: the reader finds them at its next look."""
 
 
+class Receiving:
+    """Takes records into the lanes, as many as may be held in memory.
+
+    It reads continuously, and records which messages the senders may resend.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        *,
+        source: DestinationRecords,
+        lanes: Lanes[Delivery],
+        pace: Pace,
+        clock: Clock,
+        stats: ConsumerStats,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._lanes = lanes
+        self._pace = pace
+        self._clock = clock
+        self._stats = stats
+        self._oldest: dict[str, UUID | None] = {}  # by topic, since the last `take_oldest`
+
+    async def run(self) -> None:
+        """Never returns. A broker that is away is tried until it answers."""
+        config, lanes, pauses = self._config, self._lanes, Backoff(*BROKER_PAUSE_SECONDS)
+        while True:
+            room = config.held_max - lanes.held
+            if room <= 0 or lanes.held_bytes >= config.held_bytes_max:
+                await self._pace.wait(FETCH_SECONDS)
+                continue
+            try:
+                records = await self._source.records(FETCH_SECONDS, min(room, RECORDS_MAX))
+            except RetryError as error:
+                _log.warning("%s", reason_of(error))
+                await asyncio.sleep(pauses.next_seconds())
+                continue
+            pauses.reset()
+            if records:
+                self._take_in(records)
+
+    def take_oldest(self) -> dict[str, UUID | None]:
+        """Return the oldest message that the senders of each topic had unfinished, and forget it.
+
+        None for a topic if one of its senders did not report one. Topics of which nothing came are
+        left out.
+        """
+        oldest, self._oldest = self._oldest, {}
+        return oldest
+
+    def _take_in(self, records: Sequence[ConsumerRecord]) -> None:
+        received_at = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, tz=UTC)
+        self._stats.received += len(records)
+        deliveries = []
+        for record in records:
+            try:
+                delivery = read_delivery(record, received_at)
+            except BadRecord as error:
+                self._pass_over(record, error)
+                continue
+            deliveries.append(delivery)
+            self._hear(delivery)
+        self._lanes.add(deliveries)
+
+    def _pass_over(self, record: ConsumerRecord, error: BadRecord) -> None:
+        self._stats.bad_records += 1
+        _log.error(
+            "%s/%d at %d: %s",
+            printable(record.topic), record.partition, record.offset, reason_of(error),
+        )  # fmt: skip
+        held = self._source.progress.of((record.topic, record.partition))
+        if held is not None:
+            held.finish(record.offset)
+
+    def _hear(self, delivery: Delivery) -> None:
+        heard = delivery.oldest_unfinished
+        known = self._oldest.setdefault(delivery.topic, heard)
+        if known is not None and (heard is None or heard < known):
+            self._oldest[delivery.topic] = heard
+
+
 async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partition, int]:
     """Move a consumer that is not running to `start` in every partition; return the new offsets.
 
@@ -279,7 +385,7 @@ def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
 
 def _names(error: Exception, at: TopicPartition) -> bool:
     """Return whether an error about offsets is about this partition, or names none."""
-    told = error.args[0] if error.args else None
-    if isinstance(told, TopicPartition):
-        return bool(told == at)
-    return at in told if isinstance(told, dict) else True
+    named = error.args[0] if error.args else None
+    if isinstance(named, TopicPartition):
+        return bool(named == at)
+    return at in named if isinstance(named, dict) else True

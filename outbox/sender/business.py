@@ -1,10 +1,11 @@
-"""The caller's business transaction, and what is kept of one that failed.
+"""The caller's business transaction: stores messages in it, and keeps those of one that failed.
 
-A message is sent only if its commit is certain. A commit may have failed without an error
-(PostgreSQL rolls a broken transaction back when it is asked to commit, and says so in a word that
-drivers ignore); it may be in memory only (`synchronous_commit = off`), or on the primary only (the
-wait for the standby was cut off). What may be sent later is left to the sweep: the commit of its
-claim waits for the disk and the standby, and so for everything that was committed before it.
+Stored messages exist if the business change does. They are sent only if its commit is certain. A
+commit may have failed without an error (PostgreSQL rolls a broken transaction back when it is asked
+to commit, and says so in a word that drivers ignore); it may be in memory only
+(`synchronous_commit = off`), or on the primary only (the wait for the standby was cut off). What
+may be sent later is left to the sweep: the commit of its claim waits for the disk and the standby,
+and so for everything that was committed before it.
 
 The messages that a failed business would have sent are kept for people to look at, if it asks for
 that. The business's own transaction is rolled back, with everything in it. So the messages are
@@ -24,20 +25,20 @@ from uuid import UUID
 import msgspec
 
 from orderchain.clients.durability import is_durable, watch_for_cancelled_waits
-from orderchain.clients.postgres import sqlstate_of
+from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
 from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
-from outbox.limits import HEADERS_BYTES_MAX, PAYLOAD_BYTES_MAX
-from outbox.message import Message, draw_message_ids
-from outbox.sender.add import store_messages
+from outbox.errors import DestinationMissing, MessageError, OutboxFull
+from outbox.limits import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
+from outbox.message import Message, check_message, check_name, draw_message_ids
 from outbox.sender.store import FailedMessage
 from outbox.session import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from orderchain.clients.postgres import Connection
-    from outbox.sender.stats import RelayStats
+    from orderchain.clients.postgres import Connection, Record
+    from outbox.sender.relay_config import RelayStats
     from outbox.sender.store import RelayStore
 
 
@@ -45,6 +46,104 @@ _CONSTRAINT_CLASS: Final = "23"
 _REFUSED_COMMITS: Final = frozenset({"40001", "40P01", "25P02"})
 """Other answers to a commit that mean that there was none: could not serialize, deadlock, a broken
 transaction."""
+
+_FULL: Final = "53000"
+"""The SQLSTATE that outbox_add_many raises; the server itself has longer codes for what it runs out
+of."""
+
+STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
+
+
+async def add(
+    connection: Connection,
+    destination: str,
+    payload: bytes,
+    *,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    message_id: UUID | None = None,
+) -> UUID:
+    """Store one message, and return its id.
+
+    `connection` must be in a transaction of the caller; the message is sent after that has
+    committed, and never if it does not. Raises MessageError or DestinationMissing, which leave the
+    transaction usable; SettingError outside of a transaction; and OutboxFull, which breaks the
+    transaction, while the outbox takes more on disk than it may.
+    """
+    chosen = message_id or draw_message_ids(1)[0]
+    message = Message(chosen, destination, payload, key, headers)
+    await store_messages(connection, [message])
+    return chosen
+
+
+async def add_many(connection: Connection, messages: Sequence[Message]) -> None:
+    """Store all of `messages` or none, in one statement; otherwise as `add`.
+
+    Draw their ids with `outbox.message.draw_message_ids`.
+    """
+    await store_messages(connection, messages)
+
+
+async def store_messages(
+    connection: Connection,
+    messages: Sequence[Message],
+    *,
+    claim: UUID | None = None,
+    check_at: datetime | None = None,
+    sender: str | None = None,
+) -> None:
+    """Store messages as `add_many` does.
+
+    `claim` stores them as claimed for their first try, by the caller, which sends them after the
+    commit; `check_at` stores them as prepared, with their sender to be asked then; `sender` names
+    the client on whose behalf.
+    """
+    if not connection.is_in_transaction():
+        expected = "one in a transaction: a message is stored with the change that it reports"
+        raise SettingError("connection", "outside of a transaction", expected)
+    if len(messages) > MESSAGES_MAX:
+        raise MessageError("messages", len(messages), f"at most {MESSAGES_MAX} at once")
+    for message in messages:
+        check_message(message)
+    if sender is not None:
+        check_name("sender", sender)
+    if not messages:
+        return
+    try:
+        refused = await connection.fetch(
+            STORE,
+            [message.message_id for message in messages],
+            [message.destination for message in messages],
+            [message.key for message in messages],
+            [_json(message.headers) for message in messages],
+            [message.payload for message in messages],
+            claim,
+            check_at,
+            sender,
+        )
+    except DRIVER_ERRORS as error:
+        state = sqlstate_of(error)
+        if state == _FULL:
+            raise OutboxFull(f"{error} (chainctl outbox keep)") from error
+        if state == UNIQUE_VIOLATION:
+            shown = str(messages[0].message_id) if len(messages) == 1 else "one of several"
+            raise MessageError("message_id", shown, "an id that is not stored yet") from error
+        raise
+    if refused:
+        raise _refusal(messages, refused[0])
+
+
+def _json(headers: Mapping[str, str] | None) -> str | None:
+    return msgspec.json.encode(headers).decode() if headers else None
+
+
+def _refusal(messages: Sequence[Message], row: Record) -> Exception:
+    """Return what to raise for the first refused message."""
+    if row["payload_bytes_max"] is None:
+        return DestinationMissing(row["destination"])
+    size = len(messages[row["position"] - 1].payload)
+    expected = f"at most {row['payload_bytes_max']} bytes for {row['destination']}"
+    return MessageError("payload", f"{size} bytes", expected)
 
 
 class BusinessTransaction:
@@ -210,12 +309,12 @@ def _row(at: datetime, outcome: str, error: str, message: Message) -> FailedMess
         message.message_id if isinstance(message.message_id, UUID) else None,
         _text(message.destination, _TEXT_CHARACTERS_MAX),
         None if message.key is None else _text(message.key, _TEXT_CHARACTERS_MAX),
-        None if message.headers is None else _text(_json(message.headers), HEADERS_BYTES_MAX),
+        None if message.headers is None else _text(_as_kept(message.headers), HEADERS_BYTES_MAX),
         payload[:PAYLOAD_BYTES_MAX],
     )
 
 
-def _json(headers: object) -> str:
+def _as_kept(headers: object) -> str:
     try:
         return msgspec.json.encode(headers).decode()
     except (TypeError, ValueError):  # no JSON, or text that is no UTF-8

@@ -17,8 +17,8 @@ from orderchain.errors import OrderchainError
 from orderchain.sql import load_sql
 from orderchain.text import printable, reason_of
 from outbox.errors import LASTING
-from outbox.sender.check_back import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import Abnormal
+from outbox.sender.verdicts import Answer, CheckRules, after_check, may_ask
 from outbox.session import OutboxSession
 from outbox.statuses import Change, Status, sources
 
@@ -51,7 +51,7 @@ class Again(Struct, frozen=True):
     message_id: UUID
     check_count: int
     at: datetime
-    told: str
+    trouble: str
     """What was answered, or why nothing was."""
 
 
@@ -118,7 +118,7 @@ async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[Again]
         [check.message_id for check in checks],
         [check.check_count for check in checks],
         [check.at for check in checks],
-        [check.told for check in checks],
+        [check.trouble for check in checks],
         token,
     )
 
@@ -176,7 +176,7 @@ class CheckBack:
         self._session = OutboxSession(database, "check-back")
         self._ask = ask
         self._clock = clock or SystemClock()
-        self._tell = on_abnormal or _log_abnormal
+        self._report = on_abnormal or _log_abnormal
 
     async def run(self) -> None:
         """Make checks forever; a database error is logged, and waited out."""
@@ -208,8 +208,8 @@ class CheckBack:
         answers = await asyncio.gather(
             *(self._answers(sender, checks) for sender, checks in by_sender.items())
         )
-        for checks, (answered, told) in zip(by_sender.values(), answers, strict=True):
-            await self._write(token, checks, answered, told)
+        for checks, (answered, trouble) in zip(by_sender.values(), answers, strict=True):
+            await self._write(token, checks, answered, trouble)
         return len(due)
 
     async def close(self) -> None:
@@ -226,16 +226,16 @@ class CheckBack:
             async with asyncio.timeout(self._config.ask_seconds):
                 return await self._ask(sender, [check.message_id for check in checks]), _SILENT
         except (OrderchainError, OSError) as error:
-            told = reason_of(error)
-            _log.warning("check-back: %s gave no answer: %s", printable(sender), told)
-            return {}, told
+            trouble = reason_of(error)
+            _log.warning("check-back: %s gave no answer: %s", printable(sender), trouble)
+            return {}, trouble
 
     async def _write(
         self,
         token: UUID,
         checks: Sequence[Checked],
         answered: Mapping[UUID, Answer],
-        told: str,
+        trouble: str,
     ) -> None:
         now = self._now()
         decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
@@ -247,7 +247,7 @@ class CheckBack:
                 decided[outcome.change].append(check.message_id)
             else:
                 at = now + timedelta(seconds=outcome.again_seconds)
-                note = told if answer is None else f"its sender said: {answer.value}"
+                note = trouble if answer is None else f"its sender said: {answer.value}"
                 again.append(Again(check.message_id, outcome.check_count, at, note))
         for change, message_ids in decided.items():
             if message_ids:
@@ -259,7 +259,7 @@ class CheckBack:
         if used_up:
             counts = [(check.message_id, check.check_count) for check in used_up]
             if abnormal := await give_up_checks(self._session, token, counts):
-                self._tell(abnormal)
+                self._report(abnormal)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)

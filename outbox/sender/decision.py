@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from orderchain.clients.durability import watch_for_cancelled_waits
 from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
 from orderchain.errors import RefusedError, SettingError
-from outbox.sender.check_back import Answer
+from outbox.sender.verdicts import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

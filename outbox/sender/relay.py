@@ -16,18 +16,17 @@ from outbox.alerts import Alerts
 from outbox.destination import LOSS, topics_of
 from outbox.message import smallest_id
 from outbox.parts import Parts, endless, uninterrupted
-from outbox.sender.acks import AckWriter
 from outbox.sender.business import (
     BusinessCommit,
     BusinessTransaction,
     FailedBusiness,
     watched_transaction,
 )
-from outbox.sender.confirm_intake import ConfirmIntake
 from outbox.sender.message_sender import MessageSender
+from outbox.sender.relay_config import RelayStats
+from outbox.sender.results import AckWriter, ConfirmIntake
 from outbox.sender.retention import Retention
 from outbox.sender.sending import Parcel, Sending
-from outbox.sender.stats import RelayStats
 from outbox.sender.store import RelayStore
 from outbox.sender.sweep import Sweep
 
@@ -265,7 +264,7 @@ class Relay:
         seconds = self._config.silent_seconds
         if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
             self.counters.silent += len(silent)
-            self._alerts.tell_silent(silent, seconds)
+            self._alerts.report_silent(silent, seconds)
 
     async def _keep_troubles(self) -> None:
         """Store the topics in trouble where people look for them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -128,3 +130,57 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
         """Show the settings without the password."""
         shown = DatabaseConfig.of(self.database).shown
         return f"RelayConfig(database={shown!r}, kafka={self.kafka!r})"
+
+
+@dataclass
+class RelayStats:
+    """Counters of this process; they only rise. Other processes may run alongside it."""
+
+    sent: int = 0
+    """Messages that the broker has acknowledged."""
+    swept: int = 0
+    """Deliveries that the sweep has claimed, woken or due; none if the fast path did all."""
+    resent: int = 0
+    """Those of them that were not sent for the first time."""
+    queued: int = 0
+    """Times that a due delivery was left alone, since its consumer had not reached it yet."""
+    found_applied: int = 0
+    """Deliveries that were due, and found in the consumer's own log."""
+    released: int = 0
+    """Messages whose claim was given back, since the broker was away or nobody could send."""
+    failed: int = 0
+    """Messages whose send failed though the broker was there: that counted as a try."""
+    abnormal: int = 0
+    """Deliveries that became abnormal."""
+    acks_written: int = 0
+    """Deliveries for which status 1 was written."""
+    acks_overtaken: int = 0
+    """Deliveries for which it was not written, since their consumer had confirmed by then."""
+    done_by_broker: int = 0
+    consumed: int = 0
+    early: int = 0
+    """Confirms that came before the broker's acknowledgement was written."""
+    late: int = 0
+    """Confirms of deliveries that had become abnormal."""
+    repeated: int = 0
+    """Confirms of deliveries that were already done."""
+    unknown: int = 0
+    """Confirms for deliveries that are not known, or no longer remembered."""
+    retrying: int = 0
+    """Confirms in which a consumer said that it will retry by itself."""
+    bad_confirms: Counter[str] = field(default_factory=Counter)
+    """Records on confirm topics that were dropped, by reason."""
+    broker_away: int = 0
+    """Times that the broker was found to be away."""
+    silent: int = 0
+    """Reports of consumers that were not heard from although messages waited for them."""
+    survivors: int = 0
+    """Unfinished messages that were moved out of dropped partitions."""
+    partitions_dropped: int = 0
+    failed_kept: int = 0
+    """Messages of failed businesses that were kept for people to look at."""
+    failed_dropped: int = 0
+    """Messages of failed businesses that were not kept, since there were too many."""
+    found_full: int = 0
+    """Rounds of retention that found the outbox full, so that nothing more is added."""
+    alerts_failed: int = 0

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from orderchain.clock import SystemClock
 from orderchain.roles import OUTBOX_OPERATOR
-from outbox.sender.stats import RelayStats
+from outbox.sender.relay_config import RelayStats
 from outbox.sender.store import History
 from outbox.session import OUTBOX_TABLES, OutboxSession
 

@@ -20,7 +20,7 @@ from outbox.destination import Destination
 from outbox.errors import MessageError
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message
-from outbox.sender.resend import Due, Place
+from outbox.sender.verdicts import Due, Place
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
@@ -282,15 +282,15 @@ class RelayStore:
             _SENDABLE,
         )
 
-    async def save_progress(self, told: dict[Place, int]) -> None:
+    async def save_progress(self, progress: dict[Place, int]) -> None:
         """Store how far consumers have come."""
-        places = sorted(told)
+        places = sorted(progress)
         await self._confirm.execute(
             SQL["save_progress"],
             [place[0] for place in places],
             [place[1] for place in places],
             [place[2] for place in places],
-            [told[place] for place in places],
+            [progress[place] for place in places],
         )
 
     async def keep_failed(self, rows: Sequence[FailedMessage]) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID, uuid4
 
 from orderchain.errors import RetryError
-from outbox.sender.resend import (
+from outbox.sender.sending import Parcel
+from outbox.sender.store import Claiming
+from outbox.sender.verdicts import (
     Due,
     ResendVerdict,
     judge,
@@ -18,8 +20,6 @@ from outbox.sender.resend import (
     wait_seconds,
     why_given_up,
 )
-from outbox.sender.sending import Parcel
-from outbox.sender.store import Claiming
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from outbox.alerts import Alerts
     from outbox.destination import Destination
-    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.relay_config import RelayConfig, RelayStats
     from outbox.sender.sending import Sending, Share
-    from outbox.sender.stats import RelayStats
     from outbox.sender.store import Abnormal, RelayStore
 
 
@@ -138,7 +137,7 @@ class Sweep:
             self._sending.hand_over(Parcel(token, messages))
         if abnormal:
             self._stats.abnormal += len(abnormal)
-            self._alerts.tell(abnormal)
+            self._alerts.report(abnormal)
         return len(due), is_cut or _is_full(due, share)
 
     async def _sorted(

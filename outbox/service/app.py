@@ -55,48 +55,48 @@ if TYPE_CHECKING:
     from outbox.service.message_api import MessageDesk
 
 
-def uuids_of(told: list[str]) -> list[UUID]:
+def uuids_of(texts: list[str]) -> list[UUID]:
     """Return the ids that a body names, each once."""
-    return list(dict.fromkeys(uuid_of("message_ids", each) for each in told))
+    return list(dict.fromkeys(uuid_of("message_ids", each) for each in texts))
 
 
-def uuid_or_none(told: str | None) -> UUID | None:
+def uuid_or_none(text: str | None) -> UUID | None:
     """Return the id that a body gives, if it gives one."""
-    return None if told is None else uuid_of("message_id", told)
+    return None if text is None else uuid_of("message_id", text)
 
 
-def uuid_of(field: str, told: str) -> UUID:
+def uuid_of(field: str, text: str) -> UUID:
     """Return a UUID in its one usual form."""
     try:
-        found = UUID(told)
+        found = UUID(text)
     except ValueError:
         found = None
-    if found is None or str(found) != told:
-        raise HttpRefusal(400, "invalid", field, told, "a UUID, in lower case")
+    if found is None or str(found) != text:
+        raise HttpRefusal(400, "invalid", field, text, "a UUID, in lower case")
     return found
 
 
-def plain_text(field: str, told: str) -> str:
+def plain_text(field: str, text: str) -> str:
     """Return a name of a destination or a consumer; empty is allowed."""
-    if len(told) > NAME_CHARS_MAX or not told.isascii() or not told.isprintable():
+    if len(text) > NAME_CHARS_MAX or not text.isascii() or not text.isprintable():
         expected = f"at most {NAME_CHARS_MAX} printable ASCII characters"
-        raise HttpRefusal(400, "invalid", field, told, expected)
-    return told
+        raise HttpRefusal(400, "invalid", field, text, expected)
+    return text
 
 
-def status_of(told: str) -> Status:
+def status_of(text: str) -> Status:
     """Return a status by its name."""
     known = {status.name.lower(): status for status in Status}
-    if told not in known:
-        raise HttpRefusal(400, "invalid", "status", told, f"one of {', '.join(known)}")
-    return known[told]
+    if text not in known:
+        raise HttpRefusal(400, "invalid", "status", text, f"one of {', '.join(known)}")
+    return known[text]
 
 
-def limit_of(told: str) -> int:
+def limit_of(text: str) -> int:
     """Return how many rows a page may have."""
-    number = int(told) if told.isascii() and told.isdecimal() and len(told) < 8 else 0
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 8 else 0
     if not 1 <= number <= PAGE_ROWS_MAX:
-        raise HttpRefusal(400, "invalid", "limit", told, f"1 to {PAGE_ROWS_MAX}")
+        raise HttpRefusal(400, "invalid", "limit", text, f"1 to {PAGE_ROWS_MAX}")
     return number
 
 
@@ -279,8 +279,8 @@ class MessageApp:
                 await self._desk.is_ready()
         except (TimeoutError, OrderchainError) as error:
             silent = isinstance(error, TimeoutError)
-            told = "the database does not answer" if silent else reason_of(error)
-            return refused(unavailable(told))
+            reason = "the database does not answer" if silent else reason_of(error)
+            return refused(unavailable(reason))
         if not self._is_working():
             return refused(unavailable("a part of this instance has ended"))
         return answer(200, {"status": "ready"})
@@ -344,13 +344,13 @@ class MessageApp:
             self._bodies.give_back(client.name, request.state.body_bytes)
 
     def _authenticated(self, request: Request) -> Client:
-        told = request.headers.getlist("authorization")
-        if len(told) > 1:
+        given = request.headers.getlist("authorization")
+        if len(given) > 1:
             # A proxy in front may have looked at the other one.
-            raise HttpRefusal(400, "invalid", "Authorization", f"{len(told)} of them", "one")
-        if not told or told[0][: len(_BEARER)].lower() != _BEARER:
+            raise HttpRefusal(400, "invalid", "Authorization", f"{len(given)} of them", "one")
+        if not given or given[0][: len(_BEARER)].lower() != _BEARER:
             raise unauthenticated()
-        client = self._clients.by_token(told[0][len(_BEARER) :].strip())
+        client = self._clients.by_token(given[0][len(_BEARER) :].strip())
         if client is None:
             raise unauthenticated()
         return client
@@ -360,12 +360,12 @@ class MessageApp:
         now = self._clock.monotonic_ns()
         bucket = buckets.get(client.name)
         if bucket is None:
-            told = (
+            rate = (
                 (client.messages_per_second, client.messages_burst)
                 if is_messages
                 else (client.requests_per_second, client.requests_burst)
             )
-            bucket = buckets[client.name] = TokenBucket.full(*told, now)
+            bucket = buckets[client.name] = TokenBucket.full(*rate, now)
         if wait := bucket.take(count, now):
             raise too_fast("messages" if is_messages else "requests", wait)
 
@@ -377,8 +377,9 @@ class MessageApp:
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.ValidationError as error:
-            told, _, where = str(error).partition(" - at ")
-            raise HttpRefusal(400, "invalid", where.strip("`") or "body", expected=told) from None
+            expected, _, where = str(error).partition(" - at ")
+            field = where.strip("`") or "body"
+            raise HttpRefusal(400, "invalid", field, expected=expected) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpRefusal(
                 400, "not_json", "body", expected=f"JSON: {reason_of(error)}"

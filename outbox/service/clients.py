@@ -96,9 +96,9 @@ class Clients:
         if len(self._by_name) != len(clients):
             raise SettingError("client", "a name that is there twice", "each name once")
         self._hashes = [
-            (bytes.fromhex(told), client) for client in clients for told in client.token_sha256
+            (bytes.fromhex(digest), client) for client in clients for digest in client.token_sha256
         ]
-        if len({told for told, _ in self._hashes}) != len(self._hashes):
+        if len({digest for digest, _ in self._hashes}) != len(self._hashes):
             raise SettingError("token_sha256", "one that is there twice", "each token once")
 
     def by_name(self, name: str) -> Client | None:
@@ -149,7 +149,7 @@ def read_clients(path: Path) -> Clients:
             content = file.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
             raise SettingError("clients", str(path), f"at most {FILE_BYTES_MAX} bytes of TOML")
-        told = msgspec.convert(tomllib.loads(content.decode()), _File)
+        decoded = msgspec.convert(tomllib.loads(content.decode()), _File)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SettingError("clients", str(path), f"a readable file: {reason}") from None
@@ -157,4 +157,4 @@ def read_clients(path: Path) -> Clients:
         raise SettingError("clients", str(path), "a TOML file with [[client]] tables") from None
     except msgspec.ValidationError as error:
         raise SettingError("clients", str(path), f"clients as documented: {error}") from None
-    return Clients(told.client)
+    return Clients(decoded.client)

@@ -12,7 +12,7 @@ from orderchain.sql import load_sql
 from outbox.acts import UNFINISHED
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, age_seconds, draw_message_ids, made_at
-from outbox.sender.add import store_messages
+from outbox.sender.business import store_messages
 from outbox.sender.check_loop import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
 from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
@@ -285,9 +285,9 @@ def _is_same_headers(stored: str | None, message: Message) -> bool:
 
 
 def _shown(row: Any) -> ShownDelivery:  # noqa: ANN401 - an asyncpg record
-    told = dict(row)
-    told["status"] = Status(told["status"]).name.lower()
-    return ShownDelivery(**told)
+    shown = dict(row)
+    shown["status"] = Status(shown["status"]).name.lower()
+    return ShownDelivery(**shown)
 
 
 def _unknown(message_id: UUID) -> HttpRefusal:

@@ -45,28 +45,28 @@ class MessageClient:
 
     async def commit(self, message_ids: Sequence[UUID]) -> bodies.Decided:
         """Decide for messages."""
-        told = await self._post("commit", bodies.NamedMessages(_texts(message_ids)))
-        return msgspec.json.decode(told, type=bodies.Decided)
+        answer = await self._post("commit", bodies.NamedMessages(_texts(message_ids)))
+        return msgspec.json.decode(answer, type=bodies.Decided)
 
     async def rollback(self, message_ids: Sequence[UUID]) -> bodies.Decided:
         """Decide against messages."""
-        told = await self._post("rollback", bodies.NamedMessages(_texts(message_ids)))
-        return msgspec.json.decode(told, type=bodies.Decided)
+        answer = await self._post("rollback", bodies.NamedMessages(_texts(message_ids)))
+        return msgspec.json.decode(answer, type=bodies.Decided)
 
     async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> bodies.Confirmed:
         """Confirm, as a consumer, that messages were applied."""
-        told = await self._post("confirm", bodies.GivenConfirm(consumer, _texts(message_ids)))
-        return msgspec.json.decode(told, type=bodies.Confirmed)
+        answer = await self._post("confirm", bodies.GivenConfirm(consumer, _texts(message_ids)))
+        return msgspec.json.decode(answer, type=bodies.Confirmed)
 
     async def get(self, message_id: UUID) -> bodies.ShownMessage:
         """Return a message with its deliveries."""
-        told = await self._call("GET", f"/v1/messages/{message_id}", None)
-        return msgspec.json.decode(told, type=bodies.ShownMessage)
+        answer = await self._call("GET", f"/v1/messages/{message_id}", None)
+        return msgspec.json.decode(answer, type=bodies.ShownMessage)
 
     async def page(self, **query: str | int) -> bodies.Page:
         """Return a page of deliveries: after, after_consumer, destination, status, limit."""
-        told = await self._call("GET", f"/v1/messages?{urlencode(query)}", None)
-        return msgspec.json.decode(told, type=bodies.Page)
+        answer = await self._call("GET", f"/v1/messages?{urlencode(query)}", None)
+        return msgspec.json.decode(answer, type=bodies.Page)
 
     @asynccontextmanager
     async def prepared(self, messages: Sequence[Message]) -> AsyncIterator[list[UUID]]:

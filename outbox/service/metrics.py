@@ -52,14 +52,14 @@ def render(
         labels = {
             _labels(destination=each.destination, status=each.status): each for each in unfinished
         }
-        told = "Unfinished deliveries, of all instances."
+        meaning = "Unfinished deliveries, of all instances."
         lines += _gauge(
-            f"{_PREFIX}_deliveries", told, {at: each.deliveries for at, each in labels.items()}
+            f"{_PREFIX}_deliveries", meaning, {at: each.deliveries for at, each in labels.items()}
         )
-        told = "Age of the oldest message of them."
+        meaning = "Age of the oldest message of them."
         lines += _gauge(
             f"{_PREFIX}_oldest_seconds",
-            told,
+            meaning,
             {at: each.oldest_seconds for at, each in labels.items()},
         )
     return "\n".join(lines) + "\n"
@@ -80,11 +80,11 @@ def _counter(name: str, values: Mapping[str, int] | Mapping[None, int], label: s
     return [f"# TYPE {name} counter", *samples]
 
 
-def _gauge(name: str, told: str, values: Mapping[str, float]) -> list[str]:
+def _gauge(name: str, meaning: str, values: Mapping[str, float]) -> list[str]:
     samples = [f"{name}{labels} {value:g}" for labels, value in values.items()]
-    return [f"# HELP {name} {told}", f"# TYPE {name} gauge", *samples]
+    return [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", *samples]
 
 
 def _labels(**values: str) -> str:
-    told = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
-    return f"{{{told}}}"
+    pairs = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
+    return f"{{{pairs}}}"

@@ -62,14 +62,14 @@ def document(body_bytes_max: int) -> dict[str, Any]:
         _TYPES, ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, Any] = {
-        f"/v1/messages/{name}": {"post": _post(name, told, body, result)}
-        for name, told, body, result in _POSTS
+        f"/v1/messages/{name}": {"post": _post(name, summary, body, result)}
+        for name, summary, body, result in _POSTS
     }
     paths["/metrics"] = {"get": _metrics()}
     paths["/v1/messages"] = {"get": _list()}
     paths["/v1/messages/{message_id}"] = {"get": _get()}
-    for name, told in (("livez", "The process answers."), ("readyz", "It can work.")):
-        paths[f"/{name}"] = {"get": _health(name, told)}
+    for name, summary in (("livez", "The process answers."), ("readyz", "It can work.")):
+        paths[f"/{name}"] = {"get": _health(name, summary)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -87,10 +87,10 @@ def document(body_bytes_max: int) -> dict[str, Any]:
     }
 
 
-def _post(name: str, told: str, body: type, result: type) -> dict[str, Any]:
+def _post(name: str, summary: str, body: type, result: type) -> dict[str, Any]:
     return {
         "operationId": name,
-        "summary": told,
+        "summary": summary,
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": _ref(body)}},
@@ -158,7 +158,7 @@ def _metrics() -> dict[str, Any]:
     }
 
 
-def _health(name: str, told: str) -> dict[str, Any]:
+def _health(name: str, summary: str) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {"status": {"type": "string"}},
@@ -166,7 +166,7 @@ def _health(name: str, told: str) -> dict[str, Any]:
     }
     return {
         "operationId": name,
-        "summary": told,
+        "summary": summary,
         "security": [],
         "responses": {
             "200": _response("Yes.", schema),
@@ -182,8 +182,8 @@ def _responses(result: type, refusals: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
-def _response(told: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": told, "content": {"application/json": {"schema": schema}}}
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _ref(kind: type) -> dict[str, str]:

@@ -38,9 +38,9 @@ class HttpRefusal(Exception):
         self.error = error
         self.headers = dict(headers or {})
         self.body: dict[str, object] = {"error": error}
-        for name, told in (("field", field), ("value", value), ("expected", expected)):
-            if told not in ("", None):
-                self.body[name] = _short(told)
+        for name, given in (("field", field), ("value", value), ("expected", expected)):
+            if given not in ("", None):
+                self.body[name] = _short(given)
         self.body.update(more or {})
 
 

@@ -29,9 +29,9 @@ from outbox.callback.intake import CallbackIntake
 from outbox.http_call import call_json
 from outbox.limits import NAME_CHARS_MAX
 from outbox.parts import Parts, uninterrupted
-from outbox.sender.check_back import Answer
 from outbox.sender.check_loop import CheckBack
 from outbox.sender.relay import Relay
+from outbox.sender.verdicts import Answer
 from outbox.service.app import Counted, MessageApp
 from outbox.service.http_protocol import StrictProtocol
 from outbox.service.message_api import MessageDesk
@@ -78,12 +78,12 @@ class ClientCalls:
             "POST", client.check_url, client.call_token, asked, self._seconds
         )
         try:
-            told = _check_answer.decode(answered.body).answers
+            answers = _check_answer.decode(answered.body).answers
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RetryError(
                 f"the check endpoint of {sender} has answered: {reason_of(error)}"
             ) from error
-        return {each: told[str(each)] for each in message_ids if str(each) in told}
+        return {each: answers[str(each)] for each in message_ids if str(each) in answers}
 
     def client(self, sender: str) -> Client:
         """Return the client of that name. Raises SettingError."""
@@ -132,7 +132,7 @@ class MessageService:
         self._alerts = Alerts(config.relay, self.relay.counters)
         calls = ClientCalls(clients, config.checking.ask_seconds)
         self.check_back = CheckBack(
-            config.relay, calls.check, config.checking, clock=clock, on_abnormal=self._alerts.tell
+            config.relay, calls.check, config.checking, clock=clock, on_abnormal=self._alerts.report
         )
         self.callback: CallbackService | None = None
         if callback is not None:

@@ -69,7 +69,7 @@ SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
        $15
 ON CONFLICT DO NOTHING;
 
--- park_behind: put many messages aside after the first ones of their keys
+-- park_in_turn: put many messages aside after the first ones of their keys
 -- If such a first one has gone meanwhile, the first of these takes its place.
 INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
     record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,

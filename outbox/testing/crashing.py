@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.clients.postgres import Connection
-    from outbox.consumer.attempts import Attempt
-    from outbox.consumer.delivery import Delivery
+    from outbox.consumer.delivery import Attempt, Delivery
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_database import MemoryConnection
 
@@ -93,7 +92,7 @@ class CrashPlan:
 
 
 class CrashingAttempt:
-    """An attempt of the consumer's (`attempts.Attempt`), with the point where it ends."""
+    """An attempt of the consumer's (`delivery.Attempt`), with the point where it ends."""
 
     def __init__(self, attempt: Attempt, plan: CrashPlan, kill: Callable[[], None]) -> None:
         self._attempt = attempt

@@ -12,8 +12,8 @@ from msgspec import Struct
 from orderchain.errors import RetryError
 from outbox.confirm_record import encode_confirms
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
+from outbox.consumer.offsets import PartitionEnds, begin_offset
 from outbox.consumer.record_source import DestinationRecords
-from outbox.consumer.starts import PartitionEnds, begin_offset
 from outbox.testing.standing_still import alive, is_killed
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.confirm_record import Confirm, Progress
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.progress import Partition
-    from outbox.consumer.starts import ConsumeStart
+    from outbox.consumer.offsets import ConsumeStart, Partition
     from outbox.testing.awkwardness import Faults
 
 PARTITIONS: Final = 3
@@ -128,7 +127,6 @@ class MemorySource(DestinationRecords):
         self._group = config.name
         self._topics = config.topics
         self._start_at = config.start
-        self._told_dropped = dropped
         self._next: dict[Partition, int] = {}
 
     async def start(self) -> None:
@@ -187,7 +185,7 @@ class MemorySource(DestinationRecords):
         """Lose a partition to another process, which does nothing and gives it back."""
         self._next.pop(place, None)
         self.progress.revoke([place])
-        self._told_dropped(frozenset({place}))
+        self._dropped(frozenset({place}))
 
 
 class MemoryConfirms(ConfirmSender):
@@ -202,14 +200,14 @@ class MemoryConfirms(ConfirmSender):
         """See `ConfirmSender.start`."""
         await asyncio.sleep(0)
 
-    async def _send(self, topic: str, confirms: list[Confirm], told: list[Progress]) -> bool:
+    async def _send(self, topic: str, confirms: list[Confirm], reported: list[Progress]) -> bool:
         if is_killed():
             return False
         try:
             await self._broker.question()
         except RetryError:
             return False
-        value = encode_confirms(self._consumer, confirms, told[:RECORD_PARTITIONS_MAX])
+        value = encode_confirms(self._consumer, confirms, reported[:RECORD_PARTITIONS_MAX])
         self._broker.send(topic, self._consumer.encode(), value)
         if self._broker.faults.happens("confirm_unanswered"):
             return False

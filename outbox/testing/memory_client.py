@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from orderchain.errors import RetryError, SettingError
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.errors import MessageError
-from outbox.sender.add import store_messages
+from outbox.sender.business import store_messages
 from outbox.service.bodies import Decided
 from outbox.service.message_client import MessageClient
 from outbox.statuses import Change

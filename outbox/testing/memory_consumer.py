@@ -14,9 +14,8 @@ from outbox.testing.memory_inbox import MemoryConnections, MemoryInbox
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from outbox.consumer.attempts import Attempt
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Delivery
+    from outbox.consumer.delivery import Attempt, Delivery
     from outbox.consumer.inbox import Inbox
     from outbox.testing.crashing import CrashPlan
     from outbox.testing.memory_broker import MemoryBroker

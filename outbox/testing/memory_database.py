@@ -209,7 +209,7 @@ class MemoryConnection:
         self.at_commit: Callable[[str], Awaitable[None]] | None = None
         """Called with BEFORE_COMMIT and AFTER_COMMIT of a whole transaction: the process may end
         there."""
-        self.tells_rollback = False
+        self.reports_rollback = False
         """Whether the commit of a broken transaction raises, as on a consumer's own connection. A
         plain one of asyncpg does not."""
         self.loses_answer = False
@@ -325,7 +325,7 @@ class MemoryConnection:
     async def commit(self) -> None:
         """Commit the transaction."""
         await self._trip()
-        if self.tells_rollback and self._transaction is not None and self._transaction.is_broken:
+        if self.reports_rollback and self._transaction is not None and self._transaction.is_broken:
             await self.roll_back(None)
             raise rolled_back()
         if self.at_commit is not None:

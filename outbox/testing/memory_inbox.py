@@ -9,14 +9,14 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
 from orderchain.testing.virtual_loop import virtual_clock
-from outbox.consumer.dead_letter import DeadLetter
-from outbox.consumer.inbox import Inbox, shown
-from outbox.consumer.inbox_decision import StoredDelivery
+from outbox.consumer.decisions import StoredDelivery
+from outbox.consumer.inbox import IN_TURN, Inbox, shown
+from outbox.dead_letter import DeadLetter
 from outbox.session import ConsumerConnections
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         OutboxDatabase,
         OutboxTransaction,
     )
-
-_BEHIND: Final = "waits for an earlier message of its key"
 
 
 @dataclass
@@ -78,7 +76,7 @@ class MemoryConnections(ConsumerConnections):
         """See `Connections.take`."""
         await self._database.trip()
         connection = self._database.connect()
-        connection.tells_rollback = True
+        connection.reports_rollback = True
         return cast("Connection", connection)
 
     async def check_durability(self, connection: Connection) -> None:
@@ -143,13 +141,13 @@ class MemoryInbox(Inbox):
         await self._change(connection)
         self._put_aside(delivery, failures, due_ns, shown(error))
 
-    async def park_behind(
+    async def park_in_turn(
         self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
     ) -> None:
-        """See `Inbox.park_behind`."""
+        """See `Inbox.park_in_turn`."""
         await self._change(connection)
         for delivery in deliveries:
-            self._put_aside(delivery, 0, now_ns, _BEHIND)
+            self._put_aside(delivery, 0, now_ns, IN_TURN)
 
     async def parked_until(
         self, connection: Connection, deliveries: Sequence[Delivery]

@@ -12,8 +12,7 @@ from orderchain.errors import OrderchainError, SettingError
 from orderchain.testing.process import Process
 from orderchain.testing.virtual_loop import VirtualLoop
 from outbox.consumer.config import ConsumerConfig
-from outbox.sender import add as adding
-from outbox.sender.business import BusinessTransaction, watched_transaction
+from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
 from outbox.sender.decision import CHECK, DECIDE
 from outbox.session import SYNCHRONOUS
 from outbox.testing.awkwardness import Faults
@@ -21,9 +20,8 @@ from outbox.testing.crashing import CrashPlan
 from outbox.testing.memory_broker import MemoryBroker
 from outbox.testing.memory_consumer import MemoryConsumer
 from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
-from outbox.testing.memory_decisions import MemoryDecisions
 from outbox.testing.memory_inbox import InboxRows
-from outbox.testing.memory_relay import MemoryRelay
+from outbox.testing.memory_relay import MemoryDecisions, MemoryRelay
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,9 +29,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox.consumer.consumer import Consumer
-    from outbox.consumer.dead_letter import DeadLetter
+    from outbox.dead_letter import DeadLetter
     from outbox.destination import Destination
-    from outbox.sender.check_back import CheckRules
+    from outbox.sender.verdicts import CheckRules
     from outbox.service.message_client import MessageClient
     from outbox.statuses import Status
     from outbox.testing.awkwardness import Awkwardness
@@ -171,7 +169,7 @@ class MemoryOutbox:
     def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
         """Make `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
-        It returns an `outbox.sender.check_back.Answer` for each id, as
+        It returns an `outbox.sender.verdicts.Answer` for each id, as
         `outbox.sender.decision.check_decisions` does; those that it leaves out were not answered.
         An OrderchainError is no answer either. `rules` are those of all senders, by default the
         real ones.
@@ -331,7 +329,7 @@ class MemoryOutbox:
 
     def _build_in(self) -> None:
         build_in = self._database.build_in
-        build_in(adding.STORE, self._relay.add_many)
+        build_in(STORE, self._relay.add_many)
         for count in range(2, len(_ARGUMENTS) + 1):
             statement = _ADD_ONE.format(", ".join(_ARGUMENTS[:count]))
             build_in(statement, self._relay.add_one)

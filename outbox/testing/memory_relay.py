@@ -1,8 +1,7 @@
 """A sender's tables in memory, and a relay on them: stored, sent, confirmed, given up.
 
-What becomes of a delivery is decided by the same code as for the real relay: `outbox.statuses`,
-`outbox.sender.resend`, `outbox.sender.check_back`. Records and confirms are the real ones, byte for
-byte.
+What becomes of a delivery is decided by the same code as for the real relay: `outbox.statuses` and
+`outbox.sender.verdicts`. Records and confirms are the real ones, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,17 +19,20 @@ from outbox.confirm_record import APPLIED, KEY_BYTES, decode_confirms, is_proven
 from outbox.headers import common_headers, record_headers
 from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, smallest_id
-from outbox.sender.add import add
-from outbox.sender.check_back import Answer, CheckRules, after_check, may_ask
-from outbox.sender.resend import (
+from outbox.sender.business import add
+from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
+from outbox.sender.verdicts import (
+    Answer,
+    CheckRules,
     Due,
     ResendVerdict,
+    after_check,
     judge,
+    may_ask,
     queue_wait_seconds,
     wait_seconds,
     why_given_up,
 )
-from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
 from outbox.testing.memory_database import stored_already
 
@@ -40,13 +42,14 @@ if TYPE_CHECKING:
 
     from outbox.confirm_record import Confirm
     from outbox.destination import Destination
-    from outbox.sender.resend import Place
+    from outbox.sender.verdicts import Place
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_broker import MemoryBroker
-    from outbox.testing.memory_database import MemoryConnection
+    from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 
     Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
     """A sender's check endpoint."""
+
 
 ROUND_SECONDS_MAX: Final = 0.5
 """How late the relay is. Virtual."""
@@ -250,11 +253,11 @@ class MemoryRelay:
             self._read[place] = len(log)
 
     def _take_confirm(self, value: bytes) -> None:
-        told = decode_confirms(value)
-        if not all(self._is_proven(told.consumer, confirm) for confirm in told.confirms):
+        decoded = decode_confirms(value)
+        if not all(self._is_proven(decoded.consumer, confirm) for confirm in decoded.confirms):
             return  # as a forged one: nothing in it counts
-        for confirm in told.confirms:
-            row = self.rows.get((UUID(bytes=confirm.message_id), told.consumer))
+        for confirm in decoded.confirms:
+            row = self.rows.get((UUID(bytes=confirm.message_id), decoded.consumer))
             if row is None or row.is_done or not row.is_decided:
                 continue
             if confirm.kind == APPLIED:
@@ -262,7 +265,7 @@ class MemoryRelay:
             elif row.status in SENDABLE:
                 until = confirm.until_unix_ns / 1e9 + RETRY_SLACK_SECONDS
                 row.next_send_at = max(row.next_send_at, until)
-        self._progress |= progress_of(told.consumer, told.progress)
+        self._progress |= progress_of(decoded.consumer, decoded.progress)
 
     def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
         return is_proven(
@@ -359,3 +362,36 @@ def _messages(
             message_ids, destinations, payloads, keys, own, strict=True
         )
     ]
+
+
+class MemoryDecisions:
+    """Which messages are decided: what `outbox/sql/decision.sql` does in PostgreSQL.
+
+    The second one to write is refused, or waits for the first.
+    """
+
+    def __init__(self, database: OutboxDatabase) -> None:
+        self._database = database
+        self._decided: dict[UUID, bool] = {}
+
+    async def decide(self, connection: MemoryConnection, message_id: UUID) -> None:
+        """Do what `outbox_decide` does."""
+        transaction = connection.required
+        await self._database.lock(transaction, ("decision", message_id))
+        if (is_done := self._decided.get(message_id)) is not None:
+            raise stored_already("the decision on", message_id, "done" if is_done else "not done")
+        transaction.add(lambda: self._decided.__setitem__(message_id, True))
+
+    async def check(
+        self, connection: MemoryConnection, message_id: UUID, wait_ms: int
+    ) -> list[tuple[str]]:
+        """Do what `outbox_check_decision` does."""
+        transaction = connection.required
+        try:
+            async with asyncio.timeout(max(wait_ms, 1) / 1_000):
+                await self._database.lock(transaction, ("decision", message_id))
+        except TimeoutError:
+            return [(Answer.UNKNOWN.value,)]
+        if self._decided.setdefault(message_id, False):
+            return [(Answer.DONE.value,)]
+        return [(Answer.NOT_DONE.value,)]

@@ -26,10 +26,10 @@ from outbox import (
     create_destination_topics,
     save_destinations,
 )
-from outbox.consumer.dead_letter import DeadLetter, DeadLetters
-from outbox.sender.add import store_messages
-from outbox.sender.check_back import CheckRules
+from outbox.dead_letter import DeadLetter, DeadLetters
+from outbox.sender.business import store_messages
 from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages
+from outbox.sender.verdicts import CheckRules
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change
 from outbox.testing import MemoryOutbox
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox.sender.business import BusinessTransaction
-    from outbox.sender.check_back import Answer
+    from outbox.sender.verdicts import Answer
 
     Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
 

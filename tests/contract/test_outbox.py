@@ -28,8 +28,8 @@ from outbox import (
     draw_message_ids,
 )
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP
-from outbox.sender.check_back import Answer
 from outbox.sender.decision import DecisionRefused, check_decision, check_decisions, decide
+from outbox.sender.verdicts import Answer
 from outbox.statuses import Change
 
 from .outbox_rigs import APPLY, MemoryRig, RealRig, add_all

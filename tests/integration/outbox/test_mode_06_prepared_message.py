@@ -21,8 +21,7 @@ from orderchain.errors import RetryError, SettingError
 from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, Status, TransitionRefused
 from outbox.message import MessageIds, draw_message_ids
-from outbox.sender.add import store_messages
-from outbox.sender.check_back import Answer, CheckRules
+from outbox.sender.business import store_messages
 from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages
 from outbox.sender.decision import (
     DecisionRefused,
@@ -31,6 +30,7 @@ from outbox.sender.decision import (
     decide,
     forget_decisions,
 )
+from outbox.sender.verdicts import Answer, CheckRules
 from outbox.service.config import ServiceConfig
 from outbox.service.message_api import MessageDesk
 from outbox.service.message_client import MessageClient

@@ -18,10 +18,10 @@ from outbox import Destination, Message, Status, acts, draw_message_ids
 from outbox.confirm_record import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.errors import MessageError
 from outbox.message import check_message
-from outbox.sender.add import store_messages
+from outbox.sender.business import store_messages
 from outbox.sender.relay import Relay
-from outbox.sender.resend import CLAIMS_MAX
 from outbox.sender.store import RelayStore
+from outbox.sender.verdicts import CLAIMS_MAX
 
 from .conftest import CONSUMER
 
@@ -113,7 +113,7 @@ async def test_table_and_package_agree_on_headers(
         is_fit = True
     except MessageError:
         is_fit = False
-    text = None if headers is None else outbox.sender.add._json(headers) or "{}"
+    text = None if headers is None else outbox.sender.business._json(headers) or "{}"
     add = "SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)"
     many = (
         "SELECT outbox_add_many(ARRAY[$1::uuid], '{clearing}', '{NULL}', ARRAY[$2::jsonb], '{x}')"
@@ -248,7 +248,7 @@ async def test_missing_confirm_topic_stops_no_other_confirms_and_is_named(sender
 async def test_confirm_topic_that_is_made_later_is_read(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox.sender.confirm_intake, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(outbox.sender.results, "MISSING_SECONDS", 0.1)
     await sender.set_up()
     late = await set_up_without_topics(sender, "late")
     await sender.make_topics(late.topic)

@@ -11,9 +11,9 @@ import pytest
 
 import outbox
 from outbox import Message, Status, acts, draw_message_ids
-from outbox.sender.resend import ResendVerdict, judge, wait_seconds
 from outbox.sender.sending import Share
 from outbox.sender.store import BrokerAck, Claiming, RelayStore
+from outbox.sender.verdicts import ResendVerdict, judge, wait_seconds
 from outbox.statuses import FINAL, TRANSITIONS
 
 from .conftest import CONSUMER, Sender
@@ -57,7 +57,7 @@ class Walk:
         claim = uuid4() if self.random.random() < 0.5 else None
         messages = [Message(each, "clearing", b"x") for each in new]
         async with business.transaction():
-            await outbox.sender.add.store_messages(business, messages, claim=claim)
+            await outbox.sender.business.store_messages(business, messages, claim=claim)
         if claim is not None:
             self.claims += [(each, claim) for each in new]
 

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from outbox import alerts
 from outbox.alerts import Alerts
-from outbox.sender.relay_config import RelayConfig
-from outbox.sender.stats import RelayStats
+from outbox.sender.relay_config import RelayConfig, RelayStats
 from outbox.sender.store import Abnormal
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def make(**settings: Any) -> Alerts:
 async def test_reason_that_others_wrote_is_one_printable_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    make().tell([ABNORMAL])
+    make().report([ABNORMAL])
     (record,) = caplog.records
     assert record.getMessage().endswith(f"is abnormal after 3 tries: {ESCAPED}")
     assert record.getMessage().isprintable()
@@ -42,7 +41,7 @@ async def test_hook_that_is_silent_is_logged_with_a_reason(
 ) -> None:
     monkeypatch.setattr(alerts, "HOOK_SECONDS", 0.05)
     silent = make(alert_command=("sleep", "600"))
-    silent.tell([ABNORMAL])
+    silent.report([ABNORMAL])
     running = asyncio.create_task(silent.run())
     await silent.finish()
     running.cancel()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderchain.errors import SettingError
-from outbox.sender.check_back import Answer, CheckRules, after_check, may_ask
+from outbox.sender.verdicts import Answer, CheckRules, after_check, may_ask
 from outbox.statuses import Change
 
 RULES = CheckRules(again_seconds=30, again_seconds_max=600, unanswered_seconds=7, answers_max=8)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import Mock
 
-import outbox.sender.confirm_intake
+import outbox.sender.results
 from orderchain.errors import RetryError
 from outbox import Confirm, Destination, Progress, RelayConfig
 from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
-from outbox.sender.confirm_intake import ConfirmIntake
 from outbox.sender.message_sender import TopicTroubles
-from outbox.sender.stats import RelayStats
+from outbox.sender.relay_config import RelayStats
+from outbox.sender.results import ConfirmIntake
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,9 +86,9 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
 ) -> None:
     # Another relay had the partition meanwhile, and has written and committed what came next.
     topic, store = Topic(7, None), Store()
-    monkeypatch.setattr(outbox.sender.confirm_intake, "make_consumer", topic.consumer)
-    monkeypatch.setattr(outbox.sender.confirm_intake, "_PAUSE_SECONDS", (0.001, 0.001))
-    monkeypatch.setattr(outbox.sender.confirm_intake, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(outbox.sender.results, "make_consumer", topic.consumer)
+    monkeypatch.setattr(outbox.sender.results, "_PAUSE_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(outbox.sender.results, "_PROGRESS_SECONDS", 0.0)
     destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
     sending = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
     config = RelayConfig(database="postgresql://d", kafka="k:1")

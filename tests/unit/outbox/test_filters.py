@@ -5,8 +5,8 @@ from uuid import UUID
 import pytest
 
 from orderchain.errors import SettingError
+from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import MemoryFilter
-from outbox.consumer.inbox_decision import Seen
 
 
 def ids(begin: int, end: int) -> list[UUID]:

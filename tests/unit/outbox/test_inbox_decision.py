@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from outbox.consumer.inbox_decision import (
+from outbox.consumer.decisions import (
     InboxVerdict,
     Seen,
     StoredDelivery,
@@ -49,7 +49,7 @@ def test_what_was_not_claimed_is_never_worked_on(stored: StoredDelivery) -> None
         (StoredDelivery(is_applied=True, is_below_horizon=True), InboxVerdict.DONE),
         (StoredDelivery(is_dead=True, is_below_horizon=True), InboxVerdict.DEAD),
         (StoredDelivery(is_parked=True, is_key_parked=True), InboxVerdict.PARKED),
-        (StoredDelivery(is_key_parked=True), InboxVerdict.BEHIND),
+        (StoredDelivery(is_key_parked=True), InboxVerdict.KEY_PARKED),
         (StoredDelivery(is_below_horizon=True), InboxVerdict.TOO_OLD),
         (StoredDelivery(is_below_horizon=True, is_key_parked=True), InboxVerdict.TOO_OLD),
         (StoredDelivery(), InboxVerdict.WAIT),

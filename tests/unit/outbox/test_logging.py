@@ -14,7 +14,7 @@ PACKAGE = Path(outbox.__file__).parent
 ESCAPING = {"printable", "reason_of", "_reason", "counted"}
 OURS = {
     "delivery.message_id", "each.message_id", "partition.ends_at", "reason", "hook", "why", "name",
-    "told", "more", "kind", "self.failure", "self._service", "topic", "at.topic",
+    "trouble", "more", "kind", "self.failure", "self._service", "topic", "at.topic",
 }  # fmt: skip
 """Ids, names that were checked to be printable, words of ours, and what was escaped before."""
 
@@ -46,9 +46,9 @@ def test_text_that_is_logged_is_escaped(path: Path) -> None:
         assert [ast.unparse(each) for each in raw if not is_escaped(each)] == []
 
 
-def test_told_is_what_was_escaped_before() -> None:
+def test_trouble_is_what_was_escaped_before() -> None:
     """The one local name among those above that holds others' text."""
     for path in PACKAGE.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
-        if any(ast.unparse(each) == "told" for call in calls(path) for each in call.args):
-            assert re.search(r"told = (printable|reason_of)\(", source), path
+        if any(ast.unparse(each) == "trouble" for call in calls(path) for each in call.args):
+            assert re.search(r"trouble = (printable|reason_of)\(", source), path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.sender.stats import RelayStats
+from outbox.sender.relay_config import RelayStats
 from outbox.service.metrics import Unfinished, render
 
 

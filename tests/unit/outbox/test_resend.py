@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import Destination, Status
-from outbox.sender.resend import Due, ResendVerdict, judge, queue_wait_seconds, wait_seconds
+from outbox.sender.verdicts import Due, ResendVerdict, judge, queue_wait_seconds, wait_seconds
 
 RULES = Destination(
     name="d", topic="t", consumers=("c",), tries_max=3, resend_seconds=10.0,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.consumer.retries import LEVELS_SECONDS, GiveUp, RetryLevels, TryAgain, after_failure
+from outbox.consumer.decisions import LEVELS_SECONDS, GiveUp, RetryLevels, TryAgain, after_failure
 
 SECOND = 1_000_000_000
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderchain.errors import SettingError
-from outbox.consumer.starts import (
+from outbox.consumer.offsets import (
     ConsumeStart,
     PartitionEnds,
     StartFrom,

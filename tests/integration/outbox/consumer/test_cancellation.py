@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox.consumer.retries import RetryLevels
+from outbox.consumer.decisions import RetryLevels
 
 from ..cutting import cut_at, cutting_tasks
 from .rig import DEADLINE_SECONDS, apply, apply_many
@@ -102,7 +102,7 @@ async def test_handler_of_many_cancelled_at_each_await_and_run_again_applies_eac
             with cutting_tasks("Consumer._work", at, running.cancel) as reached:
                 async with asyncio.timeout(DEADLINE_SECONDS):
                     await asyncio.wait([running])
-            consumer._is_stopping = False
+            consumer._pace.is_stopping = False
             if not reached:
                 break
         assert 5 < at < AWAITS_MAX - 1

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import Filter, MemoryFilter, RedisFilter, RedisFilterConfig
-from outbox.consumer.inbox_decision import Seen
 from outbox.message import draw_message_ids
 
 from ..hand_clock import HandClock

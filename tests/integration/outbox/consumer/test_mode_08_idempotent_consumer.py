@@ -11,8 +11,8 @@ import pytest
 
 from orderchain.errors import ConnectError, SchemaError, SettingError
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
-from outbox.consumer.inbox_decision import Seen
 from tests.faults.proxy import Proxy, Trap, is_commit, postgres_requests
 
 from ..hand_clock import HandClock

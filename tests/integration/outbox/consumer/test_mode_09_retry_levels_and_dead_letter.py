@@ -10,10 +10,10 @@ import pytest
 
 from orderchain.errors import SettingError
 from outbox.confirm_record import RETRYING
-from outbox.consumer.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import NoFilter
-from outbox.consumer.kit import Refused
-from outbox.consumer.retries import LEVELS_SECONDS, RetryLevels
+from outbox.consumer.outcomes import Refused
+from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
 
 from ..hand_clock import HandClock
 from .rig import DEADLINE_SECONDS, Rig, apply, apply_many

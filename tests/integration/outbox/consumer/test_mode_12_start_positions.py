@@ -9,8 +9,8 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from orderchain.errors import SettingError
+from outbox.consumer.offsets import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
-from outbox.consumer.starts import ConsumeStart, StartFrom
 from outbox.headers import common_headers, record_headers
 
 from .rig import DEADLINE_SECONDS, Rig

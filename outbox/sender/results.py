@@ -1,4 +1,7 @@
-"""The intake of confirms: deliveries that consumers have applied move to `consumed`.
+"""What comes of the sends: the broker's acknowledgements, and the confirms of consumers.
+
+Deliveries that the broker has acknowledged move to `confirmed`, those that consumers have applied
+to `consumed`. Both are written many at once.
 
 A confirm is a message of its own, and at least once like every other: it may be lost, late,
 repeated, or about something unknown. Offsets are committed after the database, so a crash repeats.
@@ -28,7 +31,7 @@ from orderchain.text import printable, reason_of
 from outbox.confirm_record import APPLIED, decode_confirms, is_proven
 from outbox.errors import LASTING, BadRecord
 from outbox.sender.message_sender import MISSING
-from outbox.sender.store import progress_of
+from outbox.sender.store import BrokerAck, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,13 +40,11 @@ if TYPE_CHECKING:
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.confirm_record import Confirm
     from outbox.destination import Destination
-    from outbox.sender.acks import AckWriter
-    from outbox.sender.message_sender import TopicTroubles
-    from outbox.sender.relay_config import RelayConfig
-    from outbox.sender.resend import Place
-    from outbox.sender.sending import Sending
-    from outbox.sender.stats import RelayStats
+    from outbox.sender.message_sender import Sent, TopicTroubles
+    from outbox.sender.relay_config import RelayConfig, RelayStats
+    from outbox.sender.sending import Claims, Sending
     from outbox.sender.store import RelayStore
+    from outbox.sender.verdicts import Place
 
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,120 @@ _COMMIT_EVERY_SECONDS: Final = 1.0
 """How often offsets are committed: a restart repeats as much, which is harmless."""
 
 
+class AckWriter:
+    """The relay's settlement: writes the results of sends, each kind in one statement, later.
+
+    An acknowledgement waits `ack_linger_seconds` at least, and twice that at most. If the
+    consumer's confirm overtakes it, it need not be written at all. A crash during the wait costs a
+    resend, as does a crash just before it.
+    """
+
+    def __init__(self, config: RelayConfig, store: RelayStore, stats: RelayStats) -> None:
+        self._config = config
+        self._store = store
+        self._stats = stats
+        self._young: dict[UUID, BrokerAck] = {}
+        self._old: dict[UUID, BrokerAck] = {}  # those that have waited for long enough
+        self._shared: list[BrokerAck] = []
+        self._finals: list[BrokerAck] = []
+        self._failures: list[tuple[UUID, UUID, str]] = []
+        self._releases: list[tuple[UUID, UUID, str | None]] = []
+        self._waiting = asyncio.Event()
+        self._written = asyncio.Lock()
+
+    def sent(self, destination: Destination, sent: Sent, claims: Claims) -> None:
+        """Keep acknowledgements, to be written unless a confirm overtakes them."""
+        self._stats.sent += len(claims)
+        topic, partition, first = sent.topic, sent.partition, sent.first_offset
+        acks = [
+            BrokerAck(message_id, token, topic, partition, first + place)
+            for place, (message_id, token) in enumerate(claims)
+        ]
+        if destination.confirm == "none":
+            self._finals += acks
+        elif len(destination.consumers) == 1:
+            self._young.update((ack.message_id, ack) for ack in acks)
+        else:
+            # The confirm of one consumer says nothing about the others: always written.
+            self._shared += acks
+        self._waiting.set()
+
+    def failed(self, claims: Claims, reason: str) -> None:
+        """Keep failures, which count as a try."""
+        self._failures += [(message_id, token, reason) for message_id, token in claims]
+        self._waiting.set()
+
+    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+        """Keep claims to be given back; the reason goes with each if it `is_noted`."""
+        noted = reason if is_noted else None
+        self._releases += [(message_id, token, noted) for message_id, token in claims]
+        self._waiting.set()
+
+    def cut_off(self, claims: Claims) -> None:
+        """Leave them claimed until their time: the sweep finds them then."""
+
+    def overtaken(self, message_ids: Iterable[UUID]) -> None:
+        """Forget acknowledgements of messages whose only consumer has confirmed."""
+        before = len(self._young) + len(self._old)
+        for message_id in message_ids:
+            if self._young.pop(message_id, None) is None:
+                self._old.pop(message_id, None)
+        self._stats.acks_overtaken += before - len(self._young) - len(self._old)
+
+    async def run(self) -> None:
+        """Write incoming results, until cancelled. Raises RetryError: then call it again."""
+        while True:
+            await self._waiting.wait()
+            lingers = self._config.ack_linger_seconds > 0
+            if lingers:
+                await asyncio.sleep(self._config.ack_linger_seconds)
+            await self.write(spares_young=lingers)
+
+    async def write(self, *, spares_young: bool = False) -> None:
+        """Write everything that waits. What could not be written keeps waiting; raises RetryError.
+
+        `spares_young`: leave out the acknowledgements that have come since the last such write.
+        """
+        async with self._written:
+            self._waiting.clear()
+            try:
+                await self._write_all(spares_young=spares_young)
+            except BaseException:
+                self._waiting.set()
+                raise
+            if self._young or self._old:
+                self._waiting.set()
+
+    async def _write_all(self, *, spares_young: bool) -> None:
+        # Each list is emptied only after it is written. A repeat finds no token, and writes
+        # nothing.
+        if self._releases:
+            releases = list(self._releases)
+            await self._store.release(releases)
+            del self._releases[: len(releases)]
+            self._stats.released += len(releases)
+        if self._failures:
+            failures = list(self._failures)
+            await self._store.write_failures(failures)
+            del self._failures[: len(failures)]
+            self._stats.failed += len(failures)
+        if self._finals:
+            finals = list(self._finals)
+            self._stats.done_by_broker += await self._store.finish_by_broker(finals)
+            del self._finals[: len(finals)]
+        acks = self._old if spares_young else self._old | self._young
+        self._old, self._young = (self._young if spares_young else {}), {}
+        if acks or self._shared:
+            shared = list(self._shared)
+            try:
+                written = await self._store.write_acks([*acks.values(), *shared])
+            except BaseException:
+                self._old = acks | self._old
+                raise
+            del self._shared[: len(shared)]
+            self._stats.acks_written += written
+
+
 class ConfirmIntake:
     """Reads the confirm topics of all destinations, as a member of the relays' group."""
 
@@ -98,8 +213,8 @@ class ConfirmIntake:
         self._troubles = troubles
         self._changed = asyncio.Event()
         self._confirm_key: bytes | None = None
-        self._told: dict[Place, int] = {}  # progress that is not written yet
-        self._told_at = 0.0
+        self._progress: dict[Place, int] = {}  # progress that is not written yet
+        self._progress_at = 0.0
         self._pauses = Backoff(*_PAUSE_SECONDS)
 
     def refresh(self) -> None:
@@ -167,7 +282,7 @@ class ConfirmIntake:
         is_ahead = False
         # What was not written was not committed either, so it is read again; and by now another
         # relay may have written what came after it.
-        self._told = {}
+        self._progress = {}
         while True:
             if self._changed.is_set():
                 self._changed.clear()
@@ -182,9 +297,9 @@ class ConfirmIntake:
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)
-            if loop.time() - self._told_at >= _PROGRESS_SECONDS:
+            if loop.time() - self._progress_at >= _PROGRESS_SECONDS:
                 await self._save_progress()
-                self._told_at = loop.time()
+                self._progress_at = loop.time()
             if is_ahead and loop.time() - committed_at >= _COMMIT_EVERY_SECONDS:
                 # After the database: what is committed here is done there.
                 await self._save_progress()
@@ -203,25 +318,25 @@ class ConfirmIntake:
         progress: dict[Place, int] = {}
         for record in records:
             try:
-                told = decode_confirms(record.value)
+                decoded = decode_confirms(record.value)
             except BadRecord as error:
                 self._stats.bad_confirms[error.reason] += 1
                 _log.warning(
                     "a record of %s was dropped: %s", printable(record.topic), reason_of(error)
                 )
                 continue
-            consumer = told.consumer
-            proven = [each for each in told.confirms if self._is_proven(consumer, each)]
-            if len(proven) < len(told.confirms):
-                self._drop_forged(record.topic, consumer, len(told.confirms) - len(proven))
+            consumer = decoded.consumer
+            proven = [each for each in decoded.confirms if self._is_proven(consumer, each)]
+            if len(proven) < len(decoded.confirms):
+                self._drop_forged(record.topic, consumer, len(decoded.confirms) - len(proven))
             for confirm in proven:
                 message_id = DriverUUID(confirm.message_id)
                 if confirm.kind == APPLIED:
                     applied.append((message_id, consumer))
                 else:
                     retries.append((message_id, consumer, confirm.until_unix_ns))
-            if proven and len(proven) == len(told.confirms):
-                progress |= progress_of(consumer, told.progress)
+            if proven and len(proven) == len(decoded.confirms):
+                progress |= progress_of(consumer, decoded.progress)
         # Progress after them: a sweep that knew it before the confirms would take deliveries that
         # are about to be applied for lost, and resend them. If it knows it a moment later, that
         # delays a resend.
@@ -230,7 +345,7 @@ class ConfirmIntake:
             self._stats.retrying += len(retries)
         if applied:
             await self._apply(applied)
-        self._told |= progress
+        self._progress |= progress
         return len(applied) + len(retries)
 
     def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
@@ -249,16 +364,16 @@ class ConfirmIntake:
         )  # fmt: skip
 
     async def _save_progress(self) -> None:
-        if known := self._known(self._told):
+        if known := self._known(self._progress):
             await self._store.save_progress(known)
-            told = {place[:2] for place in known}
+            moved = {place[:2] for place in known}
             await self._store.hear_of(
                 (destination.name, consumer)
                 for destination in self._sending.destinations.values()
                 for consumer in destination.consumers
-                if (consumer, destination.topic) in told
+                if (consumer, destination.topic) in moved
             )
-        self._told = {}
+        self._progress = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
         self._acks.overtaken(message_id for message_id, _ in applied)
