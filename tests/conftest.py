@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from chainctl.schema_parts import PARTS
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tests.secured_postgres import SecuredPostgres
 
 RoleDsn = Callable[[str], str]
+Template = Callable[..., str]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, as CI systems do, the tests would pass this on to every process
@@ -164,6 +166,40 @@ def database_name(postgres_server: PostgresServer, orderchain_database_name: str
 def database(postgres_server: PostgresServer, orderchain_database: str) -> str:
     """The superuser's DSN of a fresh database with the engine's schema."""
     return orderchain_database
+
+
+@pytest.fixture(scope="session")
+def template(postgres_server: PostgresServer, orderchain_template: str) -> Template:
+    """Gives the name of a database with these parts of the schema, each made once, to be copied.
+
+    Tests that install a schema do not use it.
+    """
+    made = {("chain",): orderchain_template}
+
+    def with_parts(*parts: str) -> str:
+        if parts not in made:
+            name = "_".join(("template", *parts))
+            postgres_server.create_database(name)
+            for part in parts:
+                text = PARTS[part].text()
+                postgres_server.execute(f"BEGIN;\n{text}\nCOMMIT;\n", database=name)
+            made[parts] = name
+        return made[parts]
+
+    return with_parts
+
+
+@pytest.fixture
+def database_with(
+    postgres_server: PostgresServer, template: Template, orderchain_fresh_name: str
+) -> Callable[..., str]:
+    """Makes the database of this test, with these parts of the schema, and returns its name."""
+
+    def make(*parts: str) -> str:
+        postgres_server.copy_database(template(*parts), orderchain_fresh_name)
+        return orderchain_fresh_name
+
+    return make
 
 
 @pytest.fixture

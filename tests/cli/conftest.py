@@ -138,17 +138,16 @@ def must(*arguments: object, settings: Mapping[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def module_settings(
-    postgres_server: PostgresServer, kafka_server: KafkaServer
+    postgres_server: PostgresServer, template: Callable[..., str], kafka_server: KafkaServer
 ) -> Iterator[dict[str, str]]:
     """The settings of a database with the schema, for tests that leave no traces in each other."""
     name = f"test_{secrets.token_hex(8)}"
-    postgres_server.create_database(name)
+    postgres_server.copy_database(template("chain"), name)
     settings = {
         "CHAINCTL_DATABASE": postgres_server.dsn(SUPERUSER, name),
         "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, name),
         "CHAINCTL_KAFKA": kafka_server.bootstrap,
     }
-    must("schema", "apply", settings=settings)
     yield settings
     postgres_server.drop_database(name)
 
