@@ -2,8 +2,8 @@
 
 They are the fixtures of `orderchain.testing.pytest_plugin`, for embedders, too.
 
-A test that uses `postgres_server` or a Kafka, directly or through another fixture, gets the
-marker `postgres` or `kafka` by itself.
+A test that uses `postgres_server`, a Kafka or `spark`, directly or through another fixture, gets
+the marker `postgres`, `kafka` or `spark` by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from orderchain.testing.pytest_plugin import make_server_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from local_stack import PostgresServer
     from tests.secured_kafka import SecuredKafka
@@ -56,6 +58,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.postgres)
         if not _KAFKAS.isdisjoint(used):
             item.add_marker(pytest.mark.kafka)
+        if "spark" in used:
+            item.add_marker(pytest.mark.spark)
+            # PySpark leaves the socket of every `collect` to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -140,6 +146,21 @@ def secured_postgres(session_folder: Path) -> Iterator[SecuredPostgres]:
     files = authority.server()
     with secured_postgres_in(session_folder / "secured-postgres", authority, files) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark for the whole run, which commands called in this process use too."""
+    from chain_verifier.spark.session import open_session
+
+    with open_session(None, kafka=True) as session:
+        # A few rows per test: more partitions would only be more tasks to start.
+        session.conf.set("spark.sql.shuffle.partitions", "1")
+        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
+        # The follower, the cluster and the demo are tested with compiled plans.
+        session.conf.set("spark.sql.codegen.wholeStage", "false")
+        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        yield session
 
 
 @pytest.fixture

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
+    from aiokafka.admin import AIOKafkaAdminClient
+
     from local_stack import KafkaServer, PostgresServer
     from tests.cli.conftest import Admin, Call, Refused
 
+DEADLINE_SECONDS = 60.0
 PASSWORD = "a-password-of-tests"
 
 
@@ -357,11 +360,17 @@ def test_destination_set_with_create_topics_makes_those_that_are_missing(
     make = ["outbox", "destination", "set", "d", "--create-topics"]
     new = call(*make, "--topic", topic, "--consumer", "a", "--partitions", 3, settings=settings)
     assert new.code == 0, new
-    found = {
-        each["topic"]: len(each["partitions"])
-        for each in admin(lambda client: client.describe_topics([topic, f"{topic}.confirms"]))
-    }
-    assert found == {topic: 3, f"{topic}.confirms": 1}
+    made = {topic: 3, f"{topic}.confirms": 1}
+
+    async def until_made(client: AIOKafkaAdminClient) -> None:
+        # A broker learns of new topics a moment after they are made.
+        found: dict[str, int] = {}
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while found != made:
+                told = await client.describe_topics(list(made))
+                found = {each["topic"]: len(each["partitions"]) for each in told}
+
+    admin(until_made)
     again = call(*make, settings=settings)  # they are there
     assert again.code == 0, again
 
@@ -488,8 +497,10 @@ def test_failed_shows_what_businesses_would_have_sent(
     assert ("unknown" in shown.out, "rolled back" in shown.out) == (True, False)
 
 
-def test_commands_without_the_outboxs_tables_are_refused(refused: Refused, database: str) -> None:
-    settings = {"CHAINCTL_DATABASE": database}
+def test_commands_without_the_outboxs_tables_are_refused(
+    refused: Refused, empty_database: str
+) -> None:
+    settings = {"CHAINCTL_DATABASE": empty_database}
     for arguments in (["status"], ["list"], ["retry", "--all", "--reason", "x"]):
         assert "--part outbox" in refused("outbox", *arguments, settings=settings)
 

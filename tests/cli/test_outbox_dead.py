@@ -167,7 +167,7 @@ def test_act_without_a_choice_or_a_reason_is_refused(
 
 
 def test_dead_letters_of_a_database_without_the_inbox_are_refused(
-    refused: Refused, database: str
+    refused: Refused, empty_database: str
 ) -> None:
-    without = {"CHAINCTL_DATABASE": database}
+    without = {"CHAINCTL_DATABASE": empty_database}
     assert "schema" in refused("outbox", "dead", "list", settings=without)
