@@ -24,6 +24,7 @@ from local_stack.jars import fetch_kafka
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.testing.pytest_plugin import make_server_folder
+from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from pathlib import Path
