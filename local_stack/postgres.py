@@ -208,6 +208,16 @@ class PostgresServer(Server):
         """Make a database, unless it exists."""
         self._run_file("create_database.sql", database=database)
 
+    def copy_database(self, template: str, database: str) -> None:
+        """Make a database with the tables of `template`, to which nobody may be connected.
+
+        The copy has an identity of its own. This is quicker than to apply a schema.
+
+        Raises:
+            StatementFailed: `database` exists, `template` does not, or somebody uses it.
+        """
+        self._run_file("copy_database.sql", template=template, database=database)
+
     def drop_database(self, database: str) -> None:
         """Drop a database, if it exists, and end all connections to it."""
         self._run_file("drop_database.sql", database=database)

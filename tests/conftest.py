@@ -2,8 +2,8 @@
 
 They are the fixtures of `orderchain.testing.pytest_plugin`, for embedders, too.
 
-A test that uses `postgres_server` or a Kafka, directly or through another fixture, gets the
-marker `postgres` or `kafka` by itself.
+A test that uses `postgres_server`, a Kafka or `spark`, directly or through another fixture, gets
+the marker `postgres`, `kafka` or `spark` by itself.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from chainctl.schema_parts import PARTS
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.testing.pytest_plugin import make_server_folder
+from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from local_stack import PostgresServer
     from tests.secured_kafka import SecuredKafka
     from tests.secured_postgres import SecuredPostgres
 
 RoleDsn = Callable[[str], str]
+Template = Callable[..., str]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, as CI systems do, the tests would pass this on to every process
@@ -54,6 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.postgres)
         if not _KAFKAS.isdisjoint(used):
             item.add_marker(pytest.mark.kafka)
+        if "spark" in used:
+            item.add_marker(pytest.mark.spark)
+            # PySpark leaves the socket of every `collect` to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -140,6 +149,21 @@ def secured_postgres(session_folder: Path) -> Iterator[SecuredPostgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark for the whole run, which commands called in this process use too."""
+    from chain_verifier.spark.session import open_session
+
+    with open_session(None, kafka=True) as session:
+        # A few rows per test: more partitions would only be more tasks to start.
+        session.conf.set("spark.sql.shuffle.partitions", "1")
+        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
+        # The follower, the cluster and the demo are tested with compiled plans.
+        session.conf.set("spark.sql.codegen.wholeStage", "false")
+        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        yield session
+
+
 @pytest.fixture
 def empty_database_name(
     postgres_server: PostgresServer, orderchain_empty_database_name: str
@@ -164,6 +188,40 @@ def database_name(postgres_server: PostgresServer, orderchain_database_name: str
 def database(postgres_server: PostgresServer, orderchain_database: str) -> str:
     """The superuser's DSN of a fresh database with the engine's schema."""
     return orderchain_database
+
+
+@pytest.fixture(scope="session")
+def template(postgres_server: PostgresServer, orderchain_template: str) -> Template:
+    """Gives the name of a database with these parts of the schema, each made once, to be copied.
+
+    Tests that install a schema do not use it.
+    """
+    made = {("chain",): orderchain_template}
+
+    def with_parts(*parts: str) -> str:
+        if parts not in made:
+            name = "_".join(("template", *parts))
+            postgres_server.create_database(name)
+            for part in parts:
+                text = PARTS[part].text()
+                postgres_server.execute(f"BEGIN;\n{text}\nCOMMIT;\n", database=name)
+            made[parts] = name
+        return made[parts]
+
+    return with_parts
+
+
+@pytest.fixture
+def database_with(
+    postgres_server: PostgresServer, template: Template, orderchain_fresh_name: str
+) -> Callable[..., str]:
+    """Makes the database of this test, with these parts of the schema, and returns its name."""
+
+    def make(*parts: str) -> str:
+        postgres_server.copy_database(template(*parts), orderchain_fresh_name)
+        return orderchain_fresh_name
+
+    return make
 
 
 @pytest.fixture

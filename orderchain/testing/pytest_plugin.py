@@ -75,11 +75,22 @@ def orderchain_kafka(orderchain_folder: Path) -> Iterator[KafkaServer]:
         yield server
 
 
-@pytest.fixture
-def orderchain_empty_database_name(orderchain_postgres: PostgresServer) -> Iterator[str]:
-    """The name of a fresh database without a schema, dropped afterwards with its connections."""
-    name = f"test_{secrets.token_hex(8)}"
+@pytest.fixture(scope="session")
+def orderchain_template(orderchain_postgres: PostgresServer) -> str:
+    """The name of a database with the engine's schema, to be copied and not to be connected to."""
+    from orderchain.sql import schema_sql
+
+    name = "template_chain"
     orderchain_postgres.create_database(name)
+    # In one transaction, as a DBA would.
+    orderchain_postgres.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
+    return name
+
+
+@pytest.fixture
+def orderchain_fresh_name(orderchain_postgres: PostgresServer) -> Iterator[str]:
+    """The name of this test's database; the test ends with no such database and no connection."""
+    name = f"test_{secrets.token_hex(8)}"
     try:
         yield name
     finally:
@@ -87,16 +98,21 @@ def orderchain_empty_database_name(orderchain_postgres: PostgresServer) -> Itera
 
 
 @pytest.fixture
-def orderchain_database_name(
-    orderchain_postgres: PostgresServer, orderchain_empty_database_name: str
+def orderchain_empty_database_name(
+    orderchain_postgres: PostgresServer, orderchain_fresh_name: str
 ) -> str:
-    """The name of a fresh database with the engine's schema."""
-    from orderchain.sql import schema_sql
+    """The name of a fresh database without a schema, dropped afterwards with its connections."""
+    orderchain_postgres.create_database(orderchain_fresh_name)
+    return orderchain_fresh_name
 
-    # In one transaction, as a DBA would.
-    statements = f"BEGIN;\n{schema_sql()}\nCOMMIT;\n"
-    orderchain_postgres.execute(statements, database=orderchain_empty_database_name)
-    return orderchain_empty_database_name
+
+@pytest.fixture
+def orderchain_database_name(
+    orderchain_postgres: PostgresServer, orderchain_template: str, orderchain_fresh_name: str
+) -> str:
+    """The name of a fresh database with the engine's schema, dropped as the empty one is."""
+    orderchain_postgres.copy_database(orderchain_template, orderchain_fresh_name)
+    return orderchain_fresh_name
 
 
 @pytest.fixture

@@ -1,4 +1,8 @@
-"""The real `chainctl` as its users run it: a process, against the real servers."""
+"""The real `chainctl` against the real servers.
+
+What concerns the process itself (signals, pipes, its start) runs as a process; all else is called
+in the process of the tests, which need not start Python for it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import random
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +25,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 import chainctl as chainctl_package
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import GAP_READER
+from tests.calling import Done, call_here
 from tests.cli.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -29,23 +35,19 @@ ROOT = Path(chainctl_package.__file__).parent.parent
 DEADLINE_SECONDS = 60.0
 
 
-class Done:
-    """How a call of `chainctl` ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out
-        self.err = err
-
-    def __repr__(self) -> str:
-        return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
-
-
 class Call(Protocol):
-    """Calls `chainctl` and waits for its end."""
+    """Calls `chainctl` and waits for its end.
+
+    It runs in this process, but as one of its own where `as_process` or options of `popen` ask for
+    that, where a loop runs already, and outside the main thread, which alone handles signals.
+    """
 
     def __call__(
-        self, *arguments: object, settings: Mapping[str, str] | None = None, **popen: Any
+        self,
+        *arguments: object,
+        settings: Mapping[str, str] | None = None,
+        as_process: bool = False,
+        **popen: Any,
     ) -> Done: ...
 
 
@@ -93,13 +95,29 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def call(start: Start) -> Call:
-    def run(*arguments: object, settings: Mapping[str, str] | None = None, **popen: Any) -> Done:
+def call(start: Start, tmp_path: Path) -> Call:
+    def run(
+        *arguments: object,
+        settings: Mapping[str, str] | None = None,
+        as_process: bool = False,
+        **popen: Any,
+    ) -> Done:
+        if not (as_process or popen) and may_run_here():
+            return call_here(arguments, settings or {}, tmp_path)
         process = start(*arguments, settings=settings, **popen)
         out, err = process.communicate(timeout=DEADLINE_SECONDS)
         return Done(process.returncode, out or "", err or "")
 
     return run
+
+
+def may_run_here() -> bool:
+    """Return whether a command can run in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.current_thread() is threading.main_thread()
+    return False
 
 
 @pytest.fixture
@@ -109,8 +127,13 @@ def refused(call: Call) -> Refused:
     Returns the line. No password of `settings`, and none of `hidden`, may stand in it.
     """
 
-    def run(*arguments: object, settings: Mapping[str, str] | None = None, hidden: str = "") -> str:
-        done = call(*arguments, settings=settings)
+    def run(
+        *arguments: object,
+        settings: Mapping[str, str] | None = None,
+        hidden: str = "",
+        as_process: bool = False,
+    ) -> str:
+        done = call(*arguments, settings=settings, as_process=as_process)
         assert done.code == 2, done
         assert done.err.startswith("chainctl: "), done
         assert done.err.count("\n") == 1, done
@@ -124,31 +147,23 @@ def refused(call: Call) -> Refused:
 
 def must(*arguments: object, settings: Mapping[str, str]) -> str:
     """Call `chainctl` for what a whole module of tests needs; returns what it wrote to stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "chainctl", *map(str, arguments)],
-        env=clean_environment(settings),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    return done.stdout
+    done = call_here(arguments, settings, Path.cwd())
+    assert done.code == 0, done
+    return done.out
 
 
 @pytest.fixture(scope="module")
 def module_settings(
-    postgres_server: PostgresServer, kafka_server: KafkaServer
+    postgres_server: PostgresServer, template: Callable[..., str], kafka_server: KafkaServer
 ) -> Iterator[dict[str, str]]:
     """The settings of a database with the schema, for tests that leave no traces in each other."""
     name = f"test_{secrets.token_hex(8)}"
-    postgres_server.create_database(name)
+    postgres_server.copy_database(template("chain"), name)
     settings = {
         "CHAINCTL_DATABASE": postgres_server.dsn(SUPERUSER, name),
         "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, name),
         "CHAINCTL_KAFKA": kafka_server.bootstrap,
     }
-    must("schema", "apply", settings=settings)
     yield settings
     postgres_server.drop_database(name)
 

@@ -14,8 +14,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Call
 
 SAMPLE_VARIABLE = "ORDERCHAIN_SAMPLE_DATA"
 SAMPLE_PATH = "sse_l2_20230711/events.csv.xz"
@@ -41,6 +45,14 @@ def stack_folder() -> Iterator[Path]:
     environment = os.environ | {"CHAINCTL_STACK_DIR": str(folder / "stack")}
     subprocess.run([CHAINCTL, "stack", "down"], env=environment, check=True, timeout=120)
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def stack_up(stack_folder: Path) -> Path:
+    """The folder of that stack, which is up: a demo may start it while it reads a file."""
+    environment = os.environ | {"CHAINCTL_STACK_DIR": str(stack_folder)}
+    subprocess.run([CHAINCTL, "stack", "up"], env=environment, check=True, timeout=120)
+    return stack_folder
 
 
 @pytest.fixture
@@ -277,14 +289,13 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
     ],
 )
 def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
-    arguments: list[str], told: str, run: Run, environment: dict[str, str], tmp_path: Path
+    arguments: list[str], told: str, call: Call, tmp_path: Path
 ) -> None:
-    environment["CHAINCTL_STACK_DIR"] = str(tmp_path / "none")
-    done = run("demo", *arguments)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
+    done = call("demo", *arguments, settings={"CHAINCTL_STACK_DIR": str(tmp_path / "none")})
+    assert done.code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.out == ""
     assert not (tmp_path / "none").exists()
 
 
@@ -300,19 +311,18 @@ def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
     ],
 )
 def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(
-    name: str, content: bytes, told: str, run: Run, stack_folder: Path, tmp_path: Path
+    name: str, content: bytes, told: str, call: Call, stack_up: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    # The stack may be started while the file is read, and then stays up.
-    assert run("stack", "up").returncode == 0
-    left_before = set((stack_folder / "demo").glob("*"))
-    done = run("demo", "--input", str(path))
-    assert done.returncode == 2, done.stderr
-    last_line = done.stderr.splitlines()[-1]
+    settings = {"CHAINCTL_STACK_DIR": str(stack_up)}
+    left_before = set((stack_up / "demo").glob("*"))
+    done = call("demo", "--input", path, settings=settings)
+    assert done.code == 2, done
+    last_line = done.err.splitlines()[-1]
     assert last_line.startswith("chainctl: ")
     assert told in last_line
-    assert "Traceback" not in done.stderr
-    assert "Sequencing" not in done.stderr
-    assert set((stack_folder / "demo").glob("*")) == left_before
-    assert run("stack", "status").returncode == 0
+    assert "Traceback" not in done.err
+    assert "Sequencing" not in done.err
+    assert set((stack_up / "demo").glob("*")) == left_before
+    assert call("stack", "status", settings=settings).code == 0

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 import outbox
+from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR
 from outbox import Message, draw_message_ids
 
@@ -20,26 +21,38 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
+    from aiokafka.admin import AIOKafkaAdminClient
+
     from local_stack import KafkaServer, PostgresServer
     from tests.cli.conftest import Admin, Call, Refused
 
+DEADLINE_SECONDS = 60.0
 PASSWORD = "a-password-of-tests"
 
 
 @pytest.fixture
+def database_name(database_with: Callable[..., str]) -> str:
+    """A database with the tables of the outbox."""
+    return database_with("outbox")
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer, database_name: str) -> str:
+    return postgres_server.dsn(SUPERUSER, database_name)
+
+
+@pytest.fixture
 def settings(
-    call: Call,
     postgres_server: PostgresServer,
-    empty_database: str,
-    empty_database_name: str,
+    database: str,
+    database_name: str,
     kafka_server: KafkaServer,
 ) -> dict[str, str]:
     """A database with the outbox's tables, as an operator and a relay see it."""
-    first = {"CHAINCTL_DATABASE": empty_database, "CHAINCTL_KAFKA": kafka_server.bootstrap}
-    assert call("schema", "apply", "--part", "outbox", settings=first).code == 0
+    first = {"CHAINCTL_DATABASE": database, "CHAINCTL_KAFKA": kafka_server.bootstrap}
     postgres_server.execute(f"ALTER ROLE {OUTBOX_OPERATOR} PASSWORD '{PASSWORD}'")
     port = postgres_server.config.port
-    operator = f"postgresql://{OUTBOX_OPERATOR}:{PASSWORD}@127.0.0.1:{port}/{empty_database_name}"
+    operator = f"postgresql://{OUTBOX_OPERATOR}:{PASSWORD}@127.0.0.1:{port}/{database_name}"
     return {**first, "CHAINCTL_DATABASE": operator}
 
 
@@ -55,11 +68,11 @@ def clearing(call: Call, settings: dict[str, str]) -> str:
 
 
 @pytest.fixture
-def store(empty_database: str) -> Callable[..., list[UUID]]:
+def store(database: str) -> Callable[..., list[UUID]]:
     """Store messages, and bring their deliveries into a status."""
 
     async def run(count: int, status: int, destination: str, change: str) -> list[UUID]:
-        connection = await asyncpg.connect(empty_database)
+        connection = await asyncpg.connect(database)
         ids = draw_message_ids(count)
         try:
             async with connection.transaction():
@@ -97,7 +110,7 @@ def rows(database: str, query: str) -> list[dict[str, Any]]:
 def test_status_names_a_missing_topic_and_a_consumer_that_never_ran(
     call: Call,
     settings: dict[str, str],
-    empty_database: str,
+    database: str,
     clearing: str,
     store: Callable[..., list[UUID]],
 ) -> None:
@@ -113,7 +126,7 @@ def test_status_names_a_missing_topic_and_a_consumer_that_never_ran(
     )  # fmt: skip
     assert call(*made, settings=settings).code == 0
     missing = "INSERT INTO outbox_trouble (topic, reason) VALUES ('idle.confirms', 'is not there')"
-    rows(empty_database, missing)
+    rows(database, missing)
     done = call("outbox", "status", "--json", settings=settings)
     assert done.code == 1
     told = {row["destination"]: row for row in json.loads(done.out)}
@@ -173,23 +186,23 @@ def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
 
 def test_retry_by_filter_changes_what_is_abnormal_and_a_dry_run_nothing(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
-    empty_database: str,
+    database: str,
 ) -> None:  # fmt: skip
     on_its_way = store(2, 1)
     ids = store(3, 3)
     arguments = ["outbox", "retry", "--destination", clearing, "--reason", "mended", "--json"]
-    before = rows(empty_database, "SELECT * FROM outbox_pending ORDER BY 1")
+    before = rows(database, "SELECT * FROM outbox_pending ORDER BY 1")
     dry = call(*arguments, "--dry-run", settings=settings)
     assert [row["message_id"] for row in json.loads(dry.out)] == [str(each) for each in ids]
     assert {row["status"] for row in json.loads(dry.out)} == {"abnormal"}
-    assert rows(empty_database, "SELECT * FROM outbox_pending ORDER BY 1") == before
-    assert rows(empty_database, "SELECT * FROM delivery_act") == []
+    assert rows(database, "SELECT * FROM outbox_pending ORDER BY 1") == before
+    assert rows(database, "SELECT * FROM delivery_act") == []
     done = call(*arguments, settings=settings)
     assert "3 deliveries changed by retry" in done.err
-    after = {row["message_id"]: row for row in rows(empty_database, "SELECT * FROM outbox_pending")}
+    after = {row["message_id"]: row for row in rows(database, "SELECT * FROM outbox_pending")}
     assert {(after[each]["status"], after[each]["send_count"]) for each in ids} == {(0, 0)}
     assert {after[each]["status"] for each in on_its_way} == {1}
-    acts = rows(empty_database, "SELECT * FROM delivery_act ORDER BY message_id")
+    acts = rows(database, "SELECT * FROM delivery_act ORDER BY message_id")
     assert [row["message_id"] for row in acts] == ids
     assert {row["reason"] for row in acts} == {"mended"}
     assert json.loads(call(*arguments, settings=settings).out) == []  # nothing is abnormal now
@@ -197,28 +210,26 @@ def test_retry_by_filter_changes_what_is_abnormal_and_a_dry_run_nothing(
 
 def test_retry_of_what_was_never_decided_prepares_it_again(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
-    empty_database: str,
+    database: str,
 ) -> None:  # fmt: skip
     store(1, 3, change="UPDATE outbox_pending SET is_decided = false, check_count = 5")
     done = call("outbox", "retry", "--all", "--reason", "asked", "--json", settings=settings)
     assert [row["status"] for row in json.loads(done.out)] == ["prepared"]
-    (row,) = rows(empty_database, "SELECT * FROM outbox_pending")
+    (row,) = rows(database, "SELECT * FROM outbox_pending")
     assert (row["status"], row["is_decided"], row["check_count"]) == (4, False, 0)
 
 
 def test_abandon_ends_what_is_abnormal_for_good(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
-    empty_database: str,
+    database: str,
 ) -> None:  # fmt: skip
     (kept,) = store(1, 0)
     ids = store(2, 3)
     arguments = ["outbox", "abandon", "--all", "--reason", "double", "--json"]
     done = call(*arguments, settings=settings)
     assert {row["status"] for row in json.loads(done.out)} == {"abandoned"}
-    assert [row["message_id"] for row in rows(empty_database, "SELECT * FROM outbox_pending")] == [
-        kept
-    ]
-    finished = rows(empty_database, "SELECT message_id, status FROM outbox_done ORDER BY 1")
+    assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [kept]
+    finished = rows(database, "SELECT message_id, status FROM outbox_done ORDER BY 1")
     assert [(row["message_id"], row["status"]) for row in finished] == [(each, 6) for each in ids]
     assert json.loads(call(*arguments, settings=settings).out) == []
     listed = call("outbox", "list", "--status", "abandoned", "--json", settings=settings)
@@ -227,15 +238,15 @@ def test_abandon_ends_what_is_abnormal_for_good(
 
 def test_resend_makes_due_what_is_on_its_way_and_keeps_its_status(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
-    empty_database: str,
+    database: str,
 ) -> None:  # fmt: skip
     first, second = store(2, 1, change='UPDATE outbox_pending SET "offset" = 7')
     store(1, 3)
     done = call("outbox", "resend", "--id", first, "--reason", "lost", "--json", settings=settings)
     assert [row["status"] for row in json.loads(done.out)] == ["confirmed"]
     due = 'SELECT message_id, send_count, "offset" FROM outbox_pending WHERE next_send_at <= now()'
-    assert rows(empty_database, due) == [{"message_id": first, "send_count": 0, "offset": None}]
-    (act,) = rows(empty_database, "SELECT from_status, to_status FROM delivery_act")
+    assert rows(database, due) == [{"message_id": first, "send_count": 0, "offset": None}]
+    (act,) = rows(database, "SELECT from_status, to_status FROM delivery_act")
     assert (act["from_status"], act["to_status"]) == (1, 1)
     assert second != first
 
@@ -343,17 +354,23 @@ def test_destination_whose_consumers_go_asks_for_no_confirm_and_the_reverse(
 
 
 def test_destination_set_with_create_topics_makes_those_that_are_missing(
-    call: Call, settings: dict[str, str], empty_database_name: str, admin: Admin
+    call: Call, settings: dict[str, str], database_name: str, admin: Admin
 ) -> None:
-    topic = f"made.{empty_database_name}"
+    topic = f"made.{database_name}"
     make = ["outbox", "destination", "set", "d", "--create-topics"]
     new = call(*make, "--topic", topic, "--consumer", "a", "--partitions", 3, settings=settings)
     assert new.code == 0, new
-    found = {
-        each["topic"]: len(each["partitions"])
-        for each in admin(lambda client: client.describe_topics([topic, f"{topic}.confirms"]))
-    }
-    assert found == {topic: 3, f"{topic}.confirms": 1}
+    made = {topic: 3, f"{topic}.confirms": 1}
+
+    async def until_made(client: AIOKafkaAdminClient) -> None:
+        # A broker learns of new topics a moment after they are made.
+        found: dict[str, int] = {}
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while found != made:
+                told = await client.describe_topics(list(made))
+                found = {each["topic"]: len(each["partitions"]) for each in told}
+
+    admin(until_made)
     again = call(*make, settings=settings)  # they are there
     assert again.code == 0, again
 
@@ -414,15 +431,15 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
     refused: Refused,
     start: Callable[..., subprocess.Popen[str]],
     settings: dict[str, str],
-    empty_database: str,
-    empty_database_name: str,
+    database: str,
+    database_name: str,
     admin: Admin,
     store: Callable[..., list[UUID]],
     tmp_path: Path,
 ) -> None:
-    owner = {**settings, "CHAINCTL_DATABASE": empty_database}
+    owner = {**settings, "CHAINCTL_DATABASE": database}
     assert call("schema", "apply", "--part", "inbox", settings=owner).code == 0
-    topic = f"log.{empty_database_name}"
+    topic = f"log.{database_name}"
     made = call("outbox", "destination", "set", "ledger", "--topic", topic, "--consumer", "a",
                 "--tries-max", 9, "--create-topics", settings=settings)  # fmt: skip
     assert made.code == 0, made
@@ -435,12 +452,12 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
     (unknown,) = store(1, 1, "ledger", f"{log}; {due}")
 
     url = tmp_path / "inbox-url"
-    url.write_text(empty_database + "\n")
+    url.write_text(database + "\n")
     process = start("outbox", "relay", "--group", topic, "--consumer-log", f"a={url}", "--json",
                     settings=owner)  # fmt: skip
 
     async def both_are_dealt_with() -> None:
-        connection = await asyncpg.connect(empty_database)
+        connection = await asyncpg.connect(database)
         try:
             async with asyncio.timeout(60):
                 done = "SELECT count(*) FROM outbox_pending WHERE status = 0"
@@ -454,9 +471,9 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
     out, err = process.communicate(timeout=60)
     told = json.loads(out)
     assert (told["found_applied"], told["sent"]) == (1, 1), err
-    (row,) = rows(empty_database, "SELECT message_id, status FROM outbox_done")
+    (row,) = rows(database, "SELECT message_id, status FROM outbox_done")
     assert (row["message_id"], row["status"]) == (applied, 2)
-    assert [row["message_id"] for row in rows(empty_database, "SELECT * FROM outbox_pending")] == [
+    assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [
         unknown
     ]
     for bad in ("a", "a=", "=x", f"a={tmp_path / 'missing'}"):
@@ -492,17 +509,17 @@ def test_relay_sends_what_is_stored_until_it_is_told_to_end(
     call: Call,
     start: Callable[..., subprocess.Popen[str]],
     settings: dict[str, str],
-    empty_database: str,
-    empty_database_name: str,
+    database: str,
+    database_name: str,
     make_topic: Callable[..., None],
 ) -> None:
-    topic = f"notes.{empty_database_name}"
+    topic = f"notes.{database_name}"
     make_topic(topic)
     done = call("outbox", "destination", "set", "notes", "--topic", topic, settings=settings)
     assert done.code == 0, done
 
     async def stored_and_sent() -> None:
-        connection = await asyncpg.connect(empty_database)
+        connection = await asyncpg.connect(database)
         try:
             async with connection.transaction():
                 await outbox.add(connection, "notes", b"x")
@@ -513,7 +530,7 @@ def test_relay_sends_what_is_stored_until_it_is_told_to_end(
         finally:
             await connection.close()
 
-    owner = {**settings, "CHAINCTL_DATABASE": empty_database}
+    owner = {**settings, "CHAINCTL_DATABASE": database}
     process = start("outbox", "relay", "--group", topic, "--json", settings=owner)
     asyncio.run(stored_and_sent())
     process.send_signal(signal.SIGTERM)

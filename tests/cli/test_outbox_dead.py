@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
     from local_stack import PostgresServer
@@ -26,25 +28,32 @@ WHY = ["--reason", "mended", "--actor", "anna"]
 
 
 @pytest.fixture
-def settings(
-    call: Call, postgres_server: PostgresServer, empty_database: str, empty_database_name: str
-) -> dict[str, str]:
+def database_name(database_with: Callable[..., str]) -> str:
+    """A database with the tables of the inbox."""
+    return database_with("inbox")
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer, database_name: str) -> str:
+    return postgres_server.dsn(SUPERUSER, database_name)
+
+
+@pytest.fixture
+def settings(postgres_server: PostgresServer, database_name: str) -> dict[str, str]:
     """A consumer's database, as an operator sees it."""
-    first = {"CHAINCTL_DATABASE": empty_database}
-    assert call("schema", "apply", "--part", "inbox", settings=first).code == 0
     postgres_server.execute(f"ALTER ROLE {OUTBOX_OPERATOR} PASSWORD '{PASSWORD}'")
     port = postgres_server.config.port
-    operator = f"postgresql://{OUTBOX_OPERATOR}:{PASSWORD}@127.0.0.1:{port}/{empty_database_name}"
+    operator = f"postgresql://{OUTBOX_OPERATOR}:{PASSWORD}@127.0.0.1:{port}/{database_name}"
     return {"CHAINCTL_DATABASE": operator}
 
 
 @pytest.fixture
-def letters(settings: dict[str, str], empty_database: str) -> list[UUID]:
+def letters(settings: dict[str, str], database: str) -> list[UUID]:
     """Three dead letters: two whose tries are used up, one that was refused."""
     ids = draw_message_ids(3)
 
     async def bury() -> None:
-        connection = await asyncpg.connect(empty_database)
+        connection = await asyncpg.connect(database)
         try:
             inbox = await Inbox.open(connection, "clearing", 10.0)
             for number, message_id in enumerate(ids):
@@ -112,25 +121,25 @@ def test_dead_letter_is_shown_with_what_it_holds_and_what_was_done(
 
 
 def test_retry_of_one_parks_it_anew_and_stores_the_act(
-    call: Call, settings: dict[str, str], letters: list[UUID], empty_database: str
+    call: Call, settings: dict[str, str], letters: list[UUID], database: str
 ) -> None:
     done = call("outbox", "dead", "retry", "--id", letters[1], *WHY, "--json", settings=settings)
     assert done.code == 0, done
     assert json.loads(done.out)[0]["message_id"] == str(letters[1])
-    assert parked(empty_database) == 1
+    assert parked(database) == 1
     assert str(letters[1]) not in listed(call, settings)
 
 
 def test_retry_of_many_with_dry_run_does_nothing(
-    call: Call, settings: dict[str, str], letters: list[UUID], empty_database: str
+    call: Call, settings: dict[str, str], letters: list[UUID], database: str
 ) -> None:
     chosen = ["--why", TRIES_USED_UP]
     dry = call("outbox", "dead", "retry", *chosen, *WHY, "--dry-run", settings=settings)
     assert (dry.code, dry.err) == (0, "chainctl: 2 dead letters to be retried\n")
-    assert parked(empty_database) == 0
+    assert parked(database) == 0
     done = call("outbox", "dead", "retry", *chosen, *WHY, settings=settings)
     assert (done.code, done.err) == (0, "chainctl: 2 dead letters retried\n")
-    assert parked(empty_database) == 2
+    assert parked(database) == 2
     assert listed(call, settings) == [str(letters[2])]
 
 

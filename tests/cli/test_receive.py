@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.cli.conftest import Call, Done, Refused, Start
+    from tests.calling import Done
+    from tests.cli.conftest import Call, Refused, Start
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from local_stack.errors import StatementFailed
-from orderchain.sql import SCHEMA_VERSION, schema_sql
+from orderchain.sql import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from local_stack import PostgresServer
@@ -127,16 +127,19 @@ OTHER_SCHEMAS = {
 
 @pytest.fixture(scope="module", params=OTHER_SCHEMAS)
 def other_schema(
-    request: pytest.FixtureRequest, postgres_server: PostgresServer
+    request: pytest.FixtureRequest,
+    postgres_server: PostgresServer,
+    template: Callable[..., str],
 ) -> Iterator[tuple[str, str, str]]:
     """A database without our tables, or with those of another version: which kind it is, its
     address, and how commands refuse it."""
     change, refusal = OTHER_SCHEMAS[request.param]
     name = f"test_{secrets.token_hex(8)}"
-    postgres_server.create_database(name)
     if change:
-        postgres_server.execute(f"BEGIN; {schema_sql()} COMMIT", database=name)
+        postgres_server.copy_database(template("chain"), name)
         postgres_server.execute(change, database=name)
+    else:
+        postgres_server.create_database(name)
     yield request.param, postgres_server.dsn(database=name), refusal
     postgres_server.drop_database(name)
 

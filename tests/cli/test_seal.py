@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROWS = 500
 SPARK_DEADLINE_SECONDS = 170.0
-"""Each call starts a Spark of its own, on a machine that runs other tests beside."""
+"""The call starts a Spark of its own, on a machine that runs other tests beside."""
 
 
 @pytest.fixture
@@ -84,29 +84,27 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     assert "needs --to" in refused("seal", "export", "--chain", filled, "--every", "1h")
 
 
-@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(400)
 def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
-    call: Call, start: Start, module_settings: dict[str, str], filled: int
+    call: Call, module_settings: dict[str, str], filled: int
 ) -> None:
     done = call("seal", "export", "--chain", filled, settings=module_settings)
     kept = done.out.split()[0]
     arguments = ["verify", "--chain", filled, "--source", "database", "--source", "topic"]
     arguments += ["--expect-seal", kept]
 
-    clean = start(*arguments, "--json", settings=module_settings)
-    out, err = clean.communicate(timeout=SPARK_DEADLINE_SECONDS)
-    assert clean.returncode == 0, (out, err)
-    report: dict[str, Any] = json.loads(out)
+    clean = call(*arguments, "--json", settings=module_settings)
+    assert clean.code == 0, clean
+    report: dict[str, Any] = json.loads(clean.out)
     assert (report["verdict"], report["comparisons"][0]["is_equal"]) == ("complete", True)
     assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
 
     asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
-    broken = start(*arguments, settings=module_settings)
-    out, err = broken.communicate(timeout=SPARK_DEADLINE_SECONDS)
-    assert broken.returncode == 1, (out, err)
-    assert "seal mismatch" in out
-    assert f"row {ROWS // 2} differs from database in payload" in out
+    broken = call(*arguments, settings=module_settings)
+    assert broken.code == 1, broken
+    assert "seal mismatch" in broken.out
+    assert f"row {ROWS // 2} differs from database in payload" in broken.out
 
 
 @pytest.mark.spark

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
-    from tests.cli.conftest import Call, Done, Refused, Start
+    from tests.calling import Done
+    from tests.cli.conftest import Call, Refused, Start
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

@@ -50,7 +50,7 @@ class Topic:
         """Send orders in the background, until `stop_load`."""
 
         def work() -> None:
-            while not self._stop.is_set():
+            while not self._stop.wait(0.1):  # all of it is to be taken in the end
                 self.send(300)
 
         self._thread = threading.Thread(target=work)
@@ -108,14 +108,13 @@ class Topic:
 
     def until(
         self, condition: Callable[[], bool], process: subprocess.Popen[str] | None = None
-    ) -> float:
-        """Wait for `condition` while `process` lives; return how many seconds it took."""
-        began = time.monotonic()
+    ) -> None:
+        """Wait for `condition` while `process` lives."""
+        give_up_at = time.monotonic() + DEADLINE_SECONDS
         while not condition():
-            assert time.monotonic() - began < DEADLINE_SECONDS, (self.positions(), self.ends)
+            assert time.monotonic() < give_up_at, (self.positions(), self.ends)
             assert process is None or process.poll() is None, process.communicate()
             time.sleep(0.01)
-        return time.monotonic() - began
 
     def until_taken(self, process: subprocess.Popen[str]) -> None:
         self.until(lambda: self.positions() == self.ends, process)
@@ -197,7 +196,8 @@ def test_sequence_killed_at_random_moments_makes_a_chain_of_the_topic(
         process = lead()
         before = topic.head()["epoch"] if topic.positions() else 0
         topic.until(lambda before=before: self_leads(topic, before))  # type: ignore[misc]
-        time.sleep(moments.random())  # the moment is the test
+        reached = topic.head()["last_id"] + moments.randrange(300)  # the moment is the test
+        topic.until(lambda reached=reached: topic.head()["last_id"] >= reached)  # type: ignore[misc]
         process.kill()
         end(process, -signal.SIGKILL)
     topic.stop_load()
@@ -222,7 +222,8 @@ def test_standby_takes_over_a_killed_leader_but_no_living_one(
     topic.start_load()
     topic.until(lambda: self_leads(topic, 0))
     standby = lead("--standby")
-    time.sleep(2 * LEASE_SECONDS)  # longer than a standby waits for a leader that is dead
+    until_waiting(topic)
+    until_renewed(topic, 11)  # two leases and more: longer than a dead leader is waited for
     assert topic.head()["epoch"] == 1
     assert standby.poll() is None
     leader.kill()
@@ -332,6 +333,17 @@ def until_waiting(topic: Topic) -> None:
         "AND application_name = 'orderchain sequencer ' || $1::integer"
     )
     topic.until(lambda: len(topic.query(query)) == 2)
+
+
+def until_renewed(topic: Topic, times: int) -> None:
+    """Wait until the leader has renewed its lease so often, from now on."""
+
+    def counter() -> int:
+        (row,) = topic.query("SELECT counter FROM chain_lease WHERE chain_id = $1")
+        return int(row["counter"])
+
+    enough = counter() + times
+    topic.until(lambda: counter() >= enough)
 
 
 def test_leader_that_was_paused_and_replaced_says_so_and_fails(

@@ -14,16 +14,11 @@ from tests.cli.sizes import FILLED_ROWS
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.cli.conftest import Call, Done, Refused, Start
-
-    Verify = Callable[..., Done]
+    from tests.cli.conftest import Call, Refused
 
 DELETED = FILLED_ROWS // 2
-SPARK_DEADLINE_SECONDS = 170.0
-"""The call starts a Spark of its own, on a machine that runs other tests beside."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,19 +35,6 @@ def journal_of(call: Call, settings: dict[str, str], chain: int, folder: Path) -
 def journal(call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path) -> Path:
     """The journal of a receiver of the filled chain."""
     return journal_of(call, module_settings, filled, tmp_path)
-
-
-@pytest.fixture
-def verify(start: Start, module_settings: dict[str, str]) -> Verify:
-    """Calls `chainctl verify`."""
-    from tests.cli.conftest import Done
-
-    def run(*arguments: object, settings: dict[str, str] | None = None) -> Done:
-        process = start("verify", *arguments, settings=settings or module_settings)
-        out, err = process.communicate(timeout=SPARK_DEADLINE_SECONDS)
-        return Done(process.returncode, out, err)
-
-    return run
 
 
 def rewrite(settings: dict[str, str], chain: int) -> None:
@@ -86,18 +68,19 @@ def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
     execute(settings, statement, chain, row_id)
 
 
-@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_one(
-    verify: Verify, call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
+    call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
     journal: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     journal_of(call, module_settings, filled_once, tmp_path)
     delete_row(module_settings, filled, DELETED)
     page, folder = tmp_path / "page.html", tmp_path / "findings"
     sources = ("--source", "database", "--source", "topic", "--source")
-    done = verify(
-        "--chain", filled_once, "--chain", filled, *sources, f"journal:{tmp_path}/{{chain}}.jsonl",
-        "--json", "--report", page, "--findings", folder,
+    done = call(
+        "verify", "--chain", filled_once, "--chain", filled, *sources,
+        f"journal:{tmp_path}/{{chain}}.jsonl", "--json", "--report", page, "--findings", folder,
+        settings=module_settings,
     )  # fmt: skip
     assert (done.code, done.err) == (1, ""), done
     whole, damaged = json.loads(done.out)["chains"]
@@ -264,7 +247,9 @@ def test_verify_without_a_java_that_can_run_spark_says_what_to_install(
     journal = tmp_path / "j.jsonl"
     journal.touch()
     line = refused(
-        "verify", "--chain", 1, "--source", f"journal:{journal}", settings={"PATH": str(tmp_path)}
+        *("verify", "--chain", 1, "--source", f"journal:{journal}"),
+        settings={"PATH": str(tmp_path)},
+        as_process=True,
     )
     assert "apt-get install default-jre-headless" in line
 
@@ -275,7 +260,9 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     without_java = {name: v for name, v in module_settings.items() if name != "JAVA_HOME"}
     without_java["PATH"] = str(tmp_path)
     sources = ("--source", "database", "--source", f"journal:{journal}")
-    clean = call("verify", "--local", "--chain", filled, *sources, settings=without_java)
+    clean = call(
+        *("verify", "--local", "--chain", filled, *sources), settings=without_java, as_process=True
+    )
     assert clean.code == 0, clean
     assert f"chain {filled}: complete (start 0, head {FILLED_ROWS})" in clean.out
     assert clean.err == ""

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 import asyncpg
@@ -181,16 +180,11 @@ class RealRig:
         self._ask: Ask | None = None
         self._relay: Relay | None = None
         self._closing = AsyncExitStack()
-        self.run(self._apply_schemas())
+        self.run(self._make_table())
         self.destination = self.set_up()
 
-    async def _apply_schemas(self) -> None:
+    async def _make_table(self) -> None:
         connection = await asyncpg.connect(self._dsn)
-        for part in ("schema.sql", "inbox.sql", "decision.sql"):
-            async with connection.transaction():
-                await connection.execute(
-                    (files("outbox") / "sql" / part).read_text(encoding="utf-8")
-                )
         await connection.execute(CREATE)
         await connection.close()
 

@@ -53,7 +53,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     if request.param == "memory":
         made = MemoryRig(seed=3)
     else:
-        name = request.getfixturevalue("empty_database_name")
+        name = request.getfixturevalue("database_with")("outbox", "inbox", "decision")
         dsn = request.getfixturevalue("postgres_server").dsn(SUPERUSER, name)
         made = RealRig(dsn, request.getfixturevalue("kafka_server").bootstrap, name)
     yield made

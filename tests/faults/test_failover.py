@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from .addresses import through
 from .client import Client
-from .conftest import LEASE_SECONDS
 from .inspector import Chain, inspect, inspect_topic
 from .proxy import Proxy, is_commit, postgres_requests
 
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
 
     from .conftest import MakeChain, StartWorker
     from .processes import Worker
-
-TAKE_OVER_SECONDS = LEASE_SECONDS + 10.0
-"""Generous, for a machine under load: the promise is lease + 2 s, which a benchmark measures."""
 
 
 async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, Worker]:
@@ -46,7 +41,7 @@ async def until_looking(chain: Chain) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.invariant("S3", "L2")
+@pytest.mark.invariant("S3")
 async def test_killed_leader_is_followed_by_the_hot_standby(
     make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random
 ) -> None:
@@ -56,11 +51,8 @@ async def test_killed_leader_is_followed_by_the_hot_standby(
     load = asyncio.create_task(client.run(leader))
     await leader.until_acked(500)
     assert standby.leads is None
-    killed_at = time.monotonic()
     await leader.kill()
-    report = await standby.until_leading(TAKE_OVER_SECONDS)
-    took = time.monotonic() - killed_at
-    print(f"take-over {took:.2f} s after SIGKILL, lease {LEASE_SECONDS} s")  # noqa: T201
+    report = await standby.until_leading()
     assert leader.leads is not None
     assert report.epoch > leader.leads.epoch
     await load
@@ -111,7 +103,7 @@ async def test_zombie_in_mid_copy_is_refused_and_says_so(
         await zombie.submit(batch)
         await trap.wait()
         zombie.freeze()
-        leads = await standby.until_leading(TAKE_OVER_SECONDS)
+        leads = await standby.until_leading()
         await standby.submit(["after"])
         await standby.until_acked(1)
         trap.release()
@@ -139,7 +131,7 @@ async def test_zombie_that_was_idle_learns_it_and_ends(
     await zombie.submit(["before"])
     await zombie.until_acked(1)
     zombie.freeze()
-    await standby.until_leading(TAKE_OVER_SECONDS)
+    await standby.until_leading()
     zombie.thaw()
     assert await zombie.until_gone() == 3
     assert zombie.ended is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -13,9 +12,8 @@ from orderchain.testing.virtual_loop import Deadlock, VirtualLoop, run_virtual, 
 
 
 def test_sleeping_for_days_takes_no_time() -> None:
-    began = time.monotonic()
+    """Else it would end by the time limit of a test."""
     assert run_virtual(asyncio.sleep(86_400.0, "done"), seconds=100_000.0) == "done"
-    assert time.monotonic() - began < 5.0
 
 
 def test_clock_moves_by_what_was_waited_for_and_the_wall_goes_with_it() -> None:

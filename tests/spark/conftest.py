@@ -1,4 +1,4 @@
-"""One Spark for all tests, and sources made of rows."""
+"""Sources made of rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.checks.bucket import Horizon
 from chain_verifier.config import ParquetSource
 from chain_verifier.scan_plan import How
-from chain_verifier.spark.session import open_session
 from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
 from tests.spark.planting import CHAIN_ID, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -30,26 +29,6 @@ if TYPE_CHECKING:
 
 _TYPES = EVENT_TYPES | {"payload": "string"}
 LINE_SCHEMA = f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in _TYPES.items())}>>"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.spark)
-            # PySpark leaves the socket of every `collect` to the garbage collector.
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    with open_session(None, kafka=True) as session:
-        # A few rows a test: more partitions would only be more tasks to start.
-        session.conf.set("spark.sql.shuffle.partitions", "1")
-        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
-        # The command line, the cluster and the demo are tested with compiled plans.
-        session.conf.set("spark.sql.codegen.wholeStage", "false")
-        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        yield session
 
 
 def frame_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:

@@ -23,7 +23,6 @@ from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import AUDITOR
-from orderchain.sql import schema_sql
 from tests.spark.seeded import SEEDS, is_sealed, is_topic
 from tests.spark.seeded_batches import LINK_KINDS, Chain, Harmed, commit, harm, sealed_chain
 from tests.spark.seeded_frames import Topic, publish_plan
@@ -31,7 +30,7 @@ from tests.spark.seeded_rows import Told, told
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -118,11 +117,12 @@ class Seeded:
 
 
 @pytest.fixture(scope="module")
-def seeded(postgres_server: PostgresServer, kafka_server: KafkaServer) -> Iterator[Seeded]:
+def seeded(
+    postgres_server: PostgresServer, template: Callable[..., str], kafka_server: KafkaServer
+) -> Iterator[Seeded]:
     name = f"test_{secrets.token_hex(8)}"
-    postgres_server.create_database(name)
+    postgres_server.copy_database(template("chain"), name)
     try:
-        postgres_server.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
         found = Seeded(postgres_server.dsn(AUDITOR, name), kafka_server.bootstrap)
         asyncio.run(found.fill(postgres_server.dsn(SUPERUSER, name)))
         yield found

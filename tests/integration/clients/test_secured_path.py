@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -157,12 +156,13 @@ async def test_orders_are_taken_from_a_topic(
 
 @pytest.fixture
 async def sender(
-    postgres_server: PostgresServer, empty_database_name: str, secured_kafka: SecuredKafka
+    postgres_server: PostgresServer,
+    database_with: Callable[..., str],
+    secured_kafka: SecuredKafka,
 ) -> AsyncIterator[Sender]:
     """A business with an outbox, and in the same database the consumer's tables."""
     plain = secured_kafka.server.bootstrap
-    async for made in make_sender(postgres_server, empty_database_name, plain):
-        await made.admin.execute((files("outbox") / "sql" / "inbox.sql").read_text())
+    async for made in make_sender(postgres_server, database_with("outbox", "inbox"), plain):
         yield made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -222,26 +221,25 @@ class Sender:
 
 @pytest.fixture
 async def sender(
-    postgres_server: PostgresServer, empty_database_name: str, kafka_server: KafkaServer
+    postgres_server: PostgresServer, database_with: Callable[..., str], kafka_server: KafkaServer
 ) -> AsyncIterator[Sender]:
-    async for made in make_sender(postgres_server, empty_database_name, kafka_server.bootstrap):
+    name = database_with("outbox")
+    async for made in make_sender(postgres_server, name, kafka_server.bootstrap):
         yield made
 
 
 async def make_sender(
     postgres_server: PostgresServer, database: str, kafka: str
 ) -> AsyncIterator[Sender]:
-    """Make the tables, and a table of the business's own; roles have a password."""
-    schema = (files("outbox") / "sql" / "schema.sql").read_text()
-    postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=database)
+    """Make a table of the business's own beside the outbox's; roles have a password."""
     port = postgres_server.config.port
     dsns = {SUPERUSER: postgres_server.dsn(SUPERUSER, database)}
     for role in OUTBOX_ROLES:
-        postgres_server.execute(f"ALTER ROLE {role} PASSWORD '{PASSWORD}'")
         dsns[role] = f"postgresql://{role}:{PASSWORD}@127.0.0.1:{port}/{database}"
+    passwords = (f"ALTER ROLE {role} PASSWORD '{PASSWORD}';" for role in OUTBOX_ROLES)
     postgres_server.execute(
         "CREATE TABLE trade (trade_id integer PRIMARY KEY, message_id uuid);"
-        "GRANT SELECT, INSERT ON trade TO outbox_writer;",
+        "GRANT SELECT, INSERT ON trade TO outbox_writer;" + "".join(passwords),
         database=database,
     )
     admin = await asyncpg.connect(dsns[SUPERUSER])
@@ -253,8 +251,9 @@ async def make_sender(
 
 @pytest.fixture
 async def sender_to_break(
-    postgres_server: PostgresServer, empty_database_name: str, kafka_to_break: KafkaServer
+    postgres_server: PostgresServer, database_with: Callable[..., str], kafka_to_break: KafkaServer
 ) -> AsyncIterator[Sender]:
     """As `sender`, on the broker that breaks."""
-    async for made in make_sender(postgres_server, empty_database_name, kafka_to_break.bootstrap):
+    name = database_with("outbox")
+    async for made in make_sender(postgres_server, name, kafka_to_break.bootstrap):
         yield made

@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 DEADLINE_SECONDS = 60.0
 GHOST = "a_standby_that_is_not_there"
 SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
-OTHER_PARTS = ("inbox.sql", "callback.sql", "decision.sql")
+PARTS = ("schema.sql", "inbox.sql", "callback.sql", "decision.sql")
 
 
 @pytest.fixture(scope="session")
@@ -138,10 +138,10 @@ class Database:
 async def own(own_server: PostgresServer, kafka_server: KafkaServer) -> AsyncIterator[Database]:
     name = f"test_{secrets.token_hex(8)}"
     own_server.create_database(name)
+    for part in PARTS:
+        schema = (files("outbox") / "sql" / part).read_text()
+        own_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=name)
     async for sender in make_sender(own_server, name, kafka_server.bootstrap):
-        for part in OTHER_PARTS:
-            schema = (files("outbox") / "sql" / part).read_text()
-            own_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=name)
         own_server.execute("CREATE TABLE effect (message_id uuid, note text)", database=name)
         yield Database(sender, own_server)
     own_server.execute("ALTER SYSTEM RESET ALL")

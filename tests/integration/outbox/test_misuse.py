@@ -15,12 +15,13 @@ from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
 
+from .conftest import make_sender
 from .consumer.test_inbox_schema import delivery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from local_stack import PostgresServer
+    from local_stack import KafkaServer, PostgresServer
 
     from .conftest import Sender
 
@@ -45,12 +46,13 @@ FILLS_THE_DISK = (
 
 
 @pytest.fixture
-async def all_parts(postgres_server: PostgresServer, sender: Sender) -> Sender:
+async def all_parts(
+    postgres_server: PostgresServer, database_with: Callable[..., str], kafka_server: KafkaServer
+) -> AsyncIterator[Sender]:
     """All tables of the outbox in one database."""
-    for part in ("inbox.sql", "callback.sql", "decision.sql"):
-        schema = (files("outbox") / "sql" / part).read_text()
-        postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=sender.name)
-    return sender
+    name = database_with("outbox", "inbox", "callback", "decision")
+    async for made in make_sender(postgres_server, name, kafka_server.bootstrap):
+        yield made
 
 
 @pytest.fixture

@@ -142,16 +142,14 @@ def test_stop_of_a_frozen_server_thaws_it_first(server: Script) -> None:
 def test_freeze_stops_the_children_too(server: Script) -> None:
     server.script = "(while :; do echo beat; sleep 0.02; done) & touch ready; wait"
     server.start()
+    (child,) = server_module.processes.children_of(server.process)  # type: ignore[arg-type]
     server.freeze()
-    time.sleep(0.1)
+    assert server_module.processes.wait_frozen(child, deadline_s=0.0)
     size = server.log_path.stat().st_size
-    time.sleep(0.2)
-    assert server.log_path.stat().st_size == size
     server.thaw()
-    time.sleep(0.3)
-    assert server.log_path.stat().st_size > size
-    for child in server_module.processes.children_of(server.process):  # type: ignore[arg-type]
-        server_module.processes.send(child, signal.SIGKILL)
+    while server.log_path.stat().st_size == size:
+        time.sleep(0.01)
+    server_module.processes.send(child, signal.SIGKILL)
 
 
 def test_a_large_log_is_moved_aside_at_the_next_start(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -10,25 +9,30 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from local_stack.postgres import SUPERUSER
+
 from .redis_server import PROGRAM, RedisServer
 from .rig import CREATE, Rig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from local_stack import KafkaServer
+    from local_stack import KafkaServer, PostgresServer
 
 PARTITIONS = 3
 
 
 @pytest.fixture
-async def admin(empty_database: str) -> AsyncIterator[asyncpg.Connection]:
-    """The superuser in a fresh database with the consumer's tables, and a business table."""
-    connection = await asyncpg.connect(empty_database, timeout=10)
-    schema = (files("outbox") / "sql" / "inbox.sql").read_text(encoding="utf-8")
-    async with connection.transaction():
-        await connection.execute(schema)
+def database(postgres_server: PostgresServer, database_with: Callable[..., str]) -> str:
+    """The superuser's DSN of a fresh database with the consumer's tables."""
+    return postgres_server.dsn(SUPERUSER, database_with("inbox"))
+
+
+@pytest.fixture
+async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
+    """The superuser in that database, which has a business table besides."""
+    connection = await asyncpg.connect(database, timeout=10)
     await connection.execute(CREATE)
     yield connection
     await connection.close(timeout=5)
@@ -38,11 +42,11 @@ async def admin(empty_database: str) -> AsyncIterator[asyncpg.Connection]:
 async def rig(
     kafka_server: KafkaServer,
     admin: asyncpg.Connection,
-    empty_database: str,
-    empty_database_name: str,
+    database: str,
+    orderchain_fresh_name: str,
 ) -> AsyncIterator[Rig]:
     # The broker is everybody's: topic and group are this test's alone.
-    topic = f"clearing.{empty_database_name}"
+    topic = f"clearing.{orderchain_fresh_name}"
     client = AIOKafkaAdminClient(bootstrap_servers=kafka_server.bootstrap)
     await client.start()
     try:
@@ -53,7 +57,7 @@ async def rig(
         await client.close()
     producer = AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap)
     await producer.start()
-    yield Rig(kafka_server.bootstrap, empty_database, topic, topic, producer, admin)
+    yield Rig(kafka_server.bootstrap, database, topic, topic, producer, admin)
     await producer.stop()
 
 

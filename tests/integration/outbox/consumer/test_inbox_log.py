@@ -30,8 +30,8 @@ async def applied(admin: asyncpg.Connection) -> list[UUID]:
 
 
 @pytest.fixture
-async def log(empty_database: str) -> AsyncIterator[InboxLog]:
-    made = InboxLog(empty_database, "clearing")
+async def log(database: str) -> AsyncIterator[InboxLog]:
+    made = InboxLog(database, "clearing")
     yield made
     await made.close()
 
@@ -45,10 +45,8 @@ async def test_log_tells_which_messages_the_consumer_has_applied(
     assert await log.applied([]) == set()
 
 
-async def test_log_of_another_consumer_knows_nothing(
-    empty_database: str, applied: list[UUID]
-) -> None:
-    other = InboxLog(empty_database, "ledger")
+async def test_log_of_another_consumer_knows_nothing(database: str, applied: list[UUID]) -> None:
+    other = InboxLog(database, "ledger")
     assert await other.applied(applied) == set()
     await other.close()
 

@@ -1,0 +1,82 @@
+"""A test that hangs ends, and the report names the line where each task waits.
+
+pytest-timeout ends a test by a signal, whose traceback ends in the event loop: it says nothing of
+what the tasks wait for. And its timer ends with a failure, so a clean-up might hang for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import FrameType
+
+CLEAN_UP_SECONDS: Final = 120.0
+"""How long the clean-up of a test may take that failed; the last one stops the servers."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
+    """Have the timer of a test print what the tasks wait for."""
+    outcome = yield
+    end_test = signal.getsignal(signal.SIGALRM)
+    if settings.method == "signal" and callable(end_test):
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            print_waits()
+            end_test(number, frame)
+
+        signal.signal(signal.SIGALRM, handle)
+    return outcome
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    """Bound the clean-up of a test that failed: pytest-timeout ends its timer with the failure."""
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        return (yield)
+    signal.signal(signal.SIGALRM, _end_clean_up)
+    # Again and again: what is raised in a callback of the loop goes to its log alone.
+    signal.setitimer(signal.ITIMER_REAL, CLEAN_UP_SECONDS, CLEAN_UP_SECONDS)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _end_clean_up(number: int, frame: FrameType | None) -> None:
+    print_waits()
+    pytest.fail(f"the clean-up took more than {CLEAN_UP_SECONDS} s")
+
+
+def print_waits() -> None:
+    """Print, for each task of the loop that runs, its name and the lines that it waits in."""
+    for line in waits():
+        print(line, file=sys.stderr)  # noqa: T201 - the report shows it
+
+
+def waits() -> list[str]:
+    """Return the lines of `print_waits`; none where no loop runs."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no loop runs: the traceback says it all
+        return []
+    lines = []
+    for task in tasks:
+        lines.append(f"waiting: {task.get_name()}")
+        step: Any = task.get_coro()
+        while step is not None:
+            if (frame := getattr(step, "cr_frame", None)) is not None:
+                file = frame.f_code.co_filename
+                text = linecache.getline(file, frame.f_lineno).strip()
+                lines.append(f"  {file}:{frame.f_lineno}: {text}")
+            step = getattr(step, "cr_await", None)
+    return lines

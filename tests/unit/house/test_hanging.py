@@ -1,0 +1,50 @@
+"""What a test that hangs says, in a project of its own with a short time limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[3]
+HANGS = """
+import asyncio
+
+async def wait_for_nothing():
+    await asyncio.Event().wait()  # the place
+
+async def test_hangs():
+    side = asyncio.create_task(wait_for_nothing(), name="at the side")
+    await wait_for_nothing()
+
+async def test_hangs_again_in_its_clean_up():
+    try:
+        await wait_for_nothing()
+    finally:
+        await wait_for_nothing()
+
+def test_after_them():
+    pass
+"""
+
+
+def test_that_hangs_ends_and_names_the_line_of_each_task(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeconftest(
+        "import tests.hanging\n"
+        "from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer\n"
+        "tests.hanging.CLEAN_UP_SECONDS = 0.5\n"
+    )
+    pytester.makepyfile(HANGS)
+    options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--timeout=0.5"]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    done = pytester.runpytest_subprocess(*options, timeout=60)
+    done.assert_outcomes(failed=2, errors=1, passed=1)
+    done.stdout.fnmatch_lines(["waiting: at the side", "*.py:*: await asyncio.Event().wait()*"])
+    assert done.stdout.str().count("# the place") >= 4
