@@ -125,7 +125,7 @@ SELECT receiver,
        ) AS behind
  ORDER BY receiver
 
--- unhalt: lift a receiver's halt and tell of it, both or neither; no row when there was none
+-- unhalt: lift a receiver's halt and record it, both or neither; no row when there was none
 WITH lifted AS (
     DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
     RETURNING chain_id, receiver, at_id, reason, detail, halted_at
