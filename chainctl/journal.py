@@ -1,11 +1,9 @@
-"""A receiver's journal, which is its own checkpoint: JSON Lines, one row of the chain per line.
+"""A receiver's journal, which is its own checkpoint; `orderchain.journal` has its format.
 
-    {"chain_id":1,"id":7,"pid":6,"key":"a","event_time_ns":1689038101570000000,"payload":"gaE="}
-
-`payload` is base64, or the object itself where it was decoded. Lines are only ever appended, in the
-order of the chain. Each run of rows is handed to the system at once, and forced to the disk at the
-latest when the next run comes a second later, and at the end. What a crash tears off is read from
-the database again: a torn last line is cut off, and the journal goes on after the last whole one.
+Lines are only ever appended, in the order of the chain. Each run of rows is handed to the system at
+once, and forced to the disk at the latest when the next run comes a second later, and at the end.
+What a crash tears off is read from the database again: a torn last line is cut off, and the journal
+goes on after the last whole one.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ import os
 import stat
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
-from msgspec import Meta, Struct
 
 from orderchain.errors import InputError, SettingError
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.journal import END_BYTES, LINE_BYTES_MAX, JournalRow, lines_of, written_row
 from orderchain.private_file import PRIVATE_MODE
 from orderchain.text import reason_of
 
@@ -38,26 +35,7 @@ SYNC_SECONDS: Final = 1.0
 """How many seconds of rows a power cut may take from the end of a journal. They are read again; a
 shorter time would make a receiver on a slow disk wait for it at every run."""
 
-LINE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The longest line: a payload of 256 KiB decoded into escaped JSON stays below it."""
-
-_FIRST_READ_BYTES: Final = LINE_BYTES_MAX
-_LAST_READ_BYTES: Final = 2 * LINE_BYTES_MAX  # a whole line, and a torn one after it
-
-
-class JournalRow(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One line of a journal."""
-
-    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
-    id: Annotated[int, Meta(ge=1, le=ID_MAX)]
-    pid: Annotated[int, Meta(ge=0, le=ID_MAX)]
-    key: str
-    event_time_ns: int
-    payload: Any
-
-
-_encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(JournalRow)
+_encode = msgspec.json.Encoder().encode
 _decode_payload = msgspec.msgpack.Decoder().decode
 
 
@@ -110,7 +88,7 @@ class Journal:
         if self._descriptor < 0:
             self._open(os.O_RDWR | os.O_CREAT)
             _sync_folder(self._path)
-        with self._told():
+        with self._naming_file():
             os.ftruncate(self._descriptor, self._end)
             os.lseek(self._descriptor, self._end, os.SEEK_SET)
 
@@ -120,7 +98,7 @@ class Journal:
         Raises InputError when a payload is to be decoded and is no MessagePack.
         """
         lines = memoryview(encode_rows(self._chain_id, events, self._form))
-        with self._told():
+        with self._naming_file():
             while lines:
                 lines = lines[os.write(self._descriptor, lines) :]
         now = time.monotonic()
@@ -146,7 +124,7 @@ class Journal:
 
     def _sync(self) -> None:
         if self._unsynced_since is not None:
-            with self._told():
+            with self._naming_file():
                 os.fsync(self._descriptor)
             self._unsynced_since = None
 
@@ -165,13 +143,13 @@ class Journal:
     def _read_ends(self) -> None:
         """Look at the first and the last line, and find where the last whole line ends."""
         size = os.fstat(self._descriptor).st_size
-        start = max(0, size - _LAST_READ_BYTES)
+        start = max(0, size - END_BYTES)
         tail = os.pread(self._descriptor, size - start, start)
         lines_end = tail.rfind(b"\n") + 1
         if lines_end == 0:
             self._check_torn_beginning(tail, is_whole_file=start == 0)
             return
-        head = os.pread(self._descriptor, _FIRST_READ_BYTES, 0)
+        head = os.pread(self._descriptor, LINE_BYTES_MAX, 0)
         self._row(head.partition(b"\n")[0], "first")
         line_start = tail.rfind(b"\n", 0, lines_end - 1) + 1
         self._last_line = tail[line_start:lines_end]
@@ -186,10 +164,9 @@ class Journal:
             raise self._no_journal("it holds no row")
 
     def _row(self, line: bytes, which: str) -> JournalRow:
-        try:
-            row = _decoder.decode(line)
-        except (ValueError, RecursionError):
-            raise self._no_journal(f"its {which} line is no row") from None
+        row = written_row(line)
+        if row is None:
+            raise self._no_journal(f"its {which} line is no row")
         if row.chain_id != self._chain_id:
             raise InputError(
                 "journal", str(self._path), f"one of chain {self._chain_id}, not of {row.chain_id}"
@@ -202,7 +179,7 @@ class Journal:
         )
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming_file(self) -> Iterator[None]:
         """Name the file in an error of the disk."""
         try:
             yield
@@ -212,13 +189,9 @@ class Journal:
 
 def encode_rows(chain_id: int, events: Sequence[Event], form: PayloadForm) -> bytes:
     """Return the lines of `events`. Raises InputError for a payload that is not of the `form`."""
-    payloads = [event.payload for event in events] if form == "base64" else _decoded(events)
-    return _encoder.encode_lines(
-        [
-            JournalRow(chain_id, event.id, event.pid, event.key, event.event_time_ns, payload)
-            for event, payload in zip(events, payloads, strict=True)
-        ]
-    )
+    is_plain = form == "base64"
+    payloads = [event.payload for event in events] if is_plain else _decoded(events)
+    return lines_of(chain_id, events, payloads)
 
 
 def _decoded(events: Sequence[Event]) -> list[object]:
@@ -227,7 +200,7 @@ def _decoded(events: Sequence[Event]) -> list[object]:
     for event in events:
         try:
             value = _decode_payload(event.payload)
-            _encoder.encode(value)
+            _encode(value)
         # Hostile nesting ends in RecursionError; what JSON cannot hold in TypeError or ValueError.
         except (ValueError, TypeError, RecursionError):
             raise InputError(

@@ -173,7 +173,7 @@ def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> Exit
     _move_marks(settings, asked, [report])
     if asked.page is not None:
         from chain_verifier.html import html_report
-        from chain_verifier.local.chart_data import read_picture
+        from chain_verifier.local.database import read_picture
 
         page = html_report(report, read_picture(request), datetime.now(UTC))
         write_private(Path(asked.page), page)
@@ -197,7 +197,7 @@ def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[i
     _move_marks(settings, asked, report.reports)
     if asked.page is not None:
         from chain_verifier.html import html_chains_report
-        from chain_verifier.local.chart_data import read_picture
+        from chain_verifier.local.database import read_picture
 
         requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
         pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}

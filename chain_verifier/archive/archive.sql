@@ -70,7 +70,7 @@ UPDATE public.chain_batch SET prev_last_id = NULL, first_id = last_id, row_count
 -- forget_older: remove the batches before the boundary
 DELETE FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2
 
--- tell: record what was done, by whom, and why
+-- record_act: record what was done, by whom, and why
 INSERT INTO public.chain_act (chain_id, act, actor, reason, detail)
 VALUES ($1, 'retention', $2, $3, $4)
 

@@ -210,4 +210,4 @@ async def _set_boundary(
         await connection.execute(SQL["forget_older"], chain_id, boundary_id)
         reason = "the rows are verified and archived"
         detail = f"rows up to {boundary_id} are in {archive} alone"
-        await connection.execute(SQL["tell"], chain_id, actor, reason, detail)
+        await connection.execute(SQL["record_act"], chain_id, actor, reason, detail)

@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chain_verifier.checks.bucket import Bucket, is_one_path, whole_path
 from chain_verifier.checks.frame_reading import FrameKeys
+from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind, collected
-from chain_verifier.server import session_config
+from chain_verifier.html import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
+from chain_verifier.server import connection_to, session_config
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
 from orderchain.roles import AUDITOR
-from orderchain.sql import require_version
+from orderchain.sql import load_sql, require_version
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.checks.bucket import Horizon
-    from chain_verifier.config import DatabaseSource
+    from chain_verifier.config import VerifyRequest
     from chain_verifier.local.table import Row
+    from orderchain.clients.database_config import DatabaseConfig
+
+_CHART_SQL: Final = load_sql("chain_verifier.local", "chart_data.sql")
 
 _BYTES: Final = 4 * 2**20
 """Stored bytes of the pages, or batches, that are held at a time, unless a single one has more:
@@ -247,3 +252,26 @@ def _ends(sizes: Sequence[Any]) -> Iterator[int]:
         if following is None or following["bytes"] - held > _BYTES:
             held = batch["bytes"]
             yield batch["last_id"]
+
+
+def read_picture(request: VerifyRequest) -> Picture | None:
+    """Return the picture of the chain; None when the database is not among the sources.
+
+    Raises SourceBroken.
+    """
+    source = next((s for s in request.sources if isinstance(s, DatabaseSource)), None)
+    if source is None:
+        return None
+    try:
+        return asyncio.run(_read(source.database, request.chain_id, request.start))
+    except OrderchainError as error:
+        raise SourceBroken(source.name, reason_of(error)) from error
+
+
+async def _read(database: str | DatabaseConfig, chain_id: int, start: int) -> Picture:
+    async with connection_to(database, AUDITOR) as connection:
+        tiles = await connection.fetch(_CHART_SQL["tiles"], chain_id, start, TILES_MAX)
+        gaps = await connection.fetch(_CHART_SQL["gaps"], chain_id, start, GAPS_MAX)
+    return Picture(
+        tiles=tuple(Tile(**row) for row in tiles), gaps=tuple(FilledGap(**row) for row in gaps)
+    )

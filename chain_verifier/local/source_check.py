@@ -15,9 +15,11 @@ from chain_verifier.local.spool import SQL, open_spool
 from chain_verifier.local.table import CONTENT
 from chain_verifier.scan_plan import Examined
 from orderchain.errors import InputError, SourceBroken
+from orderchain.model import split_client_key
 from orderchain.text import counted
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable, Iterator, Sequence
 
     from chain_verifier.checks.bucket import Bucket, Horizon
@@ -210,6 +212,45 @@ def _lowest(kind: Kind, look: Callable[[], Iterator[Finding]], count: int) -> Fi
         return Findings()
     kept = nsmallest(FINDINGS_MAX, look(), key=_by_ids)
     return Findings(kept=tuple(kept), counts={kind.value: count}, wholes=(look,))
+
+
+def repeated_keys(table: LocalTable, horizon: Horizon, window_rows: int) -> Findings:
+    """Return the rows whose key an earlier row has, each with the nearest such row.
+
+    A free-form key may repeat once `window_rows` rows lie between; a client's number never.
+    Raises SourceBroken.
+    """
+
+    def look() -> Iterator[Finding]:
+        with open_spool("keys", table.name) as spool:
+            _keep_keys(spool, table, horizon)
+            spool.execute(SQL["repeats"])
+            # Ids skip numbers, so few rows may lie between two ids that are far apart.
+            (is_far,) = spool.execute(SQL["is_far"], (window_rows,)).fetchone()
+            spool.execute(SQL["places"])
+            if is_far:
+                spool.execute(SQL["fill_places"])
+            for before_id, row_id, key, rows in spool.execute(SQL["repeated"]):
+                text = key.decode()
+                near = row_id - before_id if rows is None else rows
+                if near <= window_rows or split_client_key(text) is not None:
+                    yield Finding(
+                        kind=Kind.REPEATED_KEY,
+                        source=table.name,
+                        id=row_id,
+                        ids=(before_id, row_id),
+                        key=text,
+                    )
+
+    return collected(look)
+
+
+def _keep_keys(spool: sqlite3.Connection, table: LocalTable, horizon: Horizon) -> None:
+    for page in table.pages(_ids_of(horizon)):
+        rows = (row for row in looked_at(page, horizon) if is_placed(row, horizon))
+        # As bytes: for some functions of SQLite, a text ends at a NUL.
+        values = ((row[1], None if row[3] is None else row[3].encode()) for row in rows)
+        spool.executemany(SQL["keep_key"], values)
 
 
 def _rows(table: LocalTable, horizon: Horizon) -> Iterator[Row]:

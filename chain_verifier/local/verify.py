@@ -13,8 +13,7 @@ from chain_verifier.findings import Finding, Findings, Kind, collected
 from chain_verifier.local.compare import compare, strays
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.journal import LocalJournalTable
-from chain_verifier.local.keys import repeated_keys
-from chain_verifier.local.source_check import examine, rows_beyond
+from chain_verifier.local.source_check import examine, repeated_keys, rows_beyond
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.request_check import local_folder, require_sound
 from chain_verifier.verification import Verification, silent

@@ -68,7 +68,7 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
             rows = (_row(finding, chain_id) for finding in _every(findings))
             while page := list(islice(rows, _PAGE)):
                 table.write_batch(pa.RecordBatch.from_pylist(page, schema=_SCHEMA))
-                lines.writelines(msgspec.json.encode(_told(row)) + b"\n" for row in page)
+                lines.writelines(msgspec.json.encode(_without_nulls(row)) + b"\n" for row in page)
         with (json / f"{name}.json").open("rb") as written:
             found = min(
                 pq.read_metadata(parquet / f"{name}.parquet").num_rows, sum(1 for _ in written)
@@ -94,10 +94,10 @@ def _every(findings: Findings) -> Iterator[Finding]:
 def _row(finding: Finding, chain_id: int) -> dict[str, Any]:
     """Return the columns of a finding; an empty field is None."""
     fields = {name: getattr(finding, name) for name in Finding.__struct_fields__}
-    told = {name: None if value in ((), "") else value for name, value in fields.items()}
-    return told | {"kind": finding.kind.value, "chain": chain_id}
+    filled = {name: None if value in ((), "") else value for name, value in fields.items()}
+    return filled | {"kind": finding.kind.value, "chain": chain_id}
 
 
-def _told(row: dict[str, Any]) -> dict[str, Any]:
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that are not None: Spark's JSON leaves NULLs out too."""
     return {name: value for name, value in row.items() if value is not None}

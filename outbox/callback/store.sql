@@ -61,32 +61,32 @@ RETURNING known.message_id, known.consumer, known.sender, known.ask_count, known
 -- asked: what became of questions; only where the claim still holds and no confirm has come
 UPDATE callback_delivery AS known
    SET state = CASE WHEN asked.is_ended THEN 3 ELSE 0 END, ask_count = asked.ask_count,
-       due_at = CASE WHEN asked.is_ended THEN 'infinity' ELSE asked.due_at END, last_error = asked.told, claim_token = NULL
+       due_at = CASE WHEN asked.is_ended THEN 'infinity' ELSE asked.due_at END, last_error = asked.reason, claim_token = NULL
   FROM unnest($1::uuid[], $2::text[], $3::boolean[], $4::integer[], $5::timestamptz[], $6::text[])
-    AS asked (message_id, consumer, is_ended, ask_count, due_at, told)
+    AS asked (message_id, consumer, is_ended, ask_count, due_at, reason)
  WHERE known.message_id = ANY (ARRAY[asked.message_id]) AND known.consumer = asked.consumer
    AND known.claim_token = $7 AND known.state = 0
 
 -- returned: their senders know of these confirms
 UPDATE callback_delivery AS known
    SET state = 2, due_at = 'infinity', claim_token = NULL, last_error = NULL
-  FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
- WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
+  FROM unnest($1::uuid[], $2::text[]) AS confirmed (message_id, consumer)
+ WHERE known.message_id = ANY (ARRAY[confirmed.message_id]) AND known.consumer = confirmed.consumer
    AND known.claim_token = $3 AND known.state = 1
 
 -- refused: their sender does not believe these confirms: they wait for others; it is asked from $4
 UPDATE callback_delivery AS known
    SET state = 0, due_at = $4, claim_token = NULL, proof = NULL, confirmed_at = NULL,
        last_error = 'a confirm of it was forged'
-  FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
- WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
+  FROM unnest($1::uuid[], $2::text[]) AS confirmed (message_id, consumer)
+ WHERE known.message_id = ANY (ARRAY[confirmed.message_id]) AND known.consumer = confirmed.consumer
    AND known.claim_token = $3 AND known.state = 1
 
 -- not_returned: the report to the sender failed; retry at $4
 UPDATE callback_delivery AS known
    SET due_at = $4, claim_token = NULL, last_error = $5
-  FROM unnest($1::uuid[], $2::text[]) AS told (message_id, consumer)
- WHERE known.message_id = ANY (ARRAY[told.message_id]) AND known.consumer = told.consumer
+  FROM unnest($1::uuid[], $2::text[]) AS confirmed (message_id, consumer)
+ WHERE known.message_id = ANY (ARRAY[confirmed.message_id]) AND known.consumer = confirmed.consumer
    AND known.claim_token = $3 AND known.state = 1
 
 -- trim: forget what has ended, and confirms that nobody asked for, of messages below $1; at most $2

@@ -41,9 +41,9 @@ SELECT claimed.message_id, max(claimed.check_count)::integer AS check_count,
 -- ask_again: checks without a decision: count what was answered, and look again at their time
 UPDATE outbox_pending AS pending
    SET claim_token = NULL, check_count = asked.check_count, next_send_at = asked.at,
-       last_error = asked.told
+       last_error = asked.reason
   FROM unnest($1::uuid[], $2::integer[], $3::timestamptz[], $4::text[])
-    AS asked (message_id, check_count, at, told)
+    AS asked (message_id, check_count, at, reason)
  WHERE pending.message_id = ANY (ARRAY[asked.message_id])
    AND pending.claim_token = $5 AND pending.status = 4
 

@@ -589,7 +589,7 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-    WITH told AS (
+    WITH recorded AS (
         INSERT INTO public.delivery_act
                (message_id, consumer, act, actor, reason, from_status, to_status)
         SELECT pending.message_id, pending.consumer, what, by_actor, for_reason, pending.status,
@@ -599,7 +599,7 @@ BEGIN
           JOIN public.outbox_pending AS pending USING (message_id, consumer)
         RETURNING message_id, consumer, to_status
     )
-    SELECT message_id, consumer, to_status FROM told ORDER BY message_id, consumer;
+    SELECT message_id, consumer, to_status FROM recorded ORDER BY message_id, consumer;
     IF what = 'abandon' THEN
         WITH gone AS (
             DELETE FROM public.outbox_pending AS pending

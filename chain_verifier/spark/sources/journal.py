@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.request_check import literal_path, require_readable
@@ -23,7 +22,7 @@ from chain_verifier.spark.sources.table import (
     any_null,
 )
 from orderchain.errors import InputError
-from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orderchain.journal import END_BYTES, last_id, no_row
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 
     from chain_verifier.config import JournalSource
 
-
-LINE_BYTES_MAX: Final = 2 * (PAYLOAD_BYTES_MAX + 6 * KEY_BYTES_MAX)
-"""More than the longest line of a receiver: base64 takes 4/3 of a payload, an escaped character
-six bytes of a key."""
 
 _CORRUPT: Final = "_corrupt_record"
 _LINE: Final = "line"
@@ -48,10 +43,6 @@ _JSON_OPTIONS: Final = {
     "columnNameOfCorruptRecord": _CORRUPT,
     "allowSingleQuotes": "false",
 }
-
-
-class _LineIds(msgspec.Struct):
-    id: int
 
 
 class JournalTable:
@@ -72,10 +63,10 @@ class JournalTable:
 
     def _look_at_end(self, file: BinaryIO) -> None:
         self._bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, self._bytes - 2 * LINE_BYTES_MAX))
+        file.seek(max(0, self._bytes - END_BYTES))
         *lines, torn = file.read().split(b"\n")
         self._is_torn = bool(torn)
-        self.span = _last_id(lines)
+        self.span = last_id(lines)
 
     def may_end_torn(self) -> bool:
         """Whether the last line may be cut off: by a crash, or because a receiver is writing it."""
@@ -101,12 +92,7 @@ class JournalTable:
         """Return the error that names the first line that is no row of a journal."""
         found = self.rows.where(MALFORMED).orderBy(BLOCK, POSITION).select(_LINE).head()
         line = "" if found is None else str(found[0])
-        return InputError(
-            self.name,
-            line[:_SHOWN_CHARACTERS_MAX],
-            "a JSON object with chain_id, id, pid, key, event_time_ns and payload in base64",
-            self._number_of(line),
-        )
+        return no_row(self.name, line, self._number_of(line))
 
     def _number_of(self, line: str) -> int | None:
         with self._path.open("rb") as file:
@@ -114,10 +100,6 @@ class JournalTable:
                 if found.rstrip(b"\n").decode(errors="replace") == line:
                     return number
         return None
-
-
-_SHOWN_CHARACTERS_MAX: Final = 120
-"""Enough of a line to recognise it."""
 
 
 def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:
@@ -142,13 +124,3 @@ def _is_one_object() -> Column:
     objects = F.json_array_length(F.concat(F.lit("["), line, F.lit("]")))
     is_single = F.when(line.contains("}{"), F.coalesce(objects == 1, F.lit(False)))
     return line.endswith("}") & is_single.otherwise(F.lit(True))
-
-
-def _last_id(lines: list[bytes]) -> int | None:
-    """Return the id on the last whole line, as an estimate of how far the ids go."""
-    if not lines:
-        return 0
-    try:
-        return max(0, msgspec.json.decode(lines[-1], type=_LineIds).id)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

@@ -1,0 +1,54 @@
+"""The lines of a journal: what a receiver writes is what a verifier finds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from orderchain.journal import LINE_BYTES_MAX, found_row, last_id, lines_of, written_row
+from orderchain.limits import ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orderchain.model import Event
+
+EVENTS = [
+    Event(7, 6, 'a\0"\u00e9#1', -1, b""),
+    Event(ID_MAX, 7, "\x01" * KEY_BYTES_MAX, 2**63 - 1, b"\xff" * PAYLOAD_BYTES_MAX),
+]
+
+
+def test_lines_with_extreme_values_are_found_as_written() -> None:
+    lines = lines_of(3, EVENTS, [event.payload for event in EVENTS]).splitlines(keepends=True)
+    for line, event in zip(lines, EVENTS, strict=True):
+        found = found_row(line.removesuffix(b"\n"))
+        written = written_row(line)
+        assert found is not None
+        assert written is not None
+        assert msgspec.structs.astuple(found) == (
+            3, event.id, event.pid, event.key, event.event_time_ns, event.payload
+        )  # fmt: skip
+        assert (written.chain_id, written.id) == (3, event.id)
+        assert len(line) < LINE_BYTES_MAX
+    assert last_id(lines) is None  # a line with its end is not the content of a line
+    assert last_id([line.removesuffix(b"\n") for line in lines]) == ID_MAX
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"{", b'{"id":1} ', b'{"id":1}\r', b'{"id":"1"}', b'{"id":1.0}',
+             b'{"payload":"*"}', b'{"key":"\xff"}', b"[" * 100_000 + b"}"],
+)  # fmt: skip
+def test_found_row_with_what_no_receiver_writes_is_none(line: bytes) -> None:
+    assert found_row(line) is None
+    assert written_row(line) is None
+
+
+def test_found_row_with_missing_values_has_them_as_none() -> None:
+    """They are findings of a verifier; no receiver continues after such a line."""
+    found = found_row(b'{"id":5,"key":null}')
+    assert found is not None
+    assert (found.id, found.pid, found.key) == (5, None, None)
+    assert written_row(b'{"id":5,"key":null}') is None
+
+
+@pytest.mark.parametrize(("line", "expected"), [(b'{"pid":1}', 0), (b'{"id":-4}', 0), (b"x", None)])
+def test_last_id_with_an_odd_last_line_estimates(line: bytes, expected: int | None) -> None:
+    assert last_id([line]) == expected
+    assert last_id([]) == 0
