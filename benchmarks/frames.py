@@ -16,7 +16,7 @@ from sequencer.core import SequencerCore
 from sequencer.publisher import batch_frames
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from orderchain.model import Run
 
@@ -125,7 +125,7 @@ class EmptyDatabase:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         """Refuse: nothing is to be filled here."""
         raise RuntimeError(f"a fill behind {after.id} up to {until_id}")
         yield  # an async generator, as the port wants it
