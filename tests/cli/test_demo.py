@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def run(environment: dict[str, str]) -> Run:
     return run_chainctl
 
 
-def pasted(command: str, summary: dict[str, object]) -> subprocess.CompletedProcess[str]:
+def pasted(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run a command of the summary as it is printed, in a shell that knows nothing else."""
     commands = summary["commands"]
     return subprocess.run(
@@ -184,6 +185,7 @@ class Started:
         """Wait until the demo says something."""
         watchdog = threading.Timer(120, self.process.kill)
         watchdog.start()
+        assert self.process.stderr is not None
         for line in self.process.stderr:
             if line.startswith(beginning):
                 watchdog.cancel()

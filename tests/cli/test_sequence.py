@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from local_stack import PostgresServer
     from tests.cli.conftest import Call, Done, Refused, Start
 
+    Rows = Callable[[], list[dict[str, Any]]]
+
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
-Rows = "Callable[[], list[dict[str, Any]]]"
 
 PEAK_KB = """\
 import sys

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from msgspec.structs import replace
 
 from gapfill import GapReader, GapReaderConfig
@@ -42,6 +41,7 @@ from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from tests.stored_pages import LET_TAMPER
+from tests.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -277,10 +277,7 @@ async def topic(
         return
     server: KafkaServer = request.getfixturevalue("kafka_server")
     name = f"contract-{secrets.token_hex(4)}"
-    admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(name, 1, 1)])
-    await admin.close()
+    await make_topics(server.bootstrap, name)
     producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap)
     await producer.start()
 

@@ -19,8 +19,8 @@ from orderchain.errors import DurabilityError, OrderchainError, RetryError, Unkn
 from orderchain.model import Mark
 from orderchain.roles import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.topics import make_topics
 
-from .conftest import make_topic
 from .inspector import Chain, inspect
 from .test_database import acked, in_time, make_orders
 
@@ -212,7 +212,7 @@ async def test_command_whose_database_becomes_unsafe_ends_as_what_failed_after_t
     source = f"orders.{chain.topic}"
     kafka = chain.config.kafka
     assert isinstance(kafka, str)
-    await make_topic(kafka, source)
+    await make_topics(kafka, source)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "chainctl", "sequence", "--chain", str(chain.chain_id)),
         *("--intake-topic", source, "--lease-seconds", "1"),

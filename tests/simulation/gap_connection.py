@@ -108,10 +108,10 @@ class MemoryReadConnection:
         found = found or [dict.fromkeys(("ids", "id_images", "last_id", "lacks"))]
         if batches:
             ahead = self._batches_after(chain, after_id, batches)
-            columns = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
+            values = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
             found[0] |= self._standing(chain, after_id, None, 0)[0] | {
                 "last_id": found[0]["last_id"],
-                **dict(zip(_BATCH_COLUMNS, columns, strict=True)),
+                **dict(zip(_BATCH_COLUMNS, values, strict=True)),
             }
         return found
 

@@ -58,6 +58,12 @@ def head_of(rows: Sequence[Row]) -> int:
     return max((row.id or 0 for row in rows), default=0)
 
 
+def id_of(row: Row) -> int:
+    """Return the id of a row that has one."""
+    assert row.id is not None
+    return row.id
+
+
 def write_journal(path: Path, rows: Sequence[Row], torn: str = "") -> Path:
     text = "".join(f"{row.line()}\n" for row in rows)
     path.write_text(text + torn, encoding="utf-8")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
@@ -29,6 +28,7 @@ from tests.spark.seeded_batches import LINK_KINDS, Chain, Harmed, commit, harm, 
 from tests.spark.seeded_frames import Topic, publish_plan
 from tests.spark.seeded_rows import Told, told
 from tests.stored_pages import LET_TAMPER
+from tests.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,12 +98,7 @@ class Seeded:
                 chain, name = self.clean[seed]
                 rng = random.Random(f"clean topic {seed}")
                 records[name] = publish_plan(rng, chain, is_damaged=False).encoded()
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
-        await admin.start()
-        try:
-            await admin.create_topics([NewTopic(name, 1, 1) for name in records])
-        finally:
-            await admin.close()
+        await make_topics(self.servers, *records)
         producer = AIOKafkaProducer(bootstrap_servers=self.servers, enable_idempotence=True)
         await producer.start()
         try:

@@ -16,6 +16,7 @@ import pytest
 import outbox
 from outbox import Message, Status, draw_message_ids
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
+from tests.topics import make_topics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,7 +211,8 @@ async def test_stale_owner_finishes_nothing(sender: Sender) -> None:
 
 async def test_topic_that_refuses_a_message_does_not_harm_the_others(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
-    await sender.make_topics("small." + sender.name, **{"max.message.bytes": "2000"})
+    small = f"small.{sender.name}"
+    await make_topics(sender.kafka, small, configs={"max.message.bytes": "2000"})
     await sender.set_up("small", confirm="none", topic="other." + sender.name, tries_max=1)
     await sender.admin.execute(
         "UPDATE outbox_destination SET topic = $1 WHERE destination = 'small'",

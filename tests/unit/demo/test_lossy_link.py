@@ -49,6 +49,10 @@ class Source:
         self.is_started = False
         self.is_closed = False
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return None
+
     async def start(self) -> None:
         self.is_started = True
 

@@ -27,7 +27,7 @@ from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.model import Event, Mark, Run
+    from orderchain.model import Event, Run
 
 
 class Connection(MemoryReadConnection):
@@ -132,7 +132,7 @@ class Server7:
         self.replace(1, [event for event in events if event.id != self.after.id])
 
     def take_another_seal(self) -> None:
-        self.after: Mark = msgspec.structs.replace(self.after, seal=b"\7" * 32)
+        self.after = msgspec.structs.replace(self.after, seal=b"\7" * 32)
 
 
 Found = type[Exception] | None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from local_stack import process as processes
 from local_stack import server as server_module
 from local_stack.errors import ServerFailed
 from local_stack.server import Server
@@ -150,8 +151,9 @@ def test_freeze_stops_the_children_too(server: Script) -> None:
     server.thaw()
     time.sleep(0.3)
     assert server.log_path.stat().st_size > size
-    for child in server_module.processes.children_of(server.process):  # type: ignore[arg-type]
-        server_module.processes.send(child, signal.SIGKILL)
+    assert server.process is not None
+    for child in processes.children_of(server.process):
+        processes.send(child, signal.SIGKILL)
 
 
 def test_a_large_log_is_moved_aside_at_the_next_start(

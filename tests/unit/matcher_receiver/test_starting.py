@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ class Snapshots:
         return self.snapshot
 
 
-async def received(rig: Rig, **settings: object) -> list[int]:
+async def received(rig: Rig, **settings: Any) -> list[int]:
     async with rig.receiver(to_head_at_start=True, **settings) as receiver:
         return ids_of([run async for run in receiver])
 
