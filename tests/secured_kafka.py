@@ -198,7 +198,7 @@ def _set_up(kafka: SecuredKafka) -> None:
 async def _until_it_sees_the_topic(config: KafkaConfig) -> None:
     async with asyncio.timeout(_SECONDS):
         while True:
-            admin = AdminClient(librdkafka_options(config))
+            admin = AdminClient({**librdkafka_options(config)})
             try:
                 found = await asyncio.to_thread(admin.list_topics, timeout=5)
             except KafkaException:

@@ -273,6 +273,6 @@ async def test_leader_that_was_told_to_accept_an_unsafe_database_goes_on(
         await settings.set("fsync", "off")
         counter = await chain.value("SELECT counter FROM chain_lease")
         async with asyncio.timeout(30):
-            while await chain.value("SELECT counter FROM chain_lease") < counter + 2:  # type: ignore[operator]
+            while await chain.value("SELECT counter FROM chain_lease") < counter + 2:
                 pass
         await sequencer.submit("after", b"")

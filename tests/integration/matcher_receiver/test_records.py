@@ -178,7 +178,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
     publish: Publish,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):  # type: ignore[call-arg]
+    class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):
         """A row that tells whether somebody still holds it."""
 
     held: weakref.WeakSet[Row] = weakref.WeakSet()

@@ -57,7 +57,6 @@ class Server7:
 
     def __init__(self, *, is_standby: bool) -> None:
         self.chain: Chain = make_chain([4, 6, 5])
-        self.chain.published_id = 0  # type: ignore[attr-defined]
         self.whole = self.chain.events
         self.after = self.chain.mark(self.chain.batches[1].events[1].id)
         self.until_id = self.chain.batches[2].last_id
@@ -75,7 +74,7 @@ class Server7:
             )
             reader._connection = self.connection  # type: ignore[assignment]
             try:
-                async with aclosing(reader.runs(self.after, self.until_id)) as found:  # type: ignore[type-var]
+                async with aclosing(reader.runs(self.after, self.until_id)) as found:
                     async for run in found:
                         runs.append(run)  # noqa: PERF401 - an error must leave what came before
             except Exception as error:  # noqa: BLE001 - it is what is asked for

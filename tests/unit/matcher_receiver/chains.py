@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from orderchain.batch import Batch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
+    from orderchain.model import Run
 
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")
@@ -51,6 +52,7 @@ class Chain:
     epoch: int = 1
     nonce: bytes = NONCE
     older_terms: tuple[FrameTerm, ...] = ()
+    published_id: int = 0
     batches: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -160,7 +162,7 @@ class Chain:
             nonce=self.nonce,
             last_id=mark.id,
             last_seal=mark.seal,
-            published_id=0,
+            published_id=self.published_id,
             topic=f"orderchain.{self.chain_id}",
             partition=0,
         )
@@ -217,16 +219,16 @@ class Chain:
         return signed(self.heartbeat_header(), [])
 
 
-def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: object) -> Chain:
+def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: Any) -> Chain:
     """A chain with batches of `sizes`."""
-    chain = Chain(seed=seed, **settings)  # type: ignore[arg-type]
+    chain = Chain(seed=seed, **settings)
     for rows in sizes:
         chain.add(rows)
     return chain
 
 
-def ids_of(runs: Iterable[object]) -> list[int]:
-    return [event.id for run in runs for event in run.events]  # type: ignore[attr-defined]
+def ids_of(runs: Iterable[Run]) -> list[int]:
+    return [event.id for run in runs for event in run.events]
 
 
 def is_prefix(part: Sequence[object], whole: Sequence[object]) -> bool:

@@ -217,7 +217,7 @@ async def test_lost_answer_with_another_leader_since_is_told_from_the_chain(worl
 
 
 async def test_start_while_a_leader_lives_is_refused_naming_it(world: World) -> None:
-    settings = {"lease_seconds": 0.1, "commit_seconds": 0.05}
+    settings: dict[str, Any] = {"lease_seconds": 0.1, "commit_seconds": 0.05}
     async with world.sequencer(name="first", **settings) as first:
         second = Sequencer(
             SequencerConfig(
