@@ -40,8 +40,8 @@ from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
+from tests.builders.topics import make_topics
 from tests.stored_pages import LET_TAMPER
-from tests.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

@@ -19,7 +19,7 @@ from orderchain.roles import LOGIN_ROLES, SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
 from orderchain.sql import schema_sql
 from sequencer import SequencerConfig
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .inspector import Chain
 from .processes import Worker

@@ -19,10 +19,11 @@ from orderchain.errors import DurabilityError, OrderchainError, RetryError, Unkn
 from orderchain.model import Mark
 from orderchain.roles import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
-from tests.topics import make_topics
+from tests.builders.orders import make_orders
+from tests.builders.topics import make_topics
 
 from .inspector import Chain, inspect
-from .test_database import acked, in_time, make_orders
+from .test_database import acked, in_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -23,6 +23,7 @@ from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR
+from tests.builders.topics import make_topics
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, chain_of, head_of, id_of, write_journal
 from tests.spark.publishing import (
@@ -34,7 +35,6 @@ from tests.spark.publishing import (
     publish,
 )
 from tests.spark.storing import execute, store
-from tests.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

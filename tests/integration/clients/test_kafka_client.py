@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection
 
 from orderchain.clients.kafka import close_client, start_client
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,10 +25,10 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.model import Mark
+from tests.builders.chains import ids_of
+from tests.builders.stored_chain import STORED_PAGE_ROWS
 from tests.silent_server import silent_server
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
-from tests.unit.matcher_receiver.chains import ids_of
-from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS
 
 from .conftest import PAGE_ROWS
 

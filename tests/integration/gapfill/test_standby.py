@@ -15,7 +15,7 @@ from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import NotYetReadable
 from orderchain.roles import GAP_READER
-from tests.unit.matcher_receiver.chains import ids_of
+from tests.builders.chains import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

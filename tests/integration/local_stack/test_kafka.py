@@ -13,7 +13,7 @@ from aiokafka.structs import TopicPartition
 
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.ports import free_port
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ from matcher_receiver import (
     ReceiverConfig,
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
-from tests.topics import make_topics
-from tests.unit.matcher_receiver.stored_chain import StoredChain
+from tests.builders.stored_chain import StoredChain
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

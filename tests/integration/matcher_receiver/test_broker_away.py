@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .test_receiving import next_events
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
 

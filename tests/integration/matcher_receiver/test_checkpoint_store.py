@@ -24,7 +24,7 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import RoleDsn
 

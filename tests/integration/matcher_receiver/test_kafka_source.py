@@ -13,8 +13,8 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from local_stack.ports import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
+from tests.builders.topics import make_topics
 from tests.silent_server import silent_server
-from tests.topics import make_topics
 
 from .conftest import publish_frames
 

@@ -16,7 +16,7 @@ from orderchain import (
     open_receiver,
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .conftest import publish_frames
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orderchain import Event, Receiver
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import Publish, RoleDsn
 

@@ -24,9 +24,9 @@ from matcher_receiver import (
 from orderchain.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
 from orderchain.model import Event
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
-from tests.topics import make_topics
-from tests.unit.matcher_receiver.chains import ids_of
-from tests.unit.matcher_receiver.stored_chain import StoredChain
+from tests.builders.chains import ids_of
+from tests.builders.stored_chain import StoredChain
+from tests.builders.topics import make_topics
 
 from .conftest import publish_frames
 from .test_receiving import next_events

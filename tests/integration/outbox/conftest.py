@@ -18,7 +18,7 @@ from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, s
 from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
 from outbox.headers import read_headers
 from outbox.message import draw_message_ids
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -18,7 +18,7 @@ from outbox.callback.config import CheckedConfig
 from outbox.confirm_record import APPLIED, proof_of, token_of
 from outbox.headers import read_headers
 from outbox.message import made_at
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER, DEADLINE_SECONDS
 

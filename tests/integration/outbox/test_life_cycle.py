@@ -14,7 +14,7 @@ from outbox.callback.config import CheckedConfig
 from outbox.sender.fire_after_commit import Firing
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .cutting import cut_at
 from .hand_clock import HandClock

@@ -13,7 +13,7 @@ import pytest
 from orderchain.roles import OUTBOX_WRITER
 from outbox import Destination, DestinationMissing, FireAfterCommit, MessageError
 from outbox.headers import read_headers
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

@@ -15,8 +15,8 @@ import pytest
 
 import outbox
 from outbox import Message, Status, draw_message_ids
+from tests.builders.topics import make_topics
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
-from tests.topics import make_topics
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ from outbox.callback.sender_app import sender_app
 from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .conftest import DEADLINE_SECONDS
 from .hand_clock import HandClock

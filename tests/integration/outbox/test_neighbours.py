@@ -22,7 +22,7 @@ from outbox.sender.add import store_messages
 from outbox.sender.relay import Relay
 from outbox.sender.resend import CLAIMS_MAX
 from outbox.sender.store import RelayStore
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER
 

@@ -16,7 +16,7 @@ from orderchain.clients.topic_durability import TopicDurability
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER, DEADLINE_SECONDS
 

@@ -16,7 +16,7 @@ from orderchain.roles import SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
 from orderchain.topic import default_topic
 from sequencer import SequencerConfig
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -24,7 +25,8 @@ from orderchain.model import is_linked
 from orderchain.seal import event_pages, genesis_seal, next_seal
 from orderchain.sql import SCHEMA_VERSION
 from sequencer import Order, SequencerConfig, open_sequencer
-from tests.topics import make_topics
+from tests.builders.orders import make_orders
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from orderchain.frame import FrameHeader
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
     from .conftest import Chain, MakeChain
 
 
-def orders(count: int, *, start: int = 0, size: int = 20) -> list[Order]:
-    return [Order(f"client#{start + n}", b"%d" % n * size, n) for n in range(count)]
+orders = partial(make_orders, prefix="client#")
 
 
 def assert_frames_are_the_rows(

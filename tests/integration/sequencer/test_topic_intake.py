@@ -15,7 +15,7 @@ from orderchain.errors import IntakeLost, TopicError
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -21,8 +21,8 @@ from orderchain.errors import (
 )
 from orderchain.testing.virtual_loop import run_virtual
 from orderchain.testing.wire import Dial, Wire, WiredServer
+from tests.builders.chains import Chain, ids_of, make_chain
 from tests.simulation.gap_connection import MemoryReadConnection
-from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import pytest
 
 from gapfill import PreferenceConfig, PreferredSources
 from orderchain.errors import ConnectError, RetryError, RowsMissing, SettingError
-from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
+from tests.builders.chains import Chain, ids_of, make_chain
 from tests.unit.matcher_receiver.memory import MemorySource
 from tests.unit.matcher_receiver.virtual_time import run_virtual, virtual_clock
 

@@ -16,8 +16,7 @@ from orderchain.errors import (
     StillHalted,
 )
 from orderchain.model import Mark, Run, Standing
-
-from .chains import Chain
+from tests.builders.chains import Chain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

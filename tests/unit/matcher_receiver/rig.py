@@ -6,8 +6,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from matcher_receiver import Receiver, ReceiverConfig, State
+from tests.builders.chains import make_chain
 
-from .chains import make_chain
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 

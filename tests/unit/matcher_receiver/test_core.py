@@ -37,7 +37,7 @@ from orderchain.errors import (
 )
 from orderchain.frame import FrameHeader
 from orderchain.model import Event, Mark, Run, Standing
-from tests.unit.matcher_receiver.chains import (
+from tests.builders.chains import (
     CHAIN_ID,
     NEXT_NONCE,
     Chain,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import CheckpointLost, RetryError
+from tests.builders.chains import ids_of
 
-from .chains import ids_of
 from .memory import MemoryRecords
 from .rig import Rig, take, virtual
 from .virtual_time import run_virtual, virtual_clock

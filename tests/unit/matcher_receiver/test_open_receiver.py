@@ -15,8 +15,8 @@ from matcher_receiver import (
     ReceiverConfig,
 )
 from orderchain import KafkaConfig, SettingError, open_receiver
+from tests.builders.chains import CHAIN_ID
 
-from .chains import CHAIN_ID
 from .memory import MemoryCheckpoints
 from .rig import Rig, virtual
 

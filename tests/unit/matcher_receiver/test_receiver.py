@@ -23,8 +23,8 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.model import Run
+from tests.builders.chains import Chain, ids_of, signed
 
-from .chains import Chain, ids_of, signed
 from .memory import MemorySource
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock

@@ -11,8 +11,8 @@ import pytest
 from matcher_receiver import StartAt
 from orderchain.errors import SealMismatch, SettingError
 from orderchain.model import Snapshot
+from tests.builders.chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 
-from .chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 from .rig import Rig, take, virtual
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 from matcher_receiver.checkpoint import WorkedOff
 from orderchain.errors import HaltError, RetryError, SettingError, StoppedError
+from tests.builders.chains import make_chain
 
-from .chains import make_chain
 from .memory import MemoryRecords
 from .rig import Rig, take, virtual
 

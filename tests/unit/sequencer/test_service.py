@@ -26,9 +26,8 @@ from orderchain.testing.memory_store import (
 )
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from sequencer import Order, Sequencer, SequencerConfig
+from tests.builders.orders import make_orders
 from tests.small_worlds import scaled_down
-
-from .builders import make_orders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .redis_server import PROGRAM, RedisServer
 from .rig import CREATE, Rig

@@ -11,7 +11,7 @@ from orderchain.errors import SettingError
 from outbox.consumer.record_source import move_start
 from outbox.consumer.starts import ConsumeStart, StartFrom
 from outbox.headers import common_headers, record_headers
-from tests.topics import make_topics
+from tests.builders.topics import make_topics
 
 from .rig import DEADLINE_SECONDS, Rig
 
