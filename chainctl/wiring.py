@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from chainctl.settings import Settings
     from gapfill import PreferredSources
     from matcher_receiver import PostgresHeadReports
-    from orderchain.model import Mark, Run
     from orderchain.ports import GapSource
     from sequencer import SequencerConfig
 
@@ -86,8 +84,3 @@ def head_reports(
         connect_seconds=settings.connect_seconds,
     )
     return PostgresHeadReports(config, reports_head=is_lasting)
-
-
-def runs_of(source: GapSource, after: Mark, until_id: int) -> AsyncGenerator[Run, None]:
-    """Return the runs of a fill as the generator that they are, so that it can be closed."""
-    return cast("AsyncGenerator[Run, None]", source.runs(after, until_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Self
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from orderchain.errors import RetryError, RowsArchived, SettingError
 from orderchain.ports import PlaceFinder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
     from types import TracebackType
 
     from orderchain.model import Mark, Run, Standing
@@ -79,7 +79,7 @@ class WithArchive:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         """Yield linked runs; see `orderchain.ports.GapSource`.
 
         Raises as the database and as `orderchain.ports.ArchivedSource.runs`.
@@ -87,7 +87,7 @@ class WithArchive:
         while after.id < until_id:
             try:
                 found = self._database.runs(after, until_id, from_primary=from_primary)
-                async with aclosing(_generator(found)) as runs:
+                async with aclosing(found) as runs:
                     async for run in runs:
                         yield run
                         after = run.end
@@ -96,7 +96,7 @@ class WithArchive:
                 boundary = await self._boundary(error)
             # The boundary may rise meanwhile: then the database refuses again, further on.
             end_id = min(until_id, _boundary_id(boundary))
-            async with aclosing(_generator(self._archive.runs(after, end_id, boundary))) as runs:
+            async with aclosing(self._archive.runs(after, end_id, boundary)) as runs:
                 async for run in runs:
                     yield run
                     after = run.end
@@ -134,8 +134,3 @@ class WithArchive:
 
 def _boundary_id(boundary: Standing) -> int:
     return boundary.mark.id if boundary.mark else 0
-
-
-def _generator(runs: AsyncIterator[Run]) -> AsyncGenerator[Run, None]:
-    """Return the runs as the generator that they are, so that it can be closed."""
-    return cast("AsyncGenerator[Run, None]", runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
@@ -26,7 +26,7 @@ from orderchain.errors import (
 from orderchain.ports import PlaceFinder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from random import Random
     from types import TracebackType
 
@@ -170,17 +170,17 @@ class PreferredSources:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
         for source in [] if from_primary else self._readers():
-            async with _closing(self._runs_of(source, after, until_id)) as runs:
+            async with aclosing(self._runs_of(source, after, until_id)) as runs:
                 async for run in runs:
                     yield run
                     after = run.end
             if after.id >= until_id:
                 return
         last = self._judge.runs(after, until_id, from_primary=from_primary)
-        async with _closing(last) as runs:
+        async with aclosing(last) as runs:
             async for run in runs:
                 yield run
 
@@ -192,7 +192,9 @@ class PreferredSources:
             if source is not self._judge and not self._is_avoided(source)
         ]
 
-    async def _runs_of(self, source: GapSource, after: Mark, until_id: int) -> AsyncIterator[Run]:
+    async def _runs_of(
+        self, source: GapSource, after: Mark, until_id: int
+    ) -> AsyncGenerator[Run, None]:
         """Yield what a standby has; end where it has no more, for any reason.
 
         One that was recently waited for in vain is asked, but not waited for: a standby that hangs
@@ -208,7 +210,7 @@ class PreferredSources:
                 # A primary that is not the one that judges may hold another history.
                 if (await source.standing(after.id)).is_primary:
                     return
-                async with _closing(source.runs(after, until_id)) as runs:
+                async with aclosing(source.runs(after, until_id)) as runs:
                     async for run in runs:
                         yield run
                         after = run.end
@@ -240,14 +242,3 @@ class PreferredSources:
 
     def _is_avoided(self, source: GapSource) -> bool:
         return asyncio.get_running_loop().time() < self._avoided_until.get(id(source), 0.0)
-
-
-@asynccontextmanager
-async def _closing(runs: AsyncIterator[Run]) -> AsyncIterator[AsyncIterator[Run]]:
-    """Close `runs` at the end, where it holds something: a page that is being read ahead."""
-    try:
-        yield runs
-    finally:
-        close: Callable[[], Awaitable[None]] | None = getattr(runs, "aclose", None)
-        if close is not None:
-            await close()

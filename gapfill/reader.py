@@ -36,7 +36,7 @@ from orderchain.seal import PageImage, genesis_seal, page_events
 from orderchain.sql import load_sql, require_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
 
     from gapfill.batch_proof import Page
@@ -163,7 +163,7 @@ class GapReader:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         """Yield linked runs after `after`, up to and including the row `until_id`.
 
         `after` is compared with the database first. While the caller works on a run the next pages

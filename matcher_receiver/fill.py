@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from matcher_receiver.decisions import Fill, Halt
-from matcher_receiver.head_poller import compare, end_runs, next_run
+from matcher_receiver.head_poller import compare
 from matcher_receiver.waits import AWAY, Patience
 from orderchain.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
 from orderchain.model import Gap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
@@ -47,7 +47,7 @@ class Filling:
         self._counters = counters
         self._clock = clock
         self._patience = Patience(standby_wait_seconds, clock)
-        self._runs: AsyncIterator[Run] | None = None
+        self._runs: AsyncGenerator[Run, None] | None = None
         self._seen: Fill | None = None
         self._has_failed = False
         self._after_id = 0
@@ -142,7 +142,7 @@ class Filling:
             self._runs = self._gap_source.runs(core.head, core.fill_until)
         began_ns = self._clock.monotonic_ns()
         try:
-            return await next_run(self._runs)
+            return await anext(self._runs, None)
         finally:
             self._counters.fill_ns += self._clock.monotonic_ns() - began_ns
 
@@ -220,4 +220,4 @@ class Filling:
         """Release what the source holds; the next page is requested again."""
         runs, self._runs = self._runs, None
         if runs is not None:
-            await end_runs(runs)
+            await runs.aclose()

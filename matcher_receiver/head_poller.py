@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.decisions import Compare, Halt
@@ -13,8 +14,6 @@ from matcher_receiver.waits import AWAY, SECOND_NS
 from orderchain.errors import OrderchainError, RowsArchived
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from matcher_receiver.stats import Counters
     from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
-    from orderchain.model import Cause, Event, Mark, Run, Standing
+    from orderchain.model import Cause, Event, Mark, Standing
     from orderchain.ports import GapSource
 
 
@@ -89,18 +88,6 @@ class Lag:
 _log = logging.getLogger(__name__)
 
 
-async def next_run(runs: AsyncIterator[Run]) -> Run | None:
-    """Return the next run; None at the end."""
-    return await anext(runs, None)
-
-
-async def end_runs(runs: AsyncIterator[Run]) -> None:
-    """Release what a source holds for `runs`, if it is a generator."""
-    close: Callable[[], Awaitable[None]] | None = getattr(runs, "aclose", None)
-    if close is not None:
-        await close()
-
-
 async def compare(core: ReceiveCore, gap_source: GapSource, waits: Waits) -> None:
     """Read the last batch again: only rows that differ halt, not a seal alone.
 
@@ -109,16 +96,15 @@ async def compare(core: ReceiveCore, gap_source: GapSource, waits: Waits) -> Non
     """
     rows: list[Event] = []
     end = core.head
-    runs = gap_source.runs(core.compared_from, core.head.id, from_primary=True)
+    found = gap_source.runs(core.compared_from, core.head.id, from_primary=True)
     try:
-        while (run := await next_run(runs)) is not None:
-            rows += run.events
-            end = run.end
+        async with aclosing(found) as runs:
+            async for run in runs:
+                rows += run.events
+                end = run.end
     except AWAY as error:
         await waits.pause(error)
         return
-    finally:
-        await end_runs(runs)
     decision = core.compare(rows, end)
     if isinstance(decision, Halt):
         raise decision.error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -308,7 +308,9 @@ class GapSource(Protocol):
         """
         ...
 
-    def runs(self, after: Mark, until_id: int, *, from_primary: bool = False) -> AsyncIterator[Run]:
+    def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncGenerator[Run, None]:
         """Yield linked runs after `after`, up to and including the row `until_id`.
 
         `after` is checked first: its row exists, and the batch that ends at its `batch_last_id`,
@@ -318,7 +320,8 @@ class GapSource(Protocol):
         RetryError; ForkFound and SealMismatch when the primary contradicts `after` or itself;
         BatchDamaged when the primary's rows of a batch that is read in full do not give its seal.
         No row of such a batch is yielded, unless it has more rows than the source reads at once.
-        What was yielded before an error is linked and committed.
+        What was yielded before an error is linked and committed. A caller that stops early closes
+        the generator: a page may be being read ahead.
         """
         ...
 
@@ -347,7 +350,7 @@ class ArchivedSource(Protocol):
         """
         ...
 
-    def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
+    def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncGenerator[Run, None]:
         """Yield linked runs after `after` up to `until_id`, which is not above the boundary.
 
         Raises as `mark_at`; ForkFound and SealMismatch when it contradicts `after`.

@@ -33,8 +33,8 @@ class CancelledAt:
 
     async def outcome(self) -> Any:
         """Return what came of it: its result or its error, CancelledError among them."""
-        (outcome,) = await asyncio.gather(self.task, return_exceptions=True)
-        return outcome
+        outcomes = await asyncio.gather(self.task, return_exceptions=True)
+        return outcomes[0]
 
     def _note_wait(self) -> None:
         self._waits += 1

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
+    UserScramCredentialAlteration,
     UserScramCredentialUpsertion,
 )
 
@@ -176,7 +177,7 @@ def _store(files: Files) -> dict[str, str]:
 def _set_up(kafka: SecuredKafka) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.server.bootstrap})
     scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    users = [
+    users: list[UserScramCredentialAlteration] = [
         UserScramCredentialUpsertion(user, scram, password.encode())
         for user, password in PASSWORDS.items()
     ]
@@ -197,7 +198,7 @@ def _set_up(kafka: SecuredKafka) -> None:
 async def _until_it_sees_the_topic(config: KafkaConfig) -> None:
     async with asyncio.timeout(_SECONDS):
         while True:
-            admin = AdminClient(librdkafka_options(config))
+            admin = AdminClient({**librdkafka_options(config)})
             try:
                 found = await asyncio.to_thread(admin.list_topics, timeout=5)
             except KafkaException:

@@ -16,7 +16,7 @@ from orderchain.model import Event, Mark, Run
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -133,7 +133,9 @@ class ArchivedRows:
         manifest = await self._proven_manifest(at_id, boundary)
         return await self._step(lambda: archived_mark(self._folder, manifest, at_id))
 
-    async def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, boundary: Standing
+    ) -> AsyncGenerator[Run, None]:
         """Yield runs; see `orderchain.ports.ArchivedSource`."""
         manifest = await self._proven_manifest(after.id, boundary)
         found = await self._step(lambda: archived_mark(self._folder, manifest, after.id))

@@ -10,7 +10,7 @@ import click
 from chainctl.options import ROW_ID, chain_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, rate, talk
 from chainctl.running import run_async
-from chainctl.wiring import gap_source, runs_of
+from chainctl.wiring import gap_source
 from orderchain.errors import NotYetReadable, SettingError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def _fill(source: PreferredSources, after_id: int, until_id: int, form: Pa
     rows = 0
     async with source:
         after = await _start(source, after_id, until_id)
-        async with aclosing(runs_of(source, after, until_id)) as runs:
+        async with aclosing(source.runs(after, until_id)) as runs:
             async for run in runs:
                 data_bytes(encode_rows(run.chain_id, run.events, form))
                 rows += len(run.events)

@@ -13,7 +13,7 @@ from chainctl.exits import Terminated
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from chainctl.wiring import gap_source, head_reports, runs_of, with_archive
+from chainctl.wiring import gap_source, head_reports, with_archive
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     before = (await source.standing(last.pid)).mark
     if standing.mark is None or before is None:
         raise journal.foreign()
-    async with aclosing(runs_of(source, before, last.id)) as runs:
+    async with aclosing(source.runs(before, last.id)) as runs:
         events = [event async for run in runs for event in run.events]
     journal.check_last(events)
     return standing.mark

@@ -7,12 +7,9 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from orderchain.batch import Batch
-from orderchain.frame import FrameHeader, encode_frame
+from orderchain.frame import encode_frame
 from orderchain.model import Event
-from orderchain.seal import SEAL_BYTES, event_pages, next_seal
+from orderchain.testing.batches import heartbeat_header, sealed, slices_of
 from orderchain.testing.lossy_link import LinkDial, LossyLink
 from orderchain.testing.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
 from orderchain.testing.memory_gap_source import MemoryGapSource
@@ -24,6 +21,7 @@ from orderchain.testing.wire import Dial, Wire, WiredServer
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from orderchain.batch import Batch
     from orderchain.model import Mark
     from orderchain.ports import CheckpointStore, FrameSource, GapSource
 
@@ -84,7 +82,13 @@ class MemoryChain:
             row_id = pid + self._random.choice((1, 1, 1, 3))
             events.append(Event(row_id, pid, f"order-{number}", FIRST_COMMIT_US * 1_000, payload))
             pid = row_id
-        batch = self._sealed(before, events)
+        batch = sealed(
+            events,
+            chain_id=CHAIN_ID,
+            epoch=self._chain.epoch,
+            seal_before=self._chain.last_seal,
+            committed_at_us=FIRST_COMMIT_US + len(self._chain.batches),
+        )
         self._chain.store(batch, before, ())
         self.committed += events
         if publish:
@@ -94,9 +98,14 @@ class MemoryChain:
     def heartbeat(self) -> None:
         """Publish the head: what shows a lost last frame."""
         head, seal = self._chain.last_id, self._chain.last_seal
-        self._log.append(
-            [encode_frame(self._header(head, head, head, 0, seal), (), self._frame_key)]
+        header = heartbeat_header(
+            head,
+            epoch=self._chain.epoch,
+            publisher_epoch=self._chain.epoch,
+            seal_before=seal,
+            publisher_nonce=self._chain.nonce,
         )
+        self._log.append([encode_frame(header, (), self._frame_key)])
 
     @property
     def is_database_away(self) -> bool:
@@ -151,61 +160,8 @@ class MemoryChain:
     def _wire(self) -> Wire:
         return Wire(self._server, Dial(seconds_max=0.001), self._random)
 
-    def _sealed(self, pid: int, events: list[Event]) -> Batch:
-        pages = event_pages(events)
-        committed_at_us = FIRST_COMMIT_US + len(self._chain.batches)
-        seal_before = self._chain.last_seal
-        seal = next_seal(
-            seal_before,
-            epoch=self._chain.epoch,
-            first_id=events[0].id,
-            last_id=events[-1].id,
-            row_count=len(events),
-            committed_at_us=committed_at_us,
-            pages=pages,
-        )
-        return Batch(
-            chain_id=CHAIN_ID,
-            epoch=self._chain.epoch,
-            pid=pid,
-            first_id=events[0].id,
-            last_id=events[-1].id,
-            seal_before=seal_before,
-            seal=seal,
-            committed_at_us=committed_at_us,
-            events=events,
-            pages=pages,
-        )
-
     def _frames(self, batch: Batch) -> list[bytes]:
-        frames = []
-        for at in range(0, batch.row_count, SLICE_ROWS):
-            events = batch.events[at : at + SLICE_ROWS]
-            header = self._header(
-                events[0].pid, events[0].id, events[-1].id, len(events), batch.seal_before
-            )
-            if events[-1].id == batch.last_id:
-                header = _ended(header, batch.seal)
-            frames.append(encode_frame(header, events, self._frame_key))
-        return frames
-
-    def _header(
-        self, first_pid: int, first_id: int, last_id: int, count: int, seal_before: bytes
-    ) -> FrameHeader:
-        return FrameHeader(
-            chain_id=CHAIN_ID,
-            epoch=self._chain.epoch,
-            publisher_epoch=self._chain.epoch,
-            publisher_nonce=self._chain.nonce,
-            first_pid=first_pid,
-            first_id=first_id,
-            last_id=last_id,
-            count=count,
-            seal_before=seal_before,
-            seal_after=bytes(SEAL_BYTES),
-        )
-
-
-def _ended(header: FrameHeader, seal: bytes) -> FrameHeader:
-    """Return `header` for the slice that ends a batch."""
-    return msgspec.structs.replace(header, seal_after=seal, is_batch_end=True)
+        return [
+            encode_frame(header, events, self._frame_key)
+            for header, events in slices_of(batch, SLICE_ROWS, publisher_nonce=self._chain.nonce)
+        ]

@@ -20,7 +20,7 @@ from orderchain.testing.memory_store import CommittedChain
 from orderchain.testing.wire import WireBroken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
     from uuid import UUID
 
     from orderchain.batch import Batch
@@ -205,7 +205,7 @@ class MemoryGapSource:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
         after = await self._check_start(after)
         if from_primary and not self.is_primary:

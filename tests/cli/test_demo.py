@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -77,7 +77,7 @@ def run(environment: dict[str, str]) -> Run:
     return run_chainctl
 
 
-def pasted(command: str, summary: dict[str, object]) -> subprocess.CompletedProcess[str]:
+def pasted(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run a command of the summary as it is printed, in a shell that knows nothing else."""
     commands = summary["commands"]
     return subprocess.run(
@@ -196,6 +196,7 @@ class Started:
         """Wait until the demo says something."""
         watchdog = threading.Timer(120, self.process.kill)
         watchdog.start()
+        assert self.process.stderr is not None
         for line in self.process.stderr:
             if line.startswith(beginning):
                 watchdog.cancel()

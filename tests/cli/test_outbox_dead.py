@@ -78,7 +78,7 @@ def parked(database: str) -> int:
     async def count() -> int:
         connection = await asyncpg.connect(database)
         try:
-            return await connection.fetchval("SELECT count(*) FROM inbox_parked")
+            return int(await connection.fetchval("SELECT count(*) FROM inbox_parked"))
         finally:
             await connection.close()
 

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from tests.calling import Done
     from tests.cli.conftest import Call, Refused, Start
 
+    Rows = Callable[[], list[dict[str, Any]]]
+
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
-Rows = "Callable[[], list[dict[str, Any]]]"
 
 PEAK_KB = """\
 import sys

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from msgspec.structs import replace
 
 from gapfill import GapReader, GapReaderConfig
@@ -41,6 +40,7 @@ from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
+from tests.builders.topics import make_topics
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -295,10 +295,7 @@ async def topic(
         return
     server: KafkaServer = request.getfixturevalue("kafka_server")
     name = f"contract-{secrets.token_hex(4)}"
-    admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(name, 1, 1)])
-    await admin.close()
+    await make_topics(server.bootstrap, name)
     producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap)
     await producer.start()
 

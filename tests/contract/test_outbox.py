@@ -174,7 +174,9 @@ def test_delivery_holds_what_was_sent(rig: Rig) -> None:
     async def business() -> UUID:
         connection = await rig.connect()
         async with rig.transaction(connection) as messages:
-            stored = await messages.add("clearing", b"note", key="anna", headers={"trace": "7-é"})
+            stored: UUID = await messages.add(
+                "clearing", b"note", key="anna", headers={"trace": "7-é"}
+            )
         await connection.close()
         return stored
 
@@ -424,7 +426,7 @@ def test_prepared_messages_follow_their_senders_decisions(rig: Rig) -> None:
     committed, rolled_back, forgotten, never_ran, unknown = ids
     done = {committed, forgotten}
 
-    async def insistently(call: Any, *arguments: Any) -> None:
+    async def insistently(call: Any, *arguments: Any) -> Any:
         while True:
             try:
                 return await call(*arguments)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def through(chain: Chain, proxy: Proxy, **settings: object) -> SequencerConfig:
     """Return the settings by which a sequencer reaches the database through `proxy`."""
+    assert isinstance(chain.config.database, str)
     address, _, name = chain.config.database.rpartition("/")
     host, _, _ = address.rpartition(":")
     dsn = f"{host}:{proxy.port}/{name}?sslmode=disable"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
@@ -20,6 +19,7 @@ from orderchain.roles import LOGIN_ROLES, SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
 from orderchain.sql import schema_sql
 from sequencer import SequencerConfig
+from tests.builders.topics import make_topics
 
 from .inspector import Chain
 from .processes import Worker
@@ -90,15 +90,6 @@ def postgres_to_break(breakable_postgres: PostgresServer) -> Iterator[PostgresSe
     breakable_postgres.start()
 
 
-async def make_topic(kafka: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 1, 1)])
-    finally:
-        await admin.close()
-
-
 async def create_chain(
     postgres: PostgresServer, database: str, kafka: KafkaServer, chain_id: int, **settings: object
 ) -> Chain:
@@ -115,7 +106,7 @@ async def create_chain(
         )
     finally:
         await connection.close()
-    await make_topic(kafka.bootstrap, topic)
+    await make_topics(kafka.bootstrap, topic)
     config = SequencerConfig(
         chain_id=chain_id,
         database=postgres.dsn(SEQUENCER_WRITER, database),

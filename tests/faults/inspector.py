@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import msgspec
@@ -38,11 +38,12 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
         connection = await asyncpg.connect(self.database)
         try:
-            return await connection.fetch(statement, *values)
+            rows: list[asyncpg.Record] = await connection.fetch(statement, *values)
+            return rows
         finally:
             await connection.close()
 
-    async def value(self, statement: str, *values: object) -> object:
+    async def value(self, statement: str, *values: object) -> Any:
         return (await self.fetch(statement, *values))[0][0]
 
     async def tamper(self, *statements: str) -> None:
@@ -170,7 +171,7 @@ async def _check_batches(chain: Chain, rows: list[Event]) -> None:
     )
     database_id = await chain.value("SELECT database_id FROM schema_version")
     genesis = batches[0]
-    assert genesis["seal"] == genesis_seal(database_id, chain.chain_id)  # type: ignore[arg-type]
+    assert genesis["seal"] == genesis_seal(database_id, chain.chain_id)
     at = 0
     for parent, batch in pairwise(batches):
         assert batch["prev_last_id"] == parent["last_id"], "S1: batches do not link"

@@ -13,6 +13,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from orderchain.errors import BrokerAway, ConnectError
 from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
 from sequencer import Order, Sequencer, open_sequencer
+from tests.builders.orders import make_orders
 
 from .addresses import proxy_before
 from .inspector import Chain, inspect, inspect_topic
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 
 SUBMIT_SECONDS = 5.0
 """Far more than a commit takes, and less than any deadline of the publisher's taken twice."""
-
-
-def make_orders(count: int, *, start: int = 0, size: int = 100) -> list[Order]:
-    bits = Random(start)
-    return [Order(f"k{start + n}", bits.randbytes(size)) for n in range(count)]
 
 
 async def submit_each(sequencer: Sequencer, orders: list[Order]) -> None:
@@ -69,11 +65,11 @@ async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
 ) -> None:
     chain = await chain_on_breakable_kafka(publish_seconds=1.0)
     async with open_sequencer(chain.config) as sequencer:
-        await submit_each(sequencer, make_orders(20))
+        await submit_each(sequencer, make_orders(20, size=100))
         await asyncio.to_thread(kafka_to_break.kill)
-        await submit_each(sequencer, make_orders(100, start=100))
+        await submit_each(sequencer, make_orders(100, start=100, size=100))
         await until(lambda: sequencer.stats().send_failures > 0)
-        await submit_each(sequencer, make_orders(100, start=300))
+        await submit_each(sequencer, make_orders(100, start=300, size=100))
         await asyncio.to_thread(kafka_to_break.start)
         await until_published(sequencer)
         stats = sequencer.stats()
@@ -90,7 +86,7 @@ async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
         publish_seconds=1.0, publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=1.0
     )
     async with open_sequencer(chain.config) as sequencer:
-        await submit_each(sequencer, make_orders(5))
+        await submit_each(sequencer, make_orders(5, size=100))
         await asyncio.to_thread(kafka_to_break.stop)
         await submit_each(sequencer, make_orders(60, start=100, size=200_000))
         stats = sequencer.stats()
@@ -99,7 +95,7 @@ async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
         assert stats.publish_queue_bytes <= FRAME_BYTES_MAX
         await asyncio.to_thread(kafka_to_break.start)
         await until_published(sequencer)
-        await submit_each(sequencer, make_orders(5, start=1_000))
+        await submit_each(sequencer, make_orders(5, start=1_000, size=100))
     assert len(await chain.fetch("SELECT * FROM chain_skip")) >= 1
     await assert_whole(chain, 70)
 
@@ -165,9 +161,9 @@ async def test_frozen_broker_makes_no_submit_wait(
 ) -> None:
     chain = await chain_on_breakable_kafka(publish_seconds=0.5)
     async with open_sequencer(chain.config) as sequencer:
-        await submit_each(sequencer, make_orders(20))
+        await submit_each(sequencer, make_orders(20, size=100))
         kafka_to_break.freeze()
-        await submit_each(sequencer, make_orders(200, start=100))
+        await submit_each(sequencer, make_orders(200, start=100, size=100))
         await until(lambda: sequencer.stats().send_failures >= 2)
         kafka_to_break.thaw()
         await until_published(sequencer)
@@ -180,9 +176,9 @@ async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publis
 ) -> None:
     chain = await chain_on_breakable_kafka(stop_seconds=1.0)
     sequencer = await open_sequencer(chain.config).__aenter__()
-    await submit_each(sequencer, make_orders(20))
+    await submit_each(sequencer, make_orders(20, size=100))
     kafka_to_break.freeze()
-    await submit_each(sequencer, make_orders(20, start=100))
+    await submit_each(sequencer, make_orders(20, start=100, size=100))
     async with asyncio.timeout(15):
         await sequencer.__aexit__(None, None, None)
     kafka_to_break.thaw()
@@ -200,10 +196,10 @@ async def test_lost_answer_to_a_send_is_sent_again_by_a_new_producer(
         config = chain.with_settings(kafka=f"127.0.0.1:{proxy.port}", heartbeat_seconds=60.0)
         async with open_sequencer(config) as sequencer:
             trap = proxy.set_trap(is_produce, lets_through=is_stored)
-            await submit_each(sequencer, make_orders(5))
+            await submit_each(sequencer, make_orders(5, size=100))
             await trap.wait()
             # The connection stays as it is, half open: only the deadline ends the wait.
-            await submit_each(sequencer, make_orders(5, start=100))
+            await submit_each(sequencer, make_orders(5, start=100, size=100))
             await until_published(sequencer)
             assert sequencer.stats().send_failures >= 1
             trap.cut()
@@ -219,7 +215,7 @@ async def test_broken_connections_to_the_broker_lose_nothing(
         async with open_sequencer(config) as sequencer:
             for start in range(0, 300, 30):
                 proxy.delay_seconds = seeded.choice([0.0, 0.02])
-                await submit_each(sequencer, make_orders(30, start=start))
+                await submit_each(sequencer, make_orders(30, start=start, size=100))
                 await asyncio.sleep(seeded.uniform(0, 0.1))
                 proxy.reset()
             proxy.delay_seconds = 0.0
@@ -264,13 +260,13 @@ async def test_row_too_large_for_the_lowered_limit_is_skipped_on_record(
 ) -> None:
     chain = await chain_on_breakable_kafka()
     async with open_sequencer(chain.config) as sequencer:
-        await sequencer.submit_many(make_orders(10))
+        await sequencer.submit_many(make_orders(10, size=100))
         await set_topic_limit(kafka_to_break, chain.topic, 50_000)
         large = await sequencer.submit("large", Random(1).randbytes(PAYLOAD_BYTES_MAX))
-        await sequencer.submit_many(make_orders(10, start=100))
+        await sequencer.submit_many(make_orders(10, start=100, size=100))
         await until_published(sequencer)
         await set_topic_limit(kafka_to_break, chain.topic, 9_000_000)
-        await sequencer.submit_many(make_orders(10, start=200))
+        await sequencer.submit_many(make_orders(10, start=200, size=100))
         again = await sequencer.submit("large again", Random(2).randbytes(PAYLOAD_BYTES_MAX))
     (skip,) = await chain.fetch("SELECT after_id, until_id FROM chain_skip")
     assert skip["after_id"] < large.id <= skip["until_id"] < again.id
@@ -284,7 +280,7 @@ async def test_refuse_policy_refuses_while_the_broker_is_away_and_no_longer(
         publish_seconds=1.0, when_kafka_is_away="refuse", kafka_away_seconds=1.5
     )
     async with open_sequencer(chain.config) as sequencer:
-        await submit_each(sequencer, make_orders(20))
+        await submit_each(sequencer, make_orders(20, size=100))
         kafka_to_break.freeze()
         with pytest.raises(BrokerAway, match="has not answered for"):
             await submit_each(sequencer, make_orders(1_000_000, start=100, size=1))
@@ -293,7 +289,7 @@ async def test_refuse_policy_refuses_while_the_broker_is_away_and_no_longer(
             sequencer.submit_nowait("x", b"")
         kafka_to_break.thaw()
         await until_published(sequencer)
-        await submit_each(sequencer, make_orders(20, start=50_000))
+        await submit_each(sequencer, make_orders(20, start=50_000, size=100))
     assert accepted > 0
     await assert_whole(chain, 40 + accepted)
 
@@ -307,7 +303,7 @@ async def test_start_with_the_broker_away_goes_by_the_setting(
         async with open_sequencer(chain.config):
             pass
     async with open_sequencer(chain.with_settings(kafka_at_start="optional")) as sequencer:
-        await submit_each(sequencer, make_orders(20))
+        await submit_each(sequencer, make_orders(20, size=100))
         await asyncio.to_thread(kafka_to_break.start)
         await until_published(sequencer)
     await assert_whole(chain, 20)

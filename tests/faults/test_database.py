@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 from contextlib import AsyncExitStack
-from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
@@ -18,6 +17,7 @@ import pytest
 from local_stack import process as processes
 from orderchain.errors import RetryError, UnknownOutcome
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.orders import make_orders
 
 from .addresses import through
 from .client import Client
@@ -28,6 +28,7 @@ from .proxy import Proxy, is_commit, postgres_requests
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
     from pathlib import Path
+    from random import Random
 
     from local_stack import PostgresServer
 
@@ -38,12 +39,6 @@ Result = TypeVar("Result")
 PATIENCE_SECONDS = 30.0
 
 SMALL_DISK_MIB = 16
-
-
-def make_orders(count: int, *, size: int = 20) -> list[Order]:
-    """Return orders whose payloads do not compress."""
-    bits = Random(count)
-    return [Order(f"k{n}", bits.randbytes(size)) for n in range(count)]
 
 
 def acked(orders: list[Order], acks: list[Ack]) -> list[Acked]:

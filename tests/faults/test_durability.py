@@ -19,10 +19,11 @@ from orderchain.errors import DurabilityError, OrderchainError, RetryError, Unkn
 from orderchain.model import Mark
 from orderchain.roles import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.orders import make_orders
+from tests.builders.topics import make_topics
 
-from .conftest import make_topic
 from .inspector import Chain, inspect
-from .test_database import acked, in_time, make_orders
+from .test_database import acked, in_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -212,7 +213,7 @@ async def test_command_whose_database_becomes_unsafe_ends_as_what_failed_after_t
     source = f"orders.{chain.topic}"
     kafka = chain.config.kafka
     assert isinstance(kafka, str)
-    await make_topic(kafka, source)
+    await make_topics(kafka, source)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "chainctl", "sequence", "--chain", str(chain.chain_id)),
         *("--intake-topic", source, "--lease-seconds", "1"),
@@ -273,6 +274,6 @@ async def test_leader_that_was_told_to_accept_an_unsafe_database_goes_on(
         await settings.set("fsync", "off")
         counter = await chain.value("SELECT counter FROM chain_lease")
         async with asyncio.timeout(30):
-            while await chain.value("SELECT counter FROM chain_lease") < counter + 2:  # type: ignore[operator]
+            while await chain.value("SELECT counter FROM chain_lease") < counter + 2:
                 pass
         await sequencer.submit("after", b"")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from local_stack import PostgresServer
 
     from .conftest import MakeChain, StartWorker
-    from .processes import Worker
+    from .processes import Acked, Worker
 
 
 async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, Worker]:
@@ -37,7 +37,7 @@ async def until_looking(chain: Chain) -> None:
         "AND application_name = 'orderchain sequencer ' || $1::int AND state = 'idle'"
     )
     async with asyncio.timeout(30):
-        while await chain.value(statement, chain.chain_id) < 2:  # type: ignore[operator]  # noqa: ASYNC110
+        while await chain.value(statement, chain.chain_id) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -165,7 +165,7 @@ async def test_two_started_at_once_yield_one_leader_and_no_fork(
     make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random, rounds: int
 ) -> None:
     chain = await make_chain()
-    acked = []
+    acked: list[Acked] = []
     for number in range(rounds):
         pair = await asyncio.gather(*(start_worker(chain.config) for _ in range(2)))
         for name, worker in zip("ab", pair, strict=True):

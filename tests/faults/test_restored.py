@@ -85,7 +85,7 @@ class Follower:
 
 
 async def head_of(chain: Chain) -> int:
-    return int(await chain.value("SELECT last_id FROM chain_head"))  # type: ignore[call-overload]
+    return int(await chain.value("SELECT last_id FROM chain_head"))
 
 
 async def send_again(chain: Chain, records: list[bytes]) -> None:

@@ -151,7 +151,7 @@ class Client:
             return TimeoutError("no answer")
         if isinstance(answer, BaseException) and not isinstance(answer, OrderchainError):
             raise answer
-        return answer  # type: ignore[return-value] # an OrderchainError, if an error
+        return answer
 
     async def _ask(self, sequencer: Sequencer, orders: list[Order]) -> list[Ack]:
         if len(orders) == 1:

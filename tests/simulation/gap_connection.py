@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from orderchain.model import Event
-    from orderchain.testing.memory_store import CommittedChain
+    from orderchain.testing.memory_gap_source import StoredChain
     from orderchain.testing.wire import Wire
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
@@ -28,7 +28,7 @@ _BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "com
 class MemoryReadConnection:
     """Stands in for the reader's `orderchain.clients.session.Session`: one statement at a time."""
 
-    def __init__(self, see: Callable[[], CommittedChain], *, is_standby: bool, wire: Wire) -> None:
+    def __init__(self, see: Callable[[], StoredChain], *, is_standby: bool, wire: Wire) -> None:
         self._see = see
         self._is_standby = is_standby
         self._wire = wire
@@ -52,7 +52,7 @@ class MemoryReadConnection:
         """Nothing is held."""
 
     def _standing(
-        self, chain: CommittedChain, at_id: int, batch_id: int | None, terms_max: int
+        self, chain: StoredChain, at_id: int, batch_id: int | None, terms_max: int
     ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
@@ -84,7 +84,7 @@ class MemoryReadConnection:
 
     def _page(
         self,
-        chain: CommittedChain,
+        chain: StoredChain,
         after_id: int,
         until_id: int,
         rows: int,
@@ -108,14 +108,14 @@ class MemoryReadConnection:
         found = found or [dict.fromkeys(("ids", "id_images", "last_id", "lacks"))]
         if batches:
             ahead = self._batches_after(chain, after_id, batches)
-            columns = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
+            values = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
             found[0] |= self._standing(chain, after_id, None, 0)[0] | {
                 "last_id": found[0]["last_id"],
-                **dict(zip(_BATCH_COLUMNS, columns, strict=True)),
+                **dict(zip(_BATCH_COLUMNS, values, strict=True)),
             }
         return found
 
-    def _batches_after(self, chain: CommittedChain, known_id: int, limit: int) -> Sequence[Any]:
+    def _batches_after(self, chain: StoredChain, known_id: int, limit: int) -> Sequence[Any]:
         rows = [
             (b.last_id, b.seal, b.epoch, b.first_id, b.row_count, b.committed_at_us)
             for b in chain.batches
@@ -123,7 +123,7 @@ class MemoryReadConnection:
         ]
         return rows[:limit]
 
-    def _place(self, chain: CommittedChain) -> Sequence[Any]:
+    def _place(self, chain: StoredChain) -> Sequence[Any]:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 

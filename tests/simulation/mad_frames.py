@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import msgspec
 
+from orderchain.frame import encode_frame
 from sequencer import publisher as framing
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @contextmanager
 def mad_frames(plan: Plan) -> Iterator[None]:
     """Have some frames tell of a seal that the database does not have."""
-    encode = framing.encode_frame
+    encode = encode_frame
     random = Random(f"seals of {plan.seed}")
 
     def encode_madly(header: FrameHeader, *args: Any, **settings: Any) -> bytes:

@@ -140,7 +140,7 @@ class LostPrimary(World):
         self.lost = list(self.checker.events)
         # From here on there are two truths, and the test itself holds everything against them.
         self.log.watch = lambda frames: None
-        self.checker.on_run = lambda receiver, head, run: None  # type: ignore[method-assign]
+        self.checker.on_run = lambda receiver, head_delivered, run: None  # type: ignore[method-assign]
         self.database_server.crash()
         self.promoted: CommittedChain = self.replica.chain
         self.database.chains[CHAIN_ID] = self.chain = self.promoted  # type: ignore[assignment]

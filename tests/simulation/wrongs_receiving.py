@@ -21,7 +21,7 @@ from orderchain.testing.memory_checkpoints import MemoryCheckpointStore
 from sequencer.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
     from matcher_receiver.decisions import FrameDecision, StandingDecision
     from orderchain.frame import FrameHeader
@@ -116,7 +116,7 @@ def primary_never_asked() -> Iterator[None]:
 
     async def ask_the_first(
         self: PreferredSources, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         del from_primary
         for source in readers(self)[:1]:
             async for run in self._runs_of(source, after, until_id):

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Kind
+from orderchain.model import Event
 
 if TYPE_CHECKING:
     import random
@@ -56,6 +57,20 @@ def chain_of(rng: random.Random, count: int) -> list[Row]:
 
 def head_of(rows: Sequence[Row]) -> int:
     return max((row.id or 0 for row in rows), default=0)
+
+
+def events_of(rows: Sequence[Row]) -> list[Event]:
+    """The rows as events; a column without a value has the empty one."""
+    return [
+        Event(row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
+        for row in rows
+    ]
+
+
+def id_of(row: Row) -> int:
+    """Return the id of a row that has one."""
+    assert row.id is not None
+    return row.id
 
 
 def write_journal(path: Path, rows: Sequence[Row], torn: str = "") -> Path:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
-from orderchain.frame import FrameHeader, encode_frame
-from orderchain.model import Event
-from tests.spark.planting import CHAIN_ID
+from orderchain.frame import encode_frame
+from orderchain.testing.batches import header_of, heartbeat_header
+from tests.spark.planting import CHAIN_ID, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,32 +24,15 @@ FRAME_KEY = bytes(range(32))
 
 def frame_of(rows: Sequence[Row], key: bytes = FRAME_KEY, **fields: Any) -> bytes:
     """The frame of `rows`, signed with `key`, the seals and the epoch as given."""
-    events: list[Any] = [
-        Event(row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
-        for row in rows
-    ]
-    header = FrameHeader(
-        **{
-            "chain_id": CHAIN_ID,
-            "epoch": 1,
-            "publisher_epoch": 9,
-            "publisher_nonce": NONCE,
-            "first_pid": events[0].pid,
-            "first_id": events[0].id,
-            "last_id": events[-1].id,
-            "count": len(events),
-            "seal_before": bytes(32),
-        }
-        | fields
-    )
-    return encode_frame(header, events, key)
+    events = events_of(rows)
+    publisher = {"chain_id": CHAIN_ID, "publisher_epoch": 9, "publisher_nonce": NONCE}
+    return encode_frame(header_of(events, **(publisher | fields)), events, key)
 
 
 def heartbeat_of(head: int, seal: bytes, chain_id: int = CHAIN_ID) -> bytes:
-    header = FrameHeader(
-        chain_id=chain_id, epoch=9, publisher_epoch=9, publisher_nonce=NONCE,
-        first_pid=head, first_id=head, last_id=head, count=0, seal_before=seal,
-    )  # fmt: skip
+    header = heartbeat_header(
+        head, chain_id=chain_id, epoch=9, publisher_epoch=9, publisher_nonce=NONCE, seal_before=seal
+    )
     return encode_frame(header, [], FRAME_KEY)
 
 

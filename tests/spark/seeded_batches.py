@@ -11,19 +11,18 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from chain_verifier.findings import Kind
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.seal import genesis_seal
 from tests.spark.planting import Row, chain_of
 from tests.spark.publishing import begin_term
 from tests.spark.seeded_rows import FAULTS_MAX, Told, expect
-from tests.spark.storing import fields_of, image_of
+from tests.spark.storing import fields_of, seal_of
 from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import asyncpg
 
-_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_COMMIT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _PARTITION_IDS: Final = 10**6
 _PAGE_ROWS: Final = 3
@@ -82,22 +81,10 @@ def sealed_chain(rng: random.Random, chain_id: int, database_id: UUID) -> Chain:
         taken, rows = rows[:count], rows[count:]
         epoch += rng.choice([0, 0, 0, 2])
         committed_at = _FIRST_COMMIT + timedelta(seconds=len(batches))
-        after = _seal_of(seal, taken, epoch, committed_at)
+        after = seal_of(taken, seal, epoch, committed_at)
         batches.append(Committed(taken, epoch, seal, after, committed_at))
         seal = after
     return Chain(chain_id, database_id, batches)
-
-
-def _seal_of(seal: bytes, rows: Sequence[Row], epoch: int, committed_at: datetime) -> bytes:
-    return next_seal(
-        seal,
-        epoch=epoch,
-        first_id=rows[0].id or 0,
-        last_id=rows[-1].id or 0,
-        row_count=len(rows),
-        committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
-        pages=[image_of(list(map(fields_of, rows)))],
-    )
 
 
 async def commit(connection: asyncpg.Connection[Any], chain: Chain, topic: str) -> None:

@@ -163,7 +163,7 @@ def _add_noise(topic: Topic, slices: list[Slice], chain: Chain, rng: random.Rand
         at = rng.randint(last + 1, len(topic.records))
         topic.records[at:at] = again
     other = Slice(slices[0].rows, slices[0].fields | {"chain_id": chain.chain_id + 1})
-    first = chain.batches[0]
-    noise = [heartbeat_of(first.last_id, first.seal, chain.chain_id), b"no frame", other.record()]
+    batch = chain.batches[0]
+    noise = [heartbeat_of(batch.last_id, batch.seal, chain.chain_id), b"no frame", other.record()]
     for record in rng.sample(noise, rng.randint(0, len(noise))):
         topic.records.insert(rng.randint(2, len(topic.records)), record)

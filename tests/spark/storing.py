@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from orderchain.seal import genesis_seal, next_seal, page_image
-from tests.spark.planting import CHAIN_ID
+from orderchain.seal import genesis_seal
+from orderchain.testing.batches import sealed
+from tests.spark.planting import CHAIN_ID, events_of
 from tests.spark.publishing import begin_term
 from tests.stored_pages import LET_TAMPER, store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.seal import PageImage
     from tests.spark.planting import Row
 
 PARTITION_IDS = 200
@@ -84,10 +84,16 @@ def fields_of(row: Row) -> tuple[Any, ...]:
     return row.id, row.pid, row.key, row.event_time_ns, row.payload
 
 
-def image_of(records: Sequence[tuple[Any, ...]]) -> PageImage:
-    """What the seal covers of rows."""
-    ids, pids, keys, times_ns, payloads = zip(*records, strict=True)
-    return page_image(ids, pids, list(map(str.encode, keys)), times_ns, payloads)
+def seal_of(rows: Sequence[Row], seal_before: bytes, epoch: int, committed_at: datetime) -> bytes:
+    """The seal after a batch of `rows`."""
+    batch = sealed(
+        events_of(rows),
+        chain_id=CHAIN_ID,
+        epoch=epoch,
+        seal_before=seal_before,
+        committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
+    )
+    return batch.seal
 
 
 async def _commit(
@@ -100,21 +106,13 @@ async def _commit(
     await connection.execute("SELECT chain_page_extend($1, $2)", CHAIN_ID, last_id)
     records = [fields_of(row) for row in rows]
     await store_rows(connection, CHAIN_ID, records, PAGE_ROWS)
-    sealed = next_seal(
-        seal,
-        epoch=epoch,
-        first_id=first_id,
-        last_id=last_id,
-        row_count=len(rows),
-        committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
-        pages=[image_of(records)],
-    )
+    seal_after = seal_of(rows, seal, epoch, committed_at)
     await connection.execute(
         "INSERT INTO chain_batch VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-        CHAIN_ID, first_id, last_id, rows[0].pid, len(rows), epoch, sealed, committed_at,
+        CHAIN_ID, first_id, last_id, rows[0].pid, len(rows), epoch, seal_after, committed_at,
     )  # fmt: skip
     await connection.execute(
         "UPDATE chain_head SET last_id = $2, last_seal = $3, epoch = $4 WHERE chain_id = $1",
-        CHAIN_ID, last_id, sealed, epoch,
+        CHAIN_ID, last_id, seal_after, epoch,
     )  # fmt: skip
-    return sealed
+    return seal_after

@@ -50,8 +50,8 @@ class Chain:
         return write_archive(self.audit, self.folder, CHAIN_ID, until_id)
 
     def retain(self, until_id: int, **options: Any) -> Retained:
-        known = {"actor": "eve", "key_window_rows": 0} | options
-        request = RetentionRequest(chain_id=CHAIN_ID, until_id=until_id, **known)
+        known: dict[str, Any] = {"actor": "eve", "key_window_rows": 0}
+        request = RetentionRequest(chain_id=CHAIN_ID, until_id=until_id, **(known | options))
         return retain(self.owner, self.folder, request)
 
     def execute(self, *statements: str) -> None:

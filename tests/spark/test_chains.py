@@ -38,7 +38,7 @@ def test_chains_with_each_another_outcome_are_told_apart_by_both_modes(
 ) -> None:
     known = Unverified(chain_id=5, is_refused=False, reason="known before")
     away = DatabaseSource(database="postgresql://auditor:sesame@127.0.0.1:1/x")
-    chains = [
+    chains: list[VerifyRequest | Unverified] = [
         request_of(tmp_path, 1),
         request_of(tmp_path, 2, lacks=9),
         request_of(tmp_path, 3, of=8),

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Kind
-from tests.spark.planting import chain_of, head_of, plant
+from tests.spark.planting import chain_of, head_of, id_of, plant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_check_with_rows_twice_at_edges_names_each(examine_rows: Examine) -> Non
 
 def test_check_with_forks_at_edges_names_both_rows_of_each(examine_rows: Examine) -> None:
     forked = [ROWS[index] for index in edges(ROWS, 4)[1:]]
-    others = [replace(row, id=row.id - 1) for row in forked]
+    others = [replace(row, id=id_of(row) - 1) for row in forked]
     expected = {
         finding(Kind.FORK, pid=row.pid, ids=(other.id, row.id))
         for row, other in zip(forked, others, strict=True)
@@ -99,7 +99,7 @@ def test_check_with_forks_at_edges_names_both_rows_of_each(examine_rows: Examine
 
 
 def test_check_with_a_fork_far_behind_its_pid_names_both_rows(examine_rows: Examine) -> None:
-    other = replace(ROWS[5], id=ROWS[50].id + 1)
+    other = replace(ROWS[5], id=id_of(ROWS[50]) + 1)
     expected = finding(Kind.FORK, pid=ROWS[5].pid, ids=(ROWS[5].id, other.id))
     assert examine_rows([*ROWS, other], HEAD).findings.kept == (expected,)
 

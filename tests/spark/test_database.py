@@ -323,6 +323,7 @@ def test_database_with_a_role_that_may_not_read_is_refused(
 def test_database_with_a_wrong_password_is_refused_without_showing_it(
     spark: SparkSession, audit: DatabaseSource
 ) -> None:
+    assert isinstance(audit.database, str)
     parts = urlsplit(audit.database)
     dsn = audit.database.replace(str(parts.password), "sesame")
     with pytest.raises(ConnectError, match="password authentication failed") as refused:

@@ -53,8 +53,8 @@ def small_results(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         conf.set("spark.driver.maxResultSize", bytes_max)
-        for name, value in usual.items():
-            spark.conf.set(name, str(value))
+        for name, before in usual.items():
+            spark.conf.set(name, str(before))
 
 
 def rows(spark: SparkSession, key: str) -> DataFrame:

@@ -19,7 +19,7 @@ from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
 from tests.spark.storing import store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -44,7 +44,7 @@ def verified(spark: SparkSession) -> Verified:
     return run
 
 
-def keyed(keys: dict[int, str | None], rows: Sequence[Row] = ROWS) -> list[Row]:
+def keyed(keys: Mapping[int, str | None], rows: Sequence[Row] = ROWS) -> list[Row]:
     return [replace(row, key=keys.get(at, row.key)) for at, row in enumerate(rows)]
 
 

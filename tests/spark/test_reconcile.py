@@ -13,7 +13,7 @@ from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import Report, Verdict
 from tests.spark.agreeing import verified_by_both
-from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, write_journal
+from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, id_of, write_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def test_compare_with_a_row_that_stands_twice_with_other_content_and_a_null_name
 
 
 def test_compare_with_rows_missing_repeated_and_added_names_each(compared: Compare) -> None:
-    added = Row(ROWS[50].id + 1, ROWS[50].pid, "added")
+    added = Row(id_of(ROWS[50]) + 1, ROWS[50].pid, "added")
     # The row 30 was taken out together with the link to it: there the chain alone looks whole.
     relinked = replace(ROWS[31], pid=ROWS[30].pid)
     own = [

@@ -25,10 +25,9 @@ from chain_verifier.spark.verify import verify
 from chain_verifier.spark.written_findings import write_findings
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
-from orderchain.seal import next_seal
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
-from tests.spark.storing import batches_of, execute, fields_of, image_of, store
+from tests.spark.storing import batches_of, execute, seal_of, store
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -229,17 +228,12 @@ async def _rewrite_last_batch(dsn: str) -> None:
     connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
     try:
         batch = await connection.fetchrow(
-            "SELECT n.*, p.seal AS before, (extract(epoch FROM n.committed_at) * 1000000)::bigint"
-            " AS at_us FROM chain_batch n JOIN chain_batch p ON p.last_id = n.prev_last_id"
-            " ORDER BY n.last_id DESC LIMIT 1"
+            "SELECT n.*, p.seal AS before FROM chain_batch n"
+            " JOIN chain_batch p ON p.last_id = n.prev_last_id ORDER BY n.last_id DESC LIMIT 1"
         )
         rows = ROWS[-batch["row_count"] :]
-        records = [fields_of(replace(rows[0], payload=b"changed")), *map(fields_of, rows[1:])]
-        seal = next_seal(
-            batch["before"], epoch=batch["epoch"], first_id=batch["first_id"],
-            last_id=batch["last_id"], row_count=len(rows), committed_at_us=batch["at_us"],
-            pages=[image_of(records)],
-        )  # fmt: skip
+        changed = [replace(rows[0], payload=b"changed"), *rows[1:]]
+        seal = seal_of(changed, batch["before"], batch["epoch"], batch["committed_at"])
         await connection.execute(LET_TAMPER)
         await connection.execute(
             "UPDATE chain_event SET payload = $1 WHERE id = $2", b"changed", rows[0].id

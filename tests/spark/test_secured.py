@@ -6,6 +6,7 @@ import asyncio
 import random
 import secrets
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -191,7 +192,7 @@ def test_database_is_verified_by_tls_in_both_modes_however_that_is_said(
         asyncio.run(store(secured.server.dsn(SUPERUSER, "orders"), ROWS))
         given = {"sslmode": "verify-full", "sslrootcert": str(secured.authority.path)}
         url = secured.url("orders", password="for-trade", **given)
-        reached = [
+        reached: list[str | DatabaseConfig] = [
             secured.right(dbname="orders"),
             secured.certified(secured.authority.client(CERTIFIED), dbname="orders"),
             url,
@@ -207,7 +208,7 @@ def test_database_is_verified_by_tls_in_both_modes_however_that_is_said(
         # The environment counts for Spark as for asyncpg.
         monkeypatch.setenv("PGSSLROOTCERT", str(Authority(server_folder, "other").path))
         request = _request(secured.url("orders"))
-        for refused in (lambda: verify(request, spark), lambda: verify_locally(request)):
+        for refused in (partial(verify, request, spark), partial(verify_locally, request)):
             with pytest.raises(ConnectError, match=r"certificat|SSL"):
                 refused()
 

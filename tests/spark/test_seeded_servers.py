@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
@@ -23,6 +22,7 @@ from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import AUDITOR
+from tests.builders.topics import make_topics
 from tests.spark.seeded import SEEDS, is_sealed, is_topic
 from tests.spark.seeded_batches import LINK_KINDS, Chain, Harmed, commit, harm, sealed_chain
 from tests.spark.seeded_frames import Topic, publish_plan
@@ -97,12 +97,7 @@ class Seeded:
                 chain, name = self.clean[seed]
                 rng = random.Random(f"clean topic {seed}")
                 records[name] = publish_plan(rng, chain, is_damaged=False).encoded()
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
-        await admin.start()
-        try:
-            await admin.create_topics([NewTopic(name, 1, 1) for name in records])
-        finally:
-            await admin.close()
+        await make_topics(self.servers, *records)
         producer = AIOKafkaProducer(bootstrap_servers=self.servers, enable_idempotence=True)
         await producer.start()
         try:

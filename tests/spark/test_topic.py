@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from msgspec.structs import replace
 
@@ -23,8 +23,9 @@ from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR
+from tests.builders.topics import make_topics
 from tests.spark.agreeing import verified_by_both
-from tests.spark.planting import CHAIN_ID, chain_of, head_of, write_journal
+from tests.spark.planting import CHAIN_ID, chain_of, head_of, id_of, write_journal
 from tests.spark.publishing import (
     FRAME_KEY,
     NONCE,
@@ -56,7 +57,7 @@ class Topic:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self.name = f"t{secrets.token_hex(6)}"
-        asyncio.run(self._create())
+        asyncio.run(make_topics(servers, self.name))
 
     def send(self, *records: bytes) -> None:
         asyncio.run(publish(self.servers, self.name, records))
@@ -64,14 +65,6 @@ class Topic:
     def remove_before(self, offset: int) -> None:
         """Do what retention does."""
         asyncio.run(self._remove(offset))
-
-    async def _create(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
-        await admin.start()
-        try:
-            await admin.create_topics([NewTopic(self.name, 1, 1)])
-        finally:
-            await admin.close()
 
     async def _remove(self, offset: int) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
@@ -278,7 +271,7 @@ def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_
     short = f"rows after {known} are not known to be published yet"
     assert short in report.sources[1].notes
     asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
-    lacking = [(Kind.LACKING, row.id) for row in ROWS if row.id > known]
+    lacking = [(Kind.LACKING, row.id) for row in ROWS if id_of(row) > known]
     assert lacking
     assert against(both()) == lacking
 
@@ -335,7 +328,7 @@ def test_keys_of_frames_show_in_no_plan_of_sparks(
 ) -> None:
     topic.send(*frames)
     assert both().is_clean
-    store: Any = spark._jsparkSession.sharedState().statusStore()  # type: ignore[attr-defined]
+    store: Any = spark._jsparkSession.sharedState().statusStore()
     executions = store.executionsList()
     plans = [executions.apply(n).physicalPlanDescription() for n in range(executions.size())]
     shown = "\n".join(plan for plan in plans if "InArrow" in plan)

@@ -33,10 +33,15 @@ def mac_of(body: bytes, fields: bytes, key: bytes) -> bytes:
     return blake3(body + fields + header_bytes, key=key).digest(MAC_BYTES)
 
 
+def rows_of(vector: dict[str, Any]) -> list[list[Any]]:
+    """The rows of a vector, each as its event is encoded."""
+    return [[*row[:4], bytes.fromhex(row[4])] for row in vector["rows"]]
+
+
 def frame_of(vector: dict[str, Any], key: bytes) -> bytes:
     """The record of a vector, whose `appended` stands between the fields and the MAC."""
     header, appended = vector["header"], bytes.fromhex(vector["appended"])
-    rows = [[*row[:4], bytes.fromhex(row[4])] for row in vector["rows"]]
+    rows = rows_of(vector)
     body = msgspec.msgpack.encode(rows) if rows else b""
     fields = (
         b"OCHN"

@@ -87,7 +87,7 @@ async def test_other_driver_with_the_same_config_works(secured_kafka: SecuredKaf
     from confluent_kafka.admin import AdminClient
 
     for config in (secured_kafka.login(RECEIVER), secured_kafka.mutual(RECEIVER)):
-        admin = AdminClient(librdkafka_options(config))
+        admin = AdminClient({**librdkafka_options(config)})
         found = await asyncio.to_thread(admin.list_topics, timeout=SECONDS)
         assert TOPIC in found.topics
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection
 
 from orderchain.clients.kafka import close_client, start_client
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,10 +58,7 @@ async def test_consumer_that_is_closed_while_its_group_waits_leaves_no_connectio
     kafka_server: KafkaServer,
 ) -> None:
     name = f"held-up-{uuid.uuid4().hex[:8]}"
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka_server.bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(name, 1, 1)])
-    await admin.close()
+    await make_topics(kafka_server.bootstrap, name)
     first, second = (member(kafka_server.bootstrap, name) for _ in range(2))
     held_up = HeldUp()
     async with asyncio.timeout(DEADLINE_SECONDS):

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from local_stack import PostgresServer
     from outbox.consumer.delivery import Delivery
+    from sequencer.intake.topic import TopicIntakeStats
 
     RoleDsn = Callable[[str], str]
 
@@ -141,9 +142,12 @@ async def test_orders_are_taken_from_a_topic(
     config = SequencerConfig(chain_id=CHAIN_ID, database=role_dsn(SEQUENCER_WRITER), kafka=leader)
     are_taken = asyncio.Event()
     async with asyncio.timeout(SECONDS), open_sequencer(config) as sequencer:
-        intake = TopicIntake(
-            taken, sequencer, on_progress=lambda stats: stats.records == 2 and are_taken.set()
-        )
+
+        def note(stats: TopicIntakeStats) -> None:
+            if stats.records == 2:
+                are_taken.set()
+
+        intake = TopicIntake(taken, sequencer, on_progress=note)
         running = asyncio.create_task(intake.run())
         await are_taken.wait()
         running.cancel()

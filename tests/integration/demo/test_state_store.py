@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -45,41 +45,48 @@ async def store(database: str, role_dsn: Callable[[str], str]) -> AsyncIterator[
         yield opened
 
 
+async def save(
+    store: StateStore, state: StoredState = STATE, receiver: Checkpoints | None = None
+) -> None:
+    given: Any = receiver or Checkpoints()
+    await store.save(given, RUN, state)
+
+
 async def test_load_with_nothing_saved_is_none(store: StateStore) -> None:
     assert await store.load() is None
 
 
 async def test_save_then_load_returns_the_last_state(store: StateStore) -> None:
-    await store.save(Checkpoints(), RUN, STATE)
+    await save(store)
     later = StoredState(head=9, events=4, journal_bytes=120, state=b"more")
-    await store.save(Checkpoints(), RUN, later)
+    await save(store, later)
     assert await store.load() == later
 
 
 async def test_save_takes_the_checkpoint_into_its_transaction(store: StateStore) -> None:
     receiver = Checkpoints()
-    await store.save(receiver, RUN, STATE)
+    await save(store, receiver=receiver)
     assert receiver.is_in_transaction
 
 
 async def test_save_with_a_refused_checkpoint_stores_nothing(store: StateStore) -> None:
-    await store.save(Checkpoints(), RUN, STATE)
+    await save(store)
     later = StoredState(head=9, events=4, journal_bytes=120, state=b"more")
     with pytest.raises(CheckpointLost):
-        await store.save(Checkpoints(CheckpointLost(CHAIN_ID, RECEIVER, 7, 9)), RUN, later)
+        await save(store, later, Checkpoints(CheckpointLost(CHAIN_ID, RECEIVER, 7, 9)))
     assert await store.load() == STATE
 
 
 async def test_states_of_two_receivers_are_apart(
     store: StateStore, role_dsn: Callable[[str], str]
 ) -> None:
-    await store.save(Checkpoints(), RUN, STATE)
+    await save(store)
     async with open_state_store(role_dsn(RECEIVER_WRITER), CHAIN_ID, "other") as other:
         assert await other.load() is None
 
 
 async def test_table_made_twice_keeps_what_is_in_it(store: StateStore, database: str) -> None:
-    await store.save(Checkpoints(), RUN, STATE)
+    await save(store)
     await make_table(Settings(database=database))
     assert await store.load() == STATE
 

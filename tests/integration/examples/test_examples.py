@@ -9,12 +9,14 @@ from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import asyncpg
 import pytest
 
 from chainctl.commands.chain import ChainPlan, create_chain
 from chainctl.settings import Settings
+from tests.pipes import stdin_of, stdout_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SEED = 3
@@ -70,7 +72,7 @@ def examples(stack_environment: dict[str, str], chain_id: int) -> Examples:
     return Examples(stack_environment, chain_id)
 
 
-def orders(count: int, client: str) -> list[dict[str, object]]:
+def orders(count: int, client: str) -> list[dict[str, Any]]:
     draw = Random(SEED)
     return [
         {
@@ -83,11 +85,11 @@ def orders(count: int, client: str) -> list[dict[str, object]]:
     ]
 
 
-def lines(some: list[dict[str, object]]) -> bytes:
+def lines(some: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(order).encode() + b"\n" for order in some)
 
 
-def expected(some: list[dict[str, object]]) -> Counter[str]:
+def expected(some: list[dict[str, Any]]) -> Counter[str]:
     found: Counter[str] = Counter()
     for order in some:
         found[order["symbol"]] += order["qty"] if order["side"] == "B" else -order["qty"]
@@ -111,7 +113,7 @@ async def test_matching_example_with_a_kill_and_a_restart_applies_each_order_onc
     await examples.run("sequencing_service.py", given=lines(early))
     matching = await examples.start("matching_service.py")
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert (await matching.stdout.readline()).startswith(b"applied up to id ")
+        assert (await stdout_of(matching).readline()).startswith(b"applied up to id ")
     matching.send_signal(signal.SIGKILL)
     await matching.communicate()
     await examples.run("sequencing_service.py", given=lines(late))
@@ -129,15 +131,14 @@ async def test_matching_example_beside_the_sequencing_one_follows_it_live(
     matching = await examples.start("matching_service.py")
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            sequencing.stdin.write(lines(some))
+            stdin_of(sequencing).write(lines(some))
             for _ in some:
-                last = json.loads(await sequencing.stdout.readline())
-            while (line := await matching.stdout.readline()) != b"applied up to id %d\n" % last[
-                "id"
-            ]:
+                last = json.loads(await stdout_of(sequencing).readline())
+            end = b"applied up to id %d\n" % last["id"]
+            while (line := await stdout_of(matching).readline()) != end:
                 assert line.startswith(b"applied up to id ")
         assert await examples.positions() == expected(some)
     finally:
         matching.kill()
-        sequencing.stdin.close()
+        stdin_of(sequencing).close()
         await asyncio.gather(matching.communicate(), sequencing.wait())

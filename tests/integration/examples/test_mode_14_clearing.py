@@ -19,6 +19,7 @@ import pytest
 
 from chainctl.commands.chain import ChainPlan, create_chain
 from chainctl.settings import Settings
+from tests.pipes import stdin_of, stdout_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -79,7 +80,7 @@ class Parts:
         """Start a part, and kill it once it has told of so many pieces of work."""
         process = await self.start(name)
         for _ in range(lines):
-            assert await process.stdout.readline(), f"{name} has ended by itself"
+            assert await stdout_of(process).readline(), f"{name} has ended by itself"
         await self.kill(process)
 
     async def kill(self, process: Process) -> None:
@@ -87,7 +88,7 @@ class Parts:
             process.kill()
         await process.communicate()
 
-    async def sequence(self, orders: list[dict[str, object]], kill_after: int | None) -> None:
+    async def sequence(self, orders: list[dict[str, Any]], kill_after: int | None) -> None:
         """Send orders; kill the service once it has acknowledged so many."""
         process = await self.start("sequencing")
         lines = b"".join(json.dumps(order).encode() + b"\n" for order in orders)
@@ -95,13 +96,13 @@ class Parts:
             await process.communicate(lines)
             assert process.returncode == 0
             return
-        process.stdin.write(lines)
+        stdin_of(process).write(lines)
         for _ in range(kill_after):
-            assert await process.stdout.readline()
+            assert await stdout_of(process).readline()
         await self.kill(process)
 
 
-def orders_of(draw: Random) -> list[dict[str, object]]:
+def orders_of(draw: Random) -> list[dict[str, Any]]:
     return [
         {
             "key": f"{draw.choice(CLIENTS)}/{number}", "symbol": draw.choice(SYMBOLS),
@@ -145,7 +146,7 @@ async def test_ledger_equals_the_trades_after_kills_of_every_part(
             trading = await parts.start("trading")
             await parts.sequence(portions[1], kill_after=None)
             # The clearing service is killed twice with trades in its hands.
-            assert await clearing.stdout.readline()
+            assert await stdout_of(clearing).readline()
             await parts.kill(clearing)
             await parts.sequence(portions[2], kill_after=None)
             await parts.kill_after("clearing", lines=1)
@@ -163,7 +164,7 @@ async def test_ledger_equals_the_trades_after_kills_of_every_part(
             while await admin.fetchval("SELECT count(*) FROM outbox_pending"):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(1):
-                        await clearing.stdout.readline()
+                        await stdout_of(clearing).readline()
     finally:
         await asyncio.gather(*(parts.kill(process) for process in parts.running))
     trades = await admin.fetch("SELECT * FROM example_trade")

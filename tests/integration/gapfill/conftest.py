@@ -9,7 +9,7 @@ import pytest
 
 from gapfill import GapReader, GapReaderConfig
 from orderchain.roles import GAP_READER
-from tests.unit.matcher_receiver.stored_chain import StoredChain
+from tests.builders.stored_chain import StoredChain
 
 MakeStored = Callable[..., Awaitable[StoredChain]]
 RoleDsn = Callable[[str], str]

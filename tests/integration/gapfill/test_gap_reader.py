@@ -25,10 +25,10 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.model import Mark
+from tests.builders.chains import ids_of
+from tests.builders.stored_chain import STORED_PAGE_ROWS
 from tests.silent_server import silent_server
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
-from tests.unit.matcher_receiver.chains import ids_of
-from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS
 
 from .conftest import PAGE_ROWS
 
@@ -117,7 +117,7 @@ async def test_standing_behind_the_archives_boundary_says_so(
     assert caught.value.until_id == boundary.last_id
     at_boundary = await reader.standing(boundary.last_id)
     assert at_boundary.mark == stored.chain.mark(boundary.last_id)
-    assert (await reader.standing(0)).mark.seal == stored.chain.genesis
+    assert (await reader.standing(0)).mark == stored.chain.mark(0)
 
 
 # -- runs -----------------------------------------------------------------------------------------

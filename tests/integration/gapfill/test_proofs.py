@@ -10,9 +10,9 @@ import pytest
 import gapfill.batch_proof
 from gapfill import GapReader, GapReaderConfig
 from orderchain.errors import BatchDamaged, HaltError, RowsArchived
+from tests.builders.chains import ids_of
+from tests.builders.stored_chain import STORED_PAGE_ROWS
 from tests.stored_pages import LET_TAMPER
-from tests.unit.matcher_receiver.chains import ids_of
-from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS
 
 from .conftest import CHAIN_ID, PAGE_ROWS
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from orderchain.batch import Batch
     from orderchain.model import Mark
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeStored
 

@@ -15,12 +15,13 @@ from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import NotYetReadable
 from orderchain.roles import GAP_READER
-from tests.unit.matcher_receiver.chains import ids_of
+from tests.builders.chains import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from orderchain.model import Mark, Run
     from orderchain.ports import GapSource
 
     from .conftest import MakeStored
@@ -104,8 +105,8 @@ async def test_standby_that_is_paused_is_waited_for_and_then_the_primary_fills(
     look.terminate()
 
 
-async def fill(reader: GapSource, after: object, until_id: int) -> list[object]:
-    async with aclosing(reader.runs(after, until_id)) as runs:  # type: ignore[arg-type]
+async def fill(reader: GapSource, after: Mark, until_id: int) -> list[Run]:
+    async with aclosing(reader.runs(after, until_id)) as runs:
         return [run async for run in runs]
 
 

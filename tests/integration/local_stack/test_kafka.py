@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.structs import TopicPartition
 
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.ports import free_port
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +43,7 @@ def server(server_folder: Path) -> Iterator[KafkaServer]:
 
 async def make_topic(server: KafkaServer) -> str:
     topic = f"test-{secrets.token_hex(4)}"
-    admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
-    finally:
-        await admin.close()
+    await make_topics(server.bootstrap, topic)
     return topic
 
 

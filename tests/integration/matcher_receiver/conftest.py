@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
@@ -20,7 +19,8 @@ from matcher_receiver import (
     ReceiverConfig,
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
-from tests.unit.matcher_receiver.stored_chain import StoredChain
+from tests.builders.stored_chain import StoredChain
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -49,16 +49,6 @@ async def stored(admin: asyncpg.Connection, chain_id: int) -> StoredChain:
     return await StoredChain.create(admin, chain_id)
 
 
-async def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: str) -> None:
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
-    try:
-        topic = NewTopic(name, partitions, 1, topic_configs=configs)
-        await client.create_topics([topic])
-    finally:
-        await client.close()
-
-
 async def publish_frames(bootstrap: str, topic: str, values: Iterable[bytes | None]) -> None:
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, max_request_size=9_000_000)
     await producer.start()
@@ -77,7 +67,7 @@ def bootstrap(kafka_server: KafkaServer) -> str:
 
 @pytest.fixture
 async def topic(bootstrap: str, stored: StoredChain) -> str:
-    await create_topic(bootstrap, stored.topic)
+    await make_topics(bootstrap, stored.topic)
     return stored.topic
 
 

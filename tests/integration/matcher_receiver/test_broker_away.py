@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from .conftest import create_topic
+from tests.builders.topics import make_topics
+
 from .test_receiving import next_events
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
 
@@ -88,7 +89,7 @@ async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_retur
             await publish(stored.chain.frames(await stored.commit(3)))
         events = await next_events(receiver, stored.chain.mark().id)
         await delete_topic(kafka_to_break.bootstrap, stored.topic)
-        await create_topic(kafka_to_break.bootstrap, stored.topic)
+        await make_topics(kafka_to_break.bootstrap, stored.topic)
         live = receiver.stats().rows_live
         async with asyncio.timeout(BACK_SECONDS):
             while receiver.stats().rows_live < live + 60:

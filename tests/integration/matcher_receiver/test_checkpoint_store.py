@@ -24,7 +24,7 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import RoleDsn
 
@@ -121,6 +121,7 @@ async def test_save_whose_answer_was_lost_is_made_again(
     # The statement is held up until its backend is killed: the client cannot know.
     for has_landed in (False, True):
         first = await store.load()
+        assert first is not None
         end = mark(first.id + 10)
         blocker = admin.transaction()
         await blocker.start()
@@ -239,6 +240,7 @@ async def test_load_without_a_schema_is_told(empty_database: str) -> None:
 
 
 async def test_load_with_a_wrong_password_never_shows_it(config: CheckpointConfig) -> None:
+    assert isinstance(config.database, str)
     parts = urlsplit(config.database)
     netloc = f"receiver_writer:unseen-password@{parts.hostname}:{parts.port}"
     dsn = urlunsplit(parts._replace(netloc=netloc))

@@ -9,13 +9,13 @@ import pytest
 
 from orderchain.frame import HEADER_BYTES, MAC_BYTES, encode_frame
 from orderchain.model import Event
-from tests.unit.matcher_receiver.chains import NEXT_NONCE, signed
+from tests.builders.chains import NEXT_NONCE, signed
 
 if TYPE_CHECKING:
     from matcher_receiver import Receiver
     from orderchain.frame import FrameHeader
     from orderchain.model import Run
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from matcher_receiver import Receiver
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import RoleDsn
 

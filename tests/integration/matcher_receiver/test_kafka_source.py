@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -13,9 +13,10 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from local_stack.ports import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
+from tests.builders.topics import make_topics
 from tests.silent_server import silent_server
 
-from .conftest import create_topic, publish_frames
+from .conftest import publish_frames
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -26,11 +27,11 @@ DEADLINE_SECONDS = 30
 @pytest.fixture
 async def any_topic(bootstrap: str) -> str:
     name = f"frames-{secrets.token_hex(4)}"
-    await create_topic(bootstrap, name)
+    await make_topics(bootstrap, name)
     return name
 
 
-def source_of(bootstrap: str, topic: str, **settings: float) -> KafkaFrameSource:
+def source_of(bootstrap: str, topic: str, **settings: Any) -> KafkaFrameSource:
     config = KafkaSourceConfig(kafka=bootstrap, topic=topic, **settings)
     return KafkaFrameSource(config)
 
@@ -64,7 +65,7 @@ async def test_records_with_nothing_there_end_by_the_timeout(
 
 async def test_record_larger_than_a_fetch_arrives_whole(bootstrap: str) -> None:
     name = f"frames-{secrets.token_hex(4)}"
-    await create_topic(bootstrap, name, **{"max.message.bytes": "9000000"})
+    await make_topics(bootstrap, name, configs={"max.message.bytes": "9000000"})
     large = secrets.token_bytes(3_000_000)
     async with source_of(bootstrap, name, fetch_bytes=65_536) as source:
         await publish_frames(bootstrap, name, [b"small", large, b"last"])
@@ -101,14 +102,14 @@ async def test_start_with_a_topic_that_is_missing_says_so_and_makes_none(bootstr
 
 async def test_start_with_two_partitions_is_refused(bootstrap: str) -> None:
     name = f"wide-{secrets.token_hex(4)}"
-    await create_topic(bootstrap, name, partitions=2)
+    await make_topics(bootstrap, name, partitions=2)
     with pytest.raises(TopicError, match="2 partitions"):
         await source_of(bootstrap, name).start()
 
 
 async def test_start_with_a_compacted_topic_is_refused(bootstrap: str) -> None:
     name = f"compacted-{secrets.token_hex(4)}"
-    await create_topic(bootstrap, name, **{"cleanup.policy": "compact"})
+    await make_topics(bootstrap, name, configs={"cleanup.policy": "compact"})
     with pytest.raises(TopicError, match="compact"):
         await source_of(bootstrap, name).start()
 

@@ -16,14 +16,15 @@ from orderchain import (
     open_receiver,
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from tests.builders.topics import make_topics
 
-from .conftest import create_topic, publish_frames
+from .conftest import publish_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orderchain import Event, Receiver
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import Publish, RoleDsn
 
@@ -60,7 +61,7 @@ async def test_receiver_of_one_config_reads_the_topic_that_the_chain_names(
 ) -> None:
     topic = f"orders.of.{stored.chain.chain_id}"
     await stored.admin.execute("UPDATE chain_head SET topic = $1", topic)
-    await create_topic(bootstrap, topic)
+    await make_topics(bootstrap, topic)
     await stored.commit(20)
     async with open_receiver(config(poll_after_seconds=600.0)) as receiver:
         events = await events_up_to(receiver, stored.chain.mark().id)
@@ -100,7 +101,7 @@ async def test_receiver_with_another_topic_than_the_chains_does_not_start(
     stored: StoredChain, config: Any, bootstrap: str, topic: str
 ) -> None:
     other = f"{topic}.other"
-    await create_topic(bootstrap, other)
+    await make_topics(bootstrap, other)
     with pytest.raises(SettingError, match=rf"topic and partition was .*{other}"):
         await open_receiver(config(topic=other)).__aenter__()
     async with open_receiver(config(topic=topic, partition=0)):

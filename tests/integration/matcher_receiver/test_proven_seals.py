@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from orderchain.errors import BatchDamaged, PageDamaged, SealMismatch, StillHalted
+from tests.builders.chains import signed
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
-from tests.unit.matcher_receiver.chains import signed
 
 if TYPE_CHECKING:
     import asyncpg
 
     from matcher_receiver import Receiver
     from orderchain.batch import Batch
-    from tests.unit.matcher_receiver.stored_chain import StoredChain
+    from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
 

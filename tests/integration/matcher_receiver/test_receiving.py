@@ -28,8 +28,8 @@ from orderchain.errors import (
     TopicError,
 )
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
 from tests.stored_pages import LET_TAMPER
-from tests.unit.matcher_receiver.stored_chain import STORED_PAGE_ROWS, StoredChain
 
 if TYPE_CHECKING:
     from orderchain.model import Event

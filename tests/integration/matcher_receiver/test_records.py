@@ -24,10 +24,11 @@ from matcher_receiver import (
 from orderchain.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
 from orderchain.model import Event
 from orderchain.roles import GAP_READER, RECEIVER_WRITER
-from tests.unit.matcher_receiver.chains import ids_of
-from tests.unit.matcher_receiver.stored_chain import StoredChain
+from tests.builders.chains import ids_of
+from tests.builders.stored_chain import StoredChain
+from tests.builders.topics import make_topics
 
-from .conftest import create_topic, publish_frames
+from .conftest import publish_frames
 from .test_receiving import next_events
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
     publish: Publish,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):  # type: ignore[call-arg]
+    class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):
         """A row that tells whether somebody still holds it."""
 
     held: weakref.WeakSet[Row] = weakref.WeakSet()
@@ -257,7 +258,7 @@ async def test_many_chains_in_one_process_do_not_mix(
         for number in range(1, 6)
     ]
     for chain in chains:
-        await create_topic(bootstrap, chain.topic)
+        await make_topics(bootstrap, chain.topic)
 
     def receiver_of(chain: StoredChain) -> Receiver:
         own_id = chain.chain.chain_id

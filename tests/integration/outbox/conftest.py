@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
@@ -17,6 +17,7 @@ from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, s
 from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
 from outbox.headers import read_headers
 from outbox.message import draw_message_ids
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,20 +60,10 @@ class Sender:
         destination = Destination(name=name, **given)
         operator = await self.connect(OUTBOX_OPERATOR)
         await save_destinations(operator, [destination])
-        await self.make_topics(destination.topic, partitions=partitions)
+        await make_topics(self.kafka, destination.topic, partitions=partitions)
         if destination.confirm_topic:
-            await self.make_topics(destination.confirm_topic)
+            await make_topics(self.kafka, destination.confirm_topic)
         return destination
-
-    async def make_topics(self, *topics: str, partitions: int = 1, **settings: str) -> None:
-        client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
-        await client.start()
-        try:
-            await client.create_topics(
-                [NewTopic(topic, partitions, 1, topic_configs=settings) for topic in topics]
-            )
-        finally:
-            await client.close()
 
     async def delete_topics(self, *topics: str) -> None:
         client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)

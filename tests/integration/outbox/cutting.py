@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
+    from types import CoroutineType
 
 
 class Counted:
     """Awaits a coroutine, and calls `reached` as it begins to wait for the n-th time."""
 
     def __init__(
-        self, work: Coroutine[Any, Any, Any], at: int, reached: Callable[[], None]
+        self, work: Coroutine[Any, Any, Any], at: int, reached: Callable[[], object]
     ) -> None:
         self._work = work
         self._at = at
@@ -42,7 +43,7 @@ class Counted:
 async def cut_at(at: int, work: Coroutine[Any, Any, Any]) -> bool:
     """Run `work`, cancelled at its await number `at`; False when it ended before that."""
     loop = asyncio.get_running_loop()
-    counted = Counted(work, at, lambda: loop.call_soon(task.cancel) and None)
+    counted = Counted(work, at, lambda: loop.call_soon(task.cancel))
 
     async def run() -> None:
         await counted
@@ -55,7 +56,7 @@ async def cut_at(at: int, work: Coroutine[Any, Any, Any]) -> bool:
 
 
 @contextmanager
-def cutting_tasks(qualified_name: str, at: int, then: Callable[[], None]) -> Iterator[list[int]]:
+def cutting_tasks(qualified_name: str, at: int, then: Callable[[], object]) -> Iterator[list[int]]:
     """Cancel tasks of that coroutine function at their await number `at`, and call `then`.
 
     Yields a list that holds `at` once that has happened.
@@ -64,7 +65,7 @@ def cutting_tasks(qualified_name: str, at: int, then: Callable[[], None]) -> Ite
     reached: list[int] = []
 
     def factory(
-        loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **named: Any
+        loop: asyncio.AbstractEventLoop, work: CoroutineType[Any, Any, Any], **named: Any
     ) -> asyncio.Task[Any]:
         if work.__qualname__ != qualified_name:
             return asyncio.Task(work, loop=loop, **named)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,7 +46,7 @@ async def test_destination_is_saved_with_its_topics(sender: Sender) -> None:
     "changes", [{}, {"topic": "t", "nothing": 1}, {"topic": "t", "tries_max": 0}, {"topic": ""}]
 )
 async def test_change_that_makes_no_sense_is_refused(
-    sender: Sender, changes: dict[str, object]
+    sender: Sender, changes: dict[str, Any]
 ) -> None:
     operator = await sender.connect(OUTBOX_OPERATOR)
     with pytest.raises(SettingError):

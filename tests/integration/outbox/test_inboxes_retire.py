@@ -18,6 +18,7 @@ from outbox.callback.config import CheckedConfig
 from outbox.confirm_record import APPLIED, proof_of, token_of
 from outbox.headers import read_headers
 from outbox.message import made_at
+from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER, DEADLINE_SECONDS
 
@@ -91,7 +92,7 @@ async def test_fire_after_commit_says_what_may_still_come(sender: Sender) -> Non
 async def test_sender_of_mode_5_says_what_may_still_come(sender: Sender) -> None:
     destination = await sender.set_up()
     check_topic = f"checks.{sender.name}"
-    await sender.make_topics(check_topic)
+    await make_topics(sender.kafka, check_topic)
     business = await sender.connect()
     ids = []
     checked = CheckedConfig(sender="payments", check_topic=check_topic)

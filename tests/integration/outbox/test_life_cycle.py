@@ -14,6 +14,7 @@ from outbox.callback.config import CheckedConfig
 from outbox.sender.fire_after_commit import Firing
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
+from tests.builders.topics import make_topics
 
 from .cutting import cut_at
 from .hand_clock import HandClock
@@ -262,7 +263,7 @@ async def test_stop_of_modes_1_and_5_cancelled_at_each_await_sends_all_and_leave
 ) -> None:
     clearing = await sender.set_up()
     checked = CheckedConfig(sender="payments", check_topic=f"checks.{sender.name}")
-    await sender.make_topics(checked.check_topic)
+    await make_topics(sender.kafka, checked.check_topic)
     business = await sender.connect()
     before = asyncio.all_tasks()
     fired = 0

@@ -13,6 +13,7 @@ import pytest
 from orderchain.roles import OUTBOX_WRITER
 from outbox import Destination, DestinationMissing, FireAfterCommit, MessageError
 from outbox.headers import read_headers
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 async def quiet(sender: Sender) -> Destination:
     """A destination that stands in no table."""
     destination = Destination(name="prices", topic=f"prices.{sender.name}", confirm="none")
-    await sender.make_topics(destination.topic)
+    await make_topics(sender.kafka, destination.topic)
     return destination
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import outbox
 from outbox import Message, Status, draw_message_ids
+from tests.builders.topics import make_topics
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ async def test_stale_owner_finishes_nothing(sender: Sender) -> None:
 
 async def test_topic_that_refuses_a_message_does_not_harm_the_others(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
-    await sender.make_topics("small." + sender.name, **{"max.message.bytes": "2000"})
+    narrow = {"max.message.bytes": "2000"}
+    await make_topics(sender.kafka, f"small.{sender.name}", configs=narrow)
     await sender.set_up("small", confirm="none", topic="other." + sender.name, tries_max=1)
     await sender.admin.execute(
         "UPDATE outbox_destination SET topic = $1 WHERE destination = 'small'",

@@ -12,6 +12,7 @@ import pytest
 
 import outbox
 from outbox import Message, Status, draw_message_ids
+from outbox.sender.business import store_messages
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -180,7 +181,7 @@ async def test_what_was_never_decided_is_not_confirmed_by_anybody(sender: Sender
     (message_id,) = draw_message_ids(1)
     async with sender.relay() as relay:
         async with business.transaction():
-            await outbox.sender.business.store_messages(
+            await store_messages(
                 business,
                 [Message(message_id, "clearing", b"x")],
                 check_at=await business.fetchval("SELECT now() + interval '1 hour'"),

@@ -28,6 +28,7 @@ from outbox.callback.sender_app import sender_app
 from outbox.confirm_record import RETRYING, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
+from tests.builders.topics import make_topics
 
 from .conftest import DEADLINE_SECONDS
 from .hand_clock import HandClock
@@ -179,7 +180,7 @@ async def set_up(sender: Sender) -> AsyncIterator[Rig]:
     await sender.admin.execute(f"ALTER ROLE {OUTBOX_CALLBACK} PASSWORD '{PASSWORD}'")
     destination = await sender.set_up(resend_seconds=3_600.0, resend_seconds_max=3_600.0)
     made = Rig(sender, destination, HandClock())
-    await sender.make_topics(made.check_topic)
+    await make_topics(sender.kafka, made.check_topic)
     async with made.mode_5:
         yield made
 
@@ -337,7 +338,7 @@ async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
         return await sender.sent(rig.destination) == [message_id]
 
     await sender.until(is_sent)
-    await sender.make_topics(lost.topic)
+    await make_topics(sender.kafka, lost.topic)
     await rig.mode_5.settle()
     assert len(await sender.sent(lost)) == 2
 
@@ -369,7 +370,7 @@ async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_
 
         await sender.until(was_looked_for_again)
         assert await sender.sent(destination) == []
-        await sender.make_topics(check_topic)
+        await make_topics(sender.kafka, check_topic)
         await mode_5.settle()
         assert await sender.sent(destination) == [message_id]
     lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
@@ -383,7 +384,7 @@ async def test_message_that_its_topic_refuses_holds_up_no_other_and_is_left_to_t
     operator = await sender.connect(OUTBOX_OPERATOR)
     narrow = Destination(name="narrow", topic=f"narrow.{sender.name}", consumers=(CONSUMER,))
     await save_destinations(operator, [narrow])
-    await sender.make_topics(narrow.topic, **{"max.message.bytes": "2000"})
+    await make_topics(sender.kafka, narrow.topic, configs={"max.message.bytes": "2000"})
     connection = await sender.connect()
     async with rig.mode_5.transaction(connection) as business:
         large = await business.add("narrow", random.Random(1).randbytes(5_000))

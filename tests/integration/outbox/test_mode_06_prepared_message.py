@@ -11,6 +11,7 @@ import logging
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -390,7 +391,7 @@ async def test_same_local_transaction_twice_is_refused_as_done(business: Busines
 async def test_forgotten_decision_is_unknown_and_never_not_done(business: Business) -> None:
     connection = await business.connect()
     old_ns, new_ns = (time.time_ns() - days * 86_400 * 10**9 for days in (3, 0))
-    (old,), (new,) = (MessageIds(lambda at=at: at).draw(1) for at in (old_ns, new_ns))
+    (old,), (new,) = (MessageIds(partial(int, at)).draw(1) for at in (old_ns, new_ns))
     try:
         async with connection.transaction():
             await decide(connection, old)

@@ -64,7 +64,8 @@ async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is
         await sender.confirm(clearing, progress=(middle,))
 
         async def is_told() -> bool:
-            return await sender.admin.fetchval('SELECT "offset" FROM outbox_progress') == middle
+            at: int = await sender.admin.fetchval('SELECT "offset" FROM outbox_progress')
+            return at == middle
 
         await sender.until(is_told)
         assert relay.stats().consumed == middle - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import msgspec
@@ -240,7 +240,7 @@ async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sende
 
 
 async def keep_by_hand(
-    sender: Sender, clock: HandClock | None = None, **settings: int
+    sender: Sender, clock: HandClock | None = None, **settings: Any
 ) -> outbox.Kept:
     config = KeepConfig(database=sender.dsns[OUTBOX_OPERATOR], **settings)
     return await keep_outbox(config, clock=clock or HandClock(NOW_NS))

@@ -22,6 +22,7 @@ from outbox.sender.business import store_messages
 from outbox.sender.relay import Relay
 from outbox.sender.store import RelayStore
 from outbox.sender.verdicts import CLAIMS_MAX
+from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER
 
@@ -151,7 +152,7 @@ async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
     # Nobody consumes what goes there, so all of it is resent with each jump of the clock.
     clearing = await sender.set_up(tries_max=20)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
-    await sender.make_topics(lost.confirm_topic)
+    await make_topics(sender.kafka, lost.confirm_topic)
     waiting = await store(sender, "lost", 5)
     # Deadlines so long that nothing which waits for one of them would come through.
     async with sender.relay(send_seconds=3_600.0) as relay:
@@ -188,7 +189,7 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
     monkeypatch.setattr(outbox.sender.message_sender, "PAUSE_SECONDS_MIN", 0.05)
     monkeypatch.setattr(outbox.sender.message_sender, "PAUSE_SECONDS_MAX", 0.1)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
-    await sender.make_topics(lost.confirm_topic)
+    await make_topics(sender.kafka, lost.confirm_topic)
     ids = await store(sender, "lost", 30)
     operator = await sender.connect(OUTBOX_OPERATOR)
 
@@ -197,7 +198,7 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
 
     async with sender.relay(sweep_seconds=0.05) as relay:
         await sender.until(is_named)
-        await sender.make_topics(lost.topic)
+        await make_topics(sender.kafka, lost.topic)
         for each in ids:
             await sender.until_status(each, Status.CONFIRMED)
         await relay.settle()
@@ -232,7 +233,7 @@ async def test_topic_that_was_deleted_under_the_relay_uses_up_no_try(sender: Sen
 async def test_missing_confirm_topic_stops_no_other_confirms_and_is_named(sender: Sender) -> None:
     clearing = await sender.set_up()
     deaf = await set_up_without_topics(sender, "deaf")
-    await sender.make_topics(deaf.topic)
+    await make_topics(sender.kafka, deaf.topic)
     operator = await sender.connect(OUTBOX_OPERATOR)
     async with sender.relay():
         (message_id,) = await store(sender, "clearing")
@@ -251,11 +252,11 @@ async def test_confirm_topic_that_is_made_later_is_read(
     monkeypatch.setattr(outbox.sender.results, "MISSING_SECONDS", 0.1)
     await sender.set_up()
     late = await set_up_without_topics(sender, "late")
-    await sender.make_topics(late.topic)
+    await make_topics(sender.kafka, late.topic)
     async with sender.relay():
         (message_id,) = await store(sender, "late")
         await sender.until_status(message_id, Status.CONFIRMED)
-        await sender.make_topics(late.confirm_topic)
+        await make_topics(sender.kafka, late.confirm_topic)
         await sender.confirm(late, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
 

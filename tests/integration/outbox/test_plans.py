@@ -177,7 +177,7 @@ async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
 
     async def is_told() -> bool:
         row = await sender.admin.fetchrow(counts, "outbox_pending")
-        return row["n_tup_upd"] >= 2_000
+        return bool(row["n_tup_upd"] >= 2_000)
 
     await sender.until(is_told)
     row = await sender.admin.fetchrow(counts, "outbox_pending")

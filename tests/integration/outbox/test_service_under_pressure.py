@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import resource
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -78,17 +78,15 @@ async def until_at_work(service: MessageService, count: int) -> None:
 async def test_unfinished_bodies_of_one_client_shut_out_no_other(sender: Sender) -> None:
     await sender.set_up(confirm="none")
     async with running(sender, client_requests_max=5) as service:
-        wires = [wire(service) for _ in range(5)]
-        opened = [await each.__aenter__() for each in wires]
-        for each in opened:
-            await each.write(begun("payments", 1_000))
-        await until_at_work(service, 5)
-        status, headers, told = await raw(service.address, "POST", SEND, BODY)
-        assert (status, told["error"], headers["retry-after"]) == (429, "too_much", "1")
-        status, _, told = await raw(service.address, "POST", SEND, BODY, token="shop-token")
-        assert (status, told["repeated"]) == (200, 0)
-        for each in wires:
-            await each.__aexit__(None, None, None)
+        async with AsyncExitStack() as wires:
+            for _ in range(5):
+                each = await wires.enter_async_context(wire(service))
+                await each.write(begun("payments", 1_000))
+            await until_at_work(service, 5)
+            status, headers, told = await raw(service.address, "POST", SEND, BODY)
+            assert (status, told["error"], headers["retry-after"]) == (429, "too_much", "1")
+            status, _, told = await raw(service.address, "POST", SEND, BODY, token="shop-token")
+            assert (status, told["repeated"]) == (200, 0)
         while service.app._at_work.total:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
         assert (await raw(service.address, "POST", SEND, BODY))[0] == 200

@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-import outbox
 from outbox import Message, Status, acts, draw_message_ids
+from outbox.sender.business import store_messages
 from outbox.sender.sending import Share
 from outbox.sender.store import BrokerAck, Claiming, RelayStore
 from outbox.sender.verdicts import ResendVerdict, judge, wait_seconds
@@ -57,7 +57,7 @@ class Walk:
         claim = uuid4() if self.random.random() < 0.5 else None
         messages = [Message(each, "clearing", b"x") for each in new]
         async with business.transaction():
-            await outbox.sender.business.store_messages(business, messages, claim=claim)
+            await store_messages(business, messages, claim=claim)
         if claim is not None:
             self.claims += [(each, claim) for each in new]
 
@@ -97,7 +97,8 @@ class Walk:
         await self.store.postpone([(each, CONSUMER, 2**60) for each in self.some()])
 
     async def act(self) -> None:
-        what = self.random.choice(("retry", "resend", "retry", "resend", "abandon"))
+        kinds: list[acts.Act] = ["retry", "resend", "retry", "resend", "abandon"]
+        what = self.random.choice(kinds)
         chosen = acts.DeliveryFilter(message_ids=tuple(self.some()))
         operator = self.sender.connections[1]
         await acts.act(operator, what, chosen, actor="a", reason="r")

@@ -16,6 +16,7 @@ from orderchain.clients.topic_durability import TopicDurability
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
+from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER, DEADLINE_SECONDS
 
@@ -62,7 +63,7 @@ async def set_up(sender: Sender, *more: str) -> Destination:
     """Set a destination up whose topics, and `more`, every broker has heard of."""
     clearing = await sender.set_up()
     if more:
-        await sender.make_topics(*more)
+        await make_topics(sender.kafka, *more)
     config = KafkaConfig.of(sender.kafka)
     names = [clearing.topic, clearing.confirm_topic, *more]
     admin = make_admin(config, "test")
@@ -129,7 +130,7 @@ async def test_topic_that_is_made_later_is_looked_at_then(sender: Sender, warned
     late = f"late.{sender.name}"
     assert not await durability.look([late])
     assert warned.lines == []
-    await sender.make_topics(late, **{"min.insync.replicas": "2"})
+    await make_topics(sender.kafka, late, configs={"min.insync.replicas": "2"})
 
     async def was_looked_at() -> bool:
         return await durability.look([late])

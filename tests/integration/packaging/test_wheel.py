@@ -9,7 +9,6 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -69,8 +68,7 @@ def required_by(found: Distribution, extra: str) -> set[str]:
         current, wanted = waiting.pop()
         for text in current.requires or []:
             requirement = Requirement(text)
-            environment = {**default_environment(), "extra": wanted}
-            if requirement.marker and not requirement.marker.evaluate(environment):
+            if requirement.marker and not requirement.marker.evaluate({"extra": wanted}):
                 continue
             name = canonicalize_name(requirement.name)
             if name == canonicalize_name(found.metadata["Name"]):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from orderchain.frame import FrameHeader, decode_body, decode_header
 from orderchain.model import Event
@@ -17,6 +16,7 @@ from orderchain.roles import SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
 from orderchain.topic import default_topic
 from sequencer import SequencerConfig
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -90,15 +90,6 @@ class Chain:
 MakeChain = Callable[..., Awaitable[Chain]]
 
 
-async def make_topic(kafka: str, topic: str, **settings: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=settings)])
-    finally:
-        await admin.close()
-
-
 @pytest.fixture
 async def make_chain(
     database: str,
@@ -123,7 +114,7 @@ async def make_chain(
             "SELECT chain_create($1, $2, $3, 0, $4)", chain_id, seal, topic, partition_ids
         )
         if with_topic:
-            await make_topic(kafka_server.bootstrap, topic)
+            await make_topics(kafka_server.bootstrap, topic)
         config = SequencerConfig(
             chain_id=chain_id,
             database=role_dsn(SEQUENCER_WRITER),

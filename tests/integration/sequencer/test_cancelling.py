@@ -11,6 +11,7 @@ from orderchain.batch import IntakeMark
 from orderchain.errors import OrderchainError
 from orderchain.model import is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.orders import make_orders
 from tests.cancelling import CancelledAt
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ QUICK = {"lease_seconds": 0.3, "commit_seconds": 0.25, "takeover_skip_ids": 10}
 
 
 def orders(name: str, count: int = 100) -> list[Order]:
-    return [Order(f"{name}.{number}", b"x" * 50) for number in range(count)]
+    return make_orders(count, prefix=f"{name}.", size=50)
 
 
 async def connections(chain: Chain) -> int:

@@ -39,8 +39,9 @@ async def fill_all(config: GapReaderConfig) -> list[int]:
     """The ids of the first rows of the chain, by one fill."""
     reader = GapReader(config)
     try:
-        standing = await reader.standing(0)
-        async with aclosing(reader.runs(standing.mark, ROWS)) as runs:
+        start = (await reader.standing(0)).mark
+        assert start is not None
+        async with aclosing(reader.runs(start, ROWS)) as runs:
             return [event.id async for run in runs for event in run.events]
     finally:
         await reader.close()

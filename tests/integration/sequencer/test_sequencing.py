@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -24,18 +25,22 @@ from orderchain.model import is_linked
 from orderchain.seal import event_pages, genesis_seal, next_seal
 from orderchain.sql import SCHEMA_VERSION
 from sequencer import Order, SequencerConfig, open_sequencer
-
-from .conftest import Chain, MakeChain, make_topic
+from tests.builders.orders import make_orders
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from orderchain.frame import FrameHeader
+    from orderchain.model import Event
+
+    from .conftest import Chain, MakeChain
 
 
-def orders(count: int, *, start: int = 0, size: int = 20) -> list[Order]:
-    return [Order(f"client#{start + n}", b"%d" % n * size, n) for n in range(count)]
+orders = partial(make_orders, prefix="client#")
 
 
-def assert_frames_are_the_rows(frames: list[tuple[FrameHeader, list]], rows: list) -> None:
+def assert_frames_are_the_rows(
+    frames: list[tuple[FrameHeader, list[Event]]], rows: list[Event]
+) -> None:
     published = [event for _, events in frames for event in events]
     assert published == rows
 
@@ -323,6 +328,7 @@ async def test_start_on_another_schema_version_is_refused(make_chain: MakeChain)
 
 async def test_start_with_a_wrong_password_never_shows_it(make_chain: MakeChain) -> None:
     chain = await make_chain()
+    assert isinstance(chain.config.database, str)
     user, _, rest = chain.config.database.partition("@")
     dsn = f"{user.rpartition(':')[0]}:not-the-one@{rest}"
     config = SequencerConfig(chain_id=1, database=dsn, kafka=chain.config.kafka)
@@ -341,7 +347,8 @@ async def test_start_without_a_topic_is_refused(make_chain: MakeChain) -> None:
 
 async def test_start_on_a_compacted_topic_is_refused(make_chain: MakeChain) -> None:
     chain = await make_chain(with_topic=False)
-    await make_topic(chain.config.kafka, chain.topic, **{"cleanup.policy": "compact"})
+    assert isinstance(chain.config.kafka, str)
+    await make_topics(chain.config.kafka, chain.topic, configs={"cleanup.policy": "compact"})
     with pytest.raises(TopicError, match="no compaction"):
         async with open_sequencer(chain.config):
             pass

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from local_stack import PostgresServer
+    from sequencer import SequencerConfig
 
     from .conftest import Chain, MakeChain
 
@@ -106,6 +107,7 @@ async def test_database_that_cannot_hold_every_key_is_refused_at_the_start(
         f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE_PROVIDER libc LOCALE 'C'"
     )
     try:
+        assert isinstance(chain.config.database, str)
         address = chain.config.database.replace(database_name, name)
         config = msgspec.structs.replace(chain.config, database=address)
         with pytest.raises(
@@ -132,8 +134,9 @@ async def listening(
         yield server.sockets[0].getsockname()[1]
 
 
-def through(dsn: str, port: int) -> str:
-    parts = urlsplit(dsn)
+def through(config: SequencerConfig, port: int) -> str:
+    assert isinstance(config.database, str)
+    parts = urlsplit(config.database)
     user = parts.netloc.rpartition("@")[0]
     return f"postgresql://{user}@127.0.0.1:{port}{parts.path}?sslmode=disable"
 
@@ -187,7 +190,7 @@ async def test_pooler_is_recognised_and_refused_in_one_line(
         (refuse_parameters, "unsupported startup parameter: jit"),
     ):
         async with listening(serve) as port:
-            address = through(chain.config.database, port)
+            address = through(chain.config, port)
             config = msgspec.structs.replace(chain.config, database=address)
             with pytest.raises(ConnectError) as raised:
                 await open_sequencer(config).__aenter__()

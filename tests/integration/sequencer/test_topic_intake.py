@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from orderchain.errors import IntakeLost, TopicError
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -60,8 +61,7 @@ class Topic:
 
     async def create(self, partitions: int, **settings: str) -> None:
         configs = {key.replace("_", "."): value for key, value in settings.items()}
-        new = NewTopic(self.name, partitions, 1, topic_configs=configs)
-        await self.manage(lambda admin: admin.create_topics([new]))
+        await make_topics(self.kafka, self.name, partitions=partitions, configs=configs)
         self.end = dict.fromkeys(range(partitions), 0)
 
     async def delete(self) -> None:
@@ -75,6 +75,7 @@ async def chain(make_chain: MakeChain) -> Chain:
 
 @pytest.fixture
 async def topic(chain: Chain) -> Topic:
+    assert isinstance(chain.config.kafka, str)
     topic = Topic(chain.config.kafka, f"in.{chain.topic}")
     await topic.create(3, max_message_bytes=str(2**21))
     return topic

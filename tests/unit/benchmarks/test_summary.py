@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -68,7 +68,7 @@ def test_goal_is_reached_by_its_median_and_not_measured_without() -> None:
 
 def test_goals_of_programs_are_those_of_their_last_result() -> None:
     spread = {"median": 0.4, "min": 0.3, "max": 0.5}
-    results = {
+    results: dict[str, dict[str, Any]] = {
         "commit_path": {
             "figures": {"cost of an order, batch 1000": {"cpu_us": {"pages": {"ratio": spread}}}}
         },
@@ -199,7 +199,7 @@ def test_report_tells_when_runs_were_on_several_machines(
     assert ("runs were on several machines" in text) == (len(set(kernels)) == 2)
 
 
-def every_figure(value: float) -> dict[str, object]:
+def every_figure(value: float) -> dict[str, Any]:
     names = (
         "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
         "rows_per_second", "verify_seconds", "checkpoints", "wal_mib", "batch_window_ms",

@@ -27,9 +27,10 @@ from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from orderchain.errors import InputError
-from orderchain.seal import genesis_seal, next_seal
+from orderchain.model import Event
+from orderchain.seal import genesis_seal
+from orderchain.testing.batches import sealed
 from tests.spark.planting import CHAIN_ID, chain_of
-from tests.spark.storing import image_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,11 +54,10 @@ def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[SealedBatch, list[Arch
     for at in range(0, len(rows), BATCH_ROWS):
         own = list(rows[at : at + BATCH_ROWS])
         committed_at = BEGAN_AT + timedelta(microseconds=at)
-        seal = next_seal(
-            seal, epoch=1, first_id=own[0][0], last_id=own[-1][0], row_count=len(own),
+        seal = sealed(
+            [Event(*row) for row in own], chain_id=CHAIN_ID, epoch=1, seal_before=seal,
             committed_at_us=(committed_at - EPOCH_START) // timedelta(microseconds=1),
-            pages=[image_of(own)],
-        )  # fmt: skip
+        ).seal  # fmt: skip
         batch = SealedBatch(
             first_id=own[0][0], last_id=own[-1][0], prev_last_id=own[0][1], row_count=len(own),
             epoch=1, seal=seal, committed_at=committed_at,

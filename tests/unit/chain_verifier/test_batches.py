@@ -32,13 +32,14 @@ def batch(**changes: Any) -> dict[str, Any]:
 
 
 def rows(**changes: list[Any]) -> dict[str, list[Any]]:
-    return {
+    columns: dict[str, list[Any]] = {
         "id": [2, 5],
         "pid": [1, 2],
         "key": ["A-2", "Zürich"],
         "event_time_ns": [0, -1],
         "payload": [b"", b"\x00\xff"],
-    } | changes
+    }
+    return columns | changes
 
 
 def pages(*of: dict[str, list[Any]]) -> dict[str, bytes]:
@@ -128,8 +129,7 @@ def sealed(count: int) -> list[tuple[dict[str, Any], dict[str, list[Any]]]]:
     """Batches of one row each, behind one another, with true seals."""
     found, before = [], GENESIS
     for number in range(1, count + 1):
-        held = {"id": [number], "pid": [number - 1], "key": ["k"], "event_time_ns": [0],
-                "payload": [b""]}  # fmt: skip
+        held = rows(id=[number], pid=[number - 1], key=["k"], event_time_ns=[0], payload=[b""])
         line = batch(first_id=number, id=number, prev_last_id=number - 1, row_count=1,
                      seal_before=before, seal=b"")  # fmt: skip
         (misfit,) = BatchCheck(bytes(32)).misfits(line | pages(held))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "Tr0ub4dor"
-LOGIN = {
+LOGIN: dict[str, Any] = {
     "bootstrap_servers": "broker:9093",
     "security_protocol": "SASL_SSL",
     "sasl_mechanism": "SCRAM-SHA-512",

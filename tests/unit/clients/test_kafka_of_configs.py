@@ -29,7 +29,7 @@ KINDS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (TopicSource, {}),
 ]
 SECRET = "open sesame"
-LOGIN = {
+LOGIN: dict[str, Any] = {
     "bootstrap_servers": "kafka.example:9093",
     "security_protocol": "SASL_SSL",
     "sasl_mechanism": "PLAIN",

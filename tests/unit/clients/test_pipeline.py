@@ -45,6 +45,11 @@ class Wire:
     def set_protocol(self, protocol: object) -> None:
         self.protocol = protocol
 
+    @property
+    def is_the_drivers(self) -> bool:
+        """Whether what arrives goes to the driver."""
+        return self.protocol is self._protocol
+
     def writelines(self, parts: Sequence[bytes]) -> None:
         self.written += b"".join(parts)
 
@@ -81,14 +86,14 @@ def test_answers_come_in_order_however_the_stream_is_cut(cuts: list[int]) -> Non
         assert isinstance(answers[1].exception(), asyncpg.DivisionByZeroError)
         assert answers[2].result() is None
         assert pipeline.is_idle
-        assert wire.protocol is wire._protocol
+        assert wire.is_the_drivers
 
     asyncio.run(story())
 
 
 async def test_driver_has_the_connection_back_only_behind_the_last_answer() -> None:
     wire, pipeline = make_pipeline()
-    assert wire.protocol is wire._protocol
+    assert wire.is_the_drivers
     first, second = pipeline.send("COPY", []), pipeline.send("COPY", [])
     pipeline.data_received(DONE + READY)
     assert first.done()
@@ -99,7 +104,7 @@ async def test_driver_has_the_connection_back_only_behind_the_last_answer() -> N
     pipeline.data_received(DONE + READY)
     await waiting
     assert second.done()
-    assert wire.protocol is wire._protocol
+    assert wire.is_the_drivers
 
 
 @pytest.mark.parametrize("reason", [None, OSError("gone")])

@@ -4,7 +4,7 @@ import gzip
 import json
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,9 +28,9 @@ def nobody(_: int) -> None:
     """Nobody wants to know."""
 
 
-def options(**changed: object) -> DemoOptions:
-    told = {"input": None, "orders": 300, "loss": 0.1, "duplicate": 0, "reorder": 0, "seed": SEED}
-    return DemoOptions(**(told | changed))
+def options(**changed: Any) -> DemoOptions:
+    usual: dict[str, Any] = {"input": None, "orders": 300, "loss": 0.1, "seed": SEED}
+    return DemoOptions(**(usual | {"duplicate": 0, "reorder": 0} | changed))
 
 
 def test_apply_straight_with_a_flow_comes_to_what_matching_does(

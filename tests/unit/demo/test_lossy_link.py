@@ -11,8 +11,9 @@ from demo.lossy_link import (
     LinkCounters,
     LinkFaults,
 )
-from orderchain.frame import FrameHeader, encode_frame
+from orderchain.frame import encode_frame
 from orderchain.model import Event
+from orderchain.testing.batches import header_of, heartbeat_header
 
 SEED = 20_26
 ROWS_A_FRAME = 2
@@ -24,20 +25,11 @@ def frame(number: int) -> bytes:
         Event(row, row - 1, f"flow.csv#{row}", 0, b"payload")
         for row in range(number - ROWS_A_FRAME + 1, number + 1)
     ]
-    return encode_frame(
-        header(events[0].pid, events[0].id, number, ROWS_A_FRAME), events, bytes(32)
-    )
+    return encode_frame(header_of(events), events, bytes(32))
 
 
 def heartbeat(head: int) -> bytes:
-    return encode_frame(header(head, head, head, 0), [], bytes(32))
-
-
-def header(first_pid: int, first_id: int, last_id: int, count: int) -> FrameHeader:
-    return FrameHeader(
-        chain_id=1, epoch=1, publisher_epoch=1, publisher_nonce=bytes(16), first_pid=first_pid,
-        first_id=first_id, last_id=last_id, count=count, seal_before=bytes(32),
-    )  # fmt: skip
+    return encode_frame(heartbeat_header(head), [], bytes(32))
 
 
 class Source:
@@ -48,6 +40,10 @@ class Source:
         self._a_call = a_call
         self.is_started = False
         self.is_closed = False
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return None
 
     async def start(self) -> None:
         self.is_started = True

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -16,6 +16,8 @@ from orderchain.model import Event, Mark, Run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from demo.state_store import StoredState
 
 CHAIN_ID = 3
 
@@ -53,14 +55,16 @@ class Receiver:
         return run
 
     def stats(self) -> SimpleNamespace:
-        counted = ("frames_live", "duplicates_dropped", "rows_live", "rows_filled")
-        counted = (*counted, "rows_caught_up", "gaps")
+        counted = (
+            "frames_live", "duplicates_dropped", "rows_live", "rows_filled", "rows_caught_up",
+            "gaps",
+        )  # fmt: skip
         return SimpleNamespace(dropped={}, **dict.fromkeys(counted, 0))
 
 
 class Pipe:
     def __init__(self) -> None:
-        self.reports: list[object] = []
+        self.reports: list[Any] = []
 
     def report(self, message: object) -> None:
         self.reports.append(message)
@@ -74,7 +78,7 @@ class Store:
         self.told: list[int] = []
         self._pipe = pipe
 
-    async def save(self, receiver: Receiver, run: Run, state: object) -> None:
+    async def save(self, receiver: Receiver, run: Run, state: StoredState) -> None:
         self.told.append(self._pipe.reports[-1].events)
         receiver.second.set()
         await receiver.handed_on.wait()
@@ -88,9 +92,10 @@ async def test_run_handed_on_while_the_state_is_stored_is_worked_off_before_the_
 ) -> None:
     path = tmp_path / "journal.jsonl"
     job = msgspec.structs.replace(JOB, journal=str(path))
-    receiver, pipe = Receiver(), Pipe()
-    store = Store(pipe)
-    told = asyncio.get_running_loop().create_future()
+    receiver: Any = Receiver()
+    pipe: Any = Pipe()
+    store: Any = Store(pipe)
+    told: Any = asyncio.get_running_loop().create_future()
     told.set_result(FinishAt(2))
     with Journal(path, CHAIN_ID) as journal:
         journal.start()

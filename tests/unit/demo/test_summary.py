@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -129,7 +130,7 @@ def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
     ],
 )
 def test_summary_with_anything_amiss_is_not_whole_and_says_what(
-    wrong: dict[str, object], objections: list[str]
+    wrong: dict[str, Any], objections: list[str]
 ) -> None:
     told = summary(**wrong)
     assert not told.whole

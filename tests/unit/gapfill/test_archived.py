@@ -13,7 +13,7 @@ from orderchain.errors import InputError, RetryError, RowsArchived, RowsMissing,
 from orderchain.model import ChainHead, Event, Mark, Run, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 HEAD = 90
 PAGE = 10
@@ -49,7 +49,7 @@ class Database:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         at = after.id
         while at < until_id:
             if at < self.boundary:
@@ -81,7 +81,9 @@ class Archive:
         self.asked.append(("mark", at_id, boundary.mark and boundary.mark.id))
         return mark(at_id)
 
-    async def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
+    async def runs(
+        self, after: Mark, until_id: int, boundary: Standing
+    ) -> AsyncGenerator[Run, None]:
         self.asked.append(("runs", after.id, until_id, boundary.mark and boundary.mark.id))
         yield run_of(after.id, until_id, "archive")
 
@@ -138,7 +140,9 @@ async def test_a_boundary_that_rises_between_two_questions_is_tried_again_later(
 
 async def test_what_the_archive_raises_comes_out_and_nothing_behind_it() -> None:
     class Broken(Archive):
-        async def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncIterator[Run]:
+        async def runs(
+            self, after: Mark, until_id: int, boundary: Standing
+        ) -> AsyncGenerator[Run, None]:
             yield run_of(after.id, after.id + 1, "archive")
             raise InputError("archive", "broken", "whole")
 
@@ -152,7 +156,7 @@ async def test_other_errors_of_the_database_are_not_for_the_archive() -> None:
     class Holed(Database):
         async def runs(
             self, after: Mark, until_id: int, *, from_primary: bool = False
-        ) -> AsyncIterator[Run]:
+        ) -> AsyncGenerator[Run, None]:
             raise RowsMissing(1, after.id, until_id)
             yield  # a generator all the same
 

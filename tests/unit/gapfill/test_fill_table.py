@@ -21,13 +21,13 @@ from orderchain.errors import (
 )
 from orderchain.testing.virtual_loop import run_virtual
 from orderchain.testing.wire import Dial, Wire, WiredServer
+from tests.builders.chains import Chain, ids_of, make_chain
 from tests.simulation.gap_connection import MemoryReadConnection
-from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.model import Event, Mark, Run
+    from orderchain.model import Event, Run
 
 
 class Connection(MemoryReadConnection):
@@ -57,7 +57,6 @@ class Server7:
 
     def __init__(self, *, is_standby: bool) -> None:
         self.chain: Chain = make_chain([4, 6, 5])
-        self.chain.published_id = 0  # type: ignore[attr-defined]
         self.whole = self.chain.events
         self.after = self.chain.mark(self.chain.batches[1].events[1].id)
         self.until_id = self.chain.batches[2].last_id
@@ -75,7 +74,7 @@ class Server7:
             )
             reader._connection = self.connection  # type: ignore[assignment]
             try:
-                async with aclosing(reader.runs(self.after, self.until_id)) as found:  # type: ignore[type-var]
+                async with aclosing(reader.runs(self.after, self.until_id)) as found:
                     async for run in found:
                         runs.append(run)  # noqa: PERF401 - an error must leave what came before
             except Exception as error:  # noqa: BLE001 - it is what is asked for
@@ -132,7 +131,7 @@ class Server7:
         self.replace(1, [event for event in events if event.id != self.after.id])
 
     def take_another_seal(self) -> None:
-        self.after: Mark = msgspec.structs.replace(self.after, seal=b"\7" * 32)
+        self.after = msgspec.structs.replace(self.after, seal=b"\7" * 32)
 
 
 Found = type[Exception] | None

@@ -12,7 +12,7 @@ from gapfill import GapReaderConfig
 from gapfill.batch_proof import BATCHES_MAX, BatchMarks, StoredBatch
 from orderchain.errors import RowsMissing
 from orderchain.seal import event_pages
-from tests.unit.matcher_receiver.chains import Chain, make_chain
+from tests.builders.chains import Chain, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,13 +6,13 @@ import asyncio
 import itertools
 from contextlib import aclosing
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gapfill import PreferenceConfig, PreferredSources
 from orderchain.errors import ConnectError, RetryError, RowsMissing, SettingError
-from tests.unit.matcher_receiver.chains import Chain, ids_of, make_chain
+from tests.builders.chains import Chain, ids_of, make_chain
 from tests.unit.matcher_receiver.memory import MemorySource
 from tests.unit.matcher_receiver.virtual_time import run_virtual, virtual_clock
 
@@ -35,7 +35,7 @@ class Servers:
 
     async def fill(self, after_id: int = 0) -> list[Run]:
         runs = self.both.runs(self.chain.mark(after_id), self.chain.mark().id)
-        async with aclosing(cast("Any", runs)) as found:
+        async with aclosing(runs) as found:
             return [run async for run in found]
 
 
@@ -109,7 +109,7 @@ def test_rows_that_are_to_judge_are_the_primarys_alone() -> None:
     async def main() -> None:
         servers = Servers(make_chain([12, 9]))
         runs = servers.both.runs(servers.chain.mark(0), servers.chain.mark().id, from_primary=True)
-        async with aclosing(cast("Any", runs)) as found:
+        async with aclosing(runs) as found:
             assert ids_of([run async for run in found]) == servers.chain.ids
         assert servers.standby.reads == 0
 
@@ -226,7 +226,7 @@ def test_several_standbys_are_asked_in_the_order_given() -> None:
 
         async def fill() -> list[int]:
             runs = both.runs(chain.mark(0), chain.mark().id)
-            async with aclosing(cast("Any", runs)) as found:
+            async with aclosing(runs) as found:
                 return ids_of([run async for run in found])
 
         assert await fill() == chain.ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -174,8 +175,8 @@ def test_field_with_a_bad_value_is_refused_however_the_config_is_made(
     good = make(config)
     for bad in bad_values(hint):
         for construct in (
-            lambda bad=bad: make(config, **{name: bad}),
-            lambda bad=bad: msgspec.structs.replace(good, **{name: bad}),
+            partial(make, config, **{name: bad}),
+            partial(msgspec.structs.replace, good, **{name: bad}),
         ):
             with pytest.raises(SettingError) as caught:
                 construct()

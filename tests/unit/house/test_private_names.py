@@ -181,15 +181,12 @@ def used_name(node: ast.AST) -> str | None:
     if isinstance(node, ast.Attribute) and is_private(node.attr):
         base = node.value
         return None if isinstance(base, ast.Name) and base.id in {"self", "cls"} else node.attr
-    is_getattr = (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in {"getattr", "setattr", "hasattr"}
-        and len(node.args) > 1
-    )
-    if is_getattr and isinstance(node.args[1], ast.Constant) and is_private(node.args[1].value):
-        of_self = isinstance(node.args[0], ast.Name) and node.args[0].id == "self"
-        return None if of_self else str(node.args[1].value)
+    match node:
+        case ast.Call(
+            func=ast.Name(id="getattr" | "setattr" | "hasattr"),
+            args=[base, ast.Constant(value=str(name)), *_],
+        ) if is_private(name):
+            return None if isinstance(base, ast.Name) and base.id == "self" else name
     return None
 
 

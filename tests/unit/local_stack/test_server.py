@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from local_stack import process as processes
 from local_stack import server as server_module
 from local_stack.errors import ServerFailed
 from local_stack.server import Server
@@ -142,14 +143,15 @@ def test_stop_of_a_frozen_server_thaws_it_first(server: Script) -> None:
 def test_freeze_stops_the_children_too(server: Script) -> None:
     server.script = "(while :; do echo beat; sleep 0.02; done) & touch ready; wait"
     server.start()
-    (child,) = server_module.processes.children_of(server.process)  # type: ignore[arg-type]
+    assert server.process is not None
+    (child,) = processes.children_of(server.process)
     server.freeze()
-    assert server_module.processes.wait_frozen(child, deadline_s=0.0)
+    assert processes.wait_frozen(child, deadline_s=0.0)
     size = server.log_path.stat().st_size
     server.thaw()
     while server.log_path.stat().st_size == size:
         time.sleep(0.01)
-    server_module.processes.send(child, signal.SIGKILL)
+    processes.send(child, signal.SIGKILL)
 
 
 def test_a_large_log_is_moved_aside_at_the_next_start(

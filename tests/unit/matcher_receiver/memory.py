@@ -16,11 +16,10 @@ from orderchain.errors import (
     StillHalted,
 )
 from orderchain.model import Mark, Run, Standing
-
-from .chains import Chain
+from tests.builders.chains import Chain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
     from uuid import UUID
 
     from orderchain.errors import HaltError
@@ -82,7 +81,7 @@ class MemorySource:
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         standing = await self.standing(after.id, after.batch_last_id)
         if standing.mark is None or standing.batch_seal != after.seal:
             if not self.is_primary:

@@ -6,8 +6,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from matcher_receiver import Receiver, ReceiverConfig, State
+from tests.builders.chains import make_chain
 
-from .chains import make_chain
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 
@@ -25,7 +25,8 @@ class Rig:
         self.chain = make_chain(sizes)
         self.frames = MemoryFrames()
         self.source = MemorySource(self.chain)
-        self.checkpoints: MemoryCheckpoints | None = MemoryCheckpoints(self.chain.chain_id)
+        self.checkpoints = MemoryCheckpoints(self.chain.chain_id)
+        self.has_checkpoints = True
         self.states: list[State] = []
         self.snapshots: SnapshotStore | None = None
 
@@ -34,7 +35,7 @@ class Rig:
             ReceiverConfig(chain_id=self.chain.chain_id, **settings),
             self.frames,
             source or self.source,
-            self.checkpoints,
+            self.checkpoints if self.has_checkpoints else None,
             virtual_clock(),
             snapshots=self.snapshots,
             on_state=self.states.append,

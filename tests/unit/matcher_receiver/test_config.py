@@ -40,4 +40,4 @@ def test_settings_of_a_database_are_kept_and_bad_ones_refused_with_their_field()
     assert config.gap_databases[0] is standby
     for given in ({"database": "db"}, {"gap_databases": ("postgresql://r@db/x", "db")}):
         with pytest.raises(SettingError, match="database was"):
-            ReceiverConfig(chain_id=7, **given)  # type: ignore[arg-type]
+            ReceiverConfig(chain_id=7, **given)

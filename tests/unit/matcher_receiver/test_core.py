@@ -37,7 +37,7 @@ from orderchain.errors import (
 )
 from orderchain.frame import FrameHeader
 from orderchain.model import Event, Mark, Run, Standing
-from tests.unit.matcher_receiver.chains import (
+from tests.builders.chains import (
     CHAIN_ID,
     NEXT_NONCE,
     Chain,
@@ -303,7 +303,7 @@ def test_standing_with_another_seal_and_nothing_to_compare_halts(chain: Chain) -
 def test_standing_from_a_standby_never_halts(chain: Chain, fault: str) -> None:
     core = core_at(chain, chain.mark().id)
     standing = standing_of(chain, chain.mark().id, is_primary=False)
-    head, mark = standing.head, standing.mark
+    head, mark = standing.head, chain.mark()
     replace = msgspec.structs.replace
     faulty = {
         "foreign": replace(standing, head=replace(head, database_id=OTHER_DATABASE)),
@@ -420,18 +420,22 @@ def run_of(chain: Chain, after_id: int, until_id: int) -> Run:
 def test_state_goes_from_catching_up_through_filling_to_live(chain: Chain) -> None:
     core = ReceiveCore(CHAIN_ID, chain.mark(0))
     until_id = chain.batches[0].last_id
-    core.open_fill(Fill(until_id, "start"))
-    assert core.state is State.CATCHING_UP
-    core.accept_filled(run_of(chain, 0, until_id))
-    assert core.state is State.LIVE
-    core.open_fill(Fill(chain.mark().id, "frame"))
-    assert core.state is State.FILLING
     middle = chain.batches[1].events[2].id
+    states: list[State] = []
+    core.open_fill(Fill(until_id, "start"))
+    states.append(core.state)
+    core.accept_filled(run_of(chain, 0, until_id))
+    states.append(core.state)
+    core.open_fill(Fill(chain.mark().id, "frame"))
+    states.append(core.state)
     core.accept_filled(run_of(chain, until_id, middle))
-    assert core.state is State.FILLING
+    states.append(core.state)
     assert core.is_filling
     core.accept_filled(run_of(chain, middle, chain.mark().id))
-    assert core.state is State.LIVE
+    states.append(core.state)
+    assert states == [
+        State.CATCHING_UP, State.LIVE, State.FILLING, State.FILLING, State.LIVE
+    ]  # fmt: skip
     assert core.head == chain.mark()
 
 
@@ -485,7 +489,7 @@ def test_seal_wrong_with_other_rows_halts(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
     run = run_of(chain, core.compared_from.id, core.head.id)
-    forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
+    forged = [*run.events[:-1], msgspec.structs.replace(run.events[-1], payload=b"other")]
     assert error_of(core.compare(forged, run.end), SealMismatch)
 
 
@@ -494,9 +498,8 @@ def test_seal_wrong_after_a_fill_has_nothing_to_compare_and_halts(chain: Chain) 
     core.open_fill(Fill(chain.batches[1].last_id, "frame"))
     core.accept_filled(run_of(chain, chain.batches[0].last_id, chain.batches[1].last_id))
     standing = standing_of(chain, core.head.id)
-    other = msgspec.structs.replace(
-        standing, mark=msgspec.structs.replace(standing.mark, seal=OTHER_SEAL)
-    )
+    mark = msgspec.structs.replace(chain.mark(core.head.id), seal=OTHER_SEAL)
+    other = msgspec.structs.replace(standing, mark=mark)
     assert error_of(core.judge_standing(other, "poll"), SealMismatch)
 
 
@@ -510,7 +513,7 @@ def test_records_of_a_large_batch_stay_within_the_bound_and_its_end_is_compared(
     assert core.compared_from == chain.mark(core.compared_from.id), "inside of the batch"
     run = run_of(chain, core.compared_from.id, core.head.id)
     assert 50 < len(run.events) < 100
-    forged = [*run.events[:-1], Event(*msgspec.structs.astuple(run.events[-1])[:4], b"other")]
+    forged = [*run.events[:-1], msgspec.structs.replace(run.events[-1], payload=b"other")]
     assert error_of(core.compare(forged, run.end), SealMismatch)
     assert core.compare(run.events, run.end) is IN_STEP
 

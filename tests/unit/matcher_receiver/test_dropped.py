@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from orderchain.model import Event
+from tests.builders.chains import NEXT_NONCE, Chain, ids_of, signed
 
-from .chains import NEXT_NONCE, Chain, ids_of, signed
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
 

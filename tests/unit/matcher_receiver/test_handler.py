@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import CheckpointLost, RetryError
+from tests.builders.chains import ids_of
 
-from .chains import ids_of
 from .memory import MemoryRecords
 from .rig import Rig, take, virtual
 from .virtual_time import run_virtual, virtual_clock
@@ -45,7 +45,7 @@ async def test_run_hands_each_run_to_the_handler_and_stores_the_place_behind_it(
 @virtual
 async def test_run_without_a_store_needs_none() -> None:
     rig = Rig([4, 8])
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     runs: list[Run] = []
 
     async def handler(run: Run) -> None:
@@ -158,17 +158,18 @@ class CancelAt:
         task = asyncio.current_task()
         assert task is not None
         suspensions = 0
-        step, value = self._coroutine.send, None
+        step: Callable[[Any], Any] = self._coroutine.send
+        value: Any = None
         try:
             while True:
-                waited = step(value)  # type: ignore[arg-type]
+                waited = step(value)
                 if suspensions == self._at:
                     task.cancel()
                 suspensions += 1
                 try:
                     step, value = self._coroutine.send, (yield waited)
                 except BaseException as error:  # noqa: BLE001 - a task throws what its future raised
-                    step, value = self._coroutine.throw, error  # type: ignore[assignment]
+                    step, value = self._coroutine.throw, error
         except StopIteration:
             assert suspensions <= self._at, f"the cancellation at {self._at} was swallowed"
             return False
@@ -246,9 +247,9 @@ def test_cancellation_at_each_suspension_of_a_whole_life_loses_nothing() -> None
 async def test_cancellation_that_a_port_swallowed_still_ends_the_wait() -> None:
     rig, _ = with_records([4])
 
-    async def swallow(_: float) -> list[bytes | None]:
+    async def swallow(timeout_seconds: float) -> list[bytes | None]:
         try:
-            await asyncio.sleep(600.0)
+            await asyncio.sleep(timeout_seconds)
         except asyncio.CancelledError:
             return []  # as asyncio.wait_for did when what it waited for was done just then
         return []

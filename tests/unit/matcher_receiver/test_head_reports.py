@@ -44,7 +44,7 @@ def reporting(rig: Rig, reports: MemoryReports, **settings: Any) -> Receiver:
         ReceiverConfig(chain_id=rig.chain.chain_id, **settings),
         rig.frames,
         rig.source,
-        rig.checkpoints,
+        rig.checkpoints if rig.has_checkpoints else None,
         virtual_clock(),
         reports=reports,
     )
@@ -53,7 +53,7 @@ def reporting(rig: Rig, reports: MemoryReports, **settings: Any) -> Receiver:
 @virtual
 async def test_receiver_without_a_store_reports_its_start_and_what_was_worked_off() -> None:
     rig = Rig([3, 3, 3])
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     start = rig.chain.mark(rig.chain.batches[0].last_id)
     async with reporting(rig, reports := MemoryReports(rig), start=start) as receiver:
         assert reports.told == [start.id]
@@ -75,7 +75,6 @@ async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_o
         transaction = object()
         await receiver.checkpoint(one, connection=transaction)
         assert reports.told == [0, 0]
-        assert rig.checkpoints is not None
         rig.checkpoints.stored = None  # rolled back
         await receiver.checkpoint(one, connection=transaction)
         assert reports.told == [0, 0], "it is not known whether that was committed"
@@ -86,7 +85,7 @@ async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_o
 @virtual
 async def test_callback_form_reports_what_the_handler_has_done() -> None:
     rig = Rig([3, 3])
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     async with reporting(rig, reports := MemoryReports(rig), to_head_at_start=True) as receiver:
 
         async def handler(run: object) -> None:
@@ -99,7 +98,7 @@ async def test_callback_form_reports_what_the_handler_has_done() -> None:
 @virtual
 async def test_halt_and_gaps_of_a_receiver_that_reports_are_told() -> None:
     rig = Rig([4, 4])
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     async with reporting(rig, reports := MemoryReports(rig)) as receiver:
         await take(receiver, rig.chain.mark().id)
         rig.frames.put(rig.chain.heartbeat())

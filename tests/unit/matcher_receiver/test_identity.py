@@ -10,8 +10,8 @@ import pytest
 from gapfill import GapReader, GapReaderConfig, PreferredSources, WithArchive
 from matcher_receiver import CheckpointConfig, Receiver, ReceiverConfig
 from orderchain.errors import SettingError
+from tests.builders.chains import CHAIN_ID, make_chain
 
-from .chains import CHAIN_ID, make_chain
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .rig import Rig, virtual
 

@@ -12,14 +12,13 @@ from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import ConnectError, TopicError
 from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from tests.builders.chains import ids_of, make_chain
 
-from .chains import ids_of, make_chain
 from .memory import MemorySource
 
 if TYPE_CHECKING:
     from orderchain.model import Run
-
-    from .chains import Chain
+    from tests.builders.chains import Chain
 
 
 def receiver_of(chain: Chain, frames: MemoryFrameSource, **settings: Any) -> Receiver:

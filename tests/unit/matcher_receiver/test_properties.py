@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import RetryError
 from orderchain.model import Event
+from tests.builders.chains import Chain, signed
 
-from .chains import Chain, signed
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 

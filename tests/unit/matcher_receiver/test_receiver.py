@@ -23,8 +23,8 @@ from orderchain.errors import (
     SettingError,
 )
 from orderchain.model import Run
+from tests.builders.chains import Chain, ids_of, signed
 
-from .chains import Chain, ids_of, signed
 from .memory import MemorySource
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
@@ -53,11 +53,11 @@ async def test_receiver_with_no_checkpoint_begins_at_the_beginning_and_stores_it
     async with rig.receiver() as receiver:
         assert rig.checkpoints.stored == rig.chain.mark(0)
         assert receiver.head_at_start == rig.chain.mark().id
-        assert receiver.state is State.CATCHING_UP
+        states = [receiver.state]
         assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids
-        assert receiver.state is State.LIVE
+        states.append(receiver.state)
         assert receiver.live.is_set()
-    assert rig.states == [State.CATCHING_UP, State.LIVE]
+    assert rig.states == states == [State.CATCHING_UP, State.LIVE]
     assert rig.frames.is_closed
     assert rig.source.is_closed
     assert rig.checkpoints.is_closed
@@ -76,7 +76,7 @@ async def test_receiver_with_a_checkpoint_goes_on_behind_it() -> None:
 @virtual
 async def test_receiver_with_a_start_of_the_callers_begins_there() -> None:
     rig = Rig([4, 6])
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     async with rig.receiver(start=rig.chain.mark(rig.chain.ids[3])) as receiver:
         runs = await take(receiver, rig.chain.mark().id)
         with pytest.raises(SettingError, match="checkpoints"):
@@ -801,7 +801,6 @@ async def test_stop_after_a_wait_was_cancelled_ends_what_goes_on() -> None:
 async def test_handler_is_not_called_again_when_only_its_checkpoint_was_cancelled() -> None:
     rig = Rig([10])
     handled: list[int] = []
-    assert rig.checkpoints is not None
     save = rig.checkpoints.save
 
     async def slow_save(first_pid: int, end: Mark, connection: object | None = None) -> None:

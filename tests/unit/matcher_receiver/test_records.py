@@ -19,8 +19,8 @@ from orderchain.errors import (
     SealMismatch,
     StillHalted,
 )
+from tests.builders.chains import NEXT_NONCE
 
-from .chains import NEXT_NONCE
 from .memory import MemoryRecords
 from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock

@@ -12,8 +12,8 @@ import pytest
 from matcher_receiver import FileSnapshotStore
 from orderchain.errors import SettingError
 from orderchain.model import Mark, Snapshot
+from tests.builders.chains import ids_of
 
-from .chains import ids_of
 from .rig import Rig, virtual
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -11,8 +11,8 @@ import pytest
 from matcher_receiver import StartAt
 from orderchain.errors import SealMismatch, SettingError
 from orderchain.model import Snapshot
+from tests.builders.chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 
-from .chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 from .rig import Rig, take, virtual
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Snapshots:
         return self.snapshot
 
 
-async def received(rig: Rig, **settings: object) -> list[int]:
+async def received(rig: Rig, **settings: Any) -> list[int]:
     async with rig.receiver(to_head_at_start=True, **settings) as receiver:
         return ids_of([run async for run in receiver])
 

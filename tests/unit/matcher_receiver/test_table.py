@@ -25,8 +25,7 @@ from matcher_receiver.decisions import (
     Fill,
 )
 from orderchain.model import Standing
-
-from .chains import NEXT_NONCE, Chain, make_chain, signed
+from tests.builders.chains import NEXT_NONCE, Chain, make_chain, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

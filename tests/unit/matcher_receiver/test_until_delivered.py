@@ -9,8 +9,8 @@ import pytest
 
 from matcher_receiver.checkpoint import WorkedOff
 from orderchain.errors import HaltError, RetryError, SettingError, StoppedError
+from tests.builders.chains import make_chain
 
-from .chains import make_chain
 from .memory import MemoryRecords
 from .rig import Rig, take, virtual
 
@@ -42,7 +42,7 @@ def rig_with_pages() -> Rig:
 @virtual
 async def test_without_a_store_a_run_is_worked_off_when_the_next_one_is_asked_for() -> None:
     rig = rig_with_pages()
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     async with rig.receiver() as receiver:
         first = await anext(receiver)
         waiting = begun(receiver.until_delivered(first.last_id))
@@ -91,7 +91,6 @@ async def test_checkpoint_that_was_rolled_back_does_not_count() -> None:
     async with rig.receiver() as receiver:
         first = await anext(receiver)
         waiting = begun(receiver.until_delivered(first.last_id))
-        assert rig.checkpoints is not None
         before = rig.checkpoints.stored
         await receiver.checkpoint(first, connection=object())
         rig.checkpoints.stored = before  # it was rolled back
@@ -127,7 +126,7 @@ async def test_checkpoint_that_failed_does_not_count() -> None:
 async def test_handler_that_returned_has_worked_its_run_off() -> None:
     for has_store in (False, True):
         rig = rig_with_pages()
-        rig.checkpoints = rig.checkpoints if has_store else None
+        rig.has_checkpoints = has_store
         done: list[int] = []
 
         async def handler(run: Run, done: list[int] = done) -> None:
@@ -191,7 +190,7 @@ async def test_wait_ends_with_the_error_that_halts_the_receiver() -> None:
 @virtual
 async def test_wait_ends_when_the_receiver_ends_before_the_row() -> None:
     rig = rig_with_pages()
-    rig.checkpoints = None
+    rig.has_checkpoints = False
     first = rig.chain.batches[0].last_id
     async with rig.receiver(until_id=first) as receiver:
         waiting = begun(receiver.until_delivered(first + 1))

@@ -33,6 +33,7 @@ from orderchain.limits import (
     PAYLOAD_BYTES_MAX,
 )
 from orderchain.model import Event
+from orderchain.testing.batches import header_of, heartbeat_header
 from tests.vectors.frames import mac_of
 
 KEY = bytes(range(32))
@@ -60,31 +61,13 @@ def events_after(pid: int, rows: list[tuple[int, str, int, bytes]]) -> list[Even
     return events
 
 
-def header_of(events: list[Event], **changed: object) -> FrameHeader:
-    fields: dict[str, object] = {
-        "chain_id": 7,
-        "epoch": 3,
-        "publisher_epoch": 4,
-        "publisher_nonce": bytes(range(16)),
-        "first_pid": events[0].pid,
-        "first_id": events[0].id,
-        "last_id": events[-1].id,
-        "count": len(events),
-        "seal_before": bytes(32),
-    }
-    return FrameHeader(**(fields | changed))  # type: ignore[arg-type]
-
-
-def heartbeat(head: int, epoch: int = 3) -> FrameHeader:
-    return FrameHeader(
+def heartbeat(head: int) -> FrameHeader:
+    return heartbeat_header(
+        head,
         chain_id=7,
-        epoch=epoch,
-        publisher_epoch=max(epoch, 4),
+        epoch=3,
+        publisher_epoch=4,
         publisher_nonce=b"n" * 16,
-        first_pid=head,
-        first_id=head,
-        last_id=head,
-        count=0,
         seal_before=b"s" * 32,
     )
 

@@ -109,7 +109,7 @@ def test_frame_cut_off_anywhere_is_refused(size: int) -> None:
 @pytest.mark.parametrize("size", range(1, HEADER_BYTES))
 def test_heartbeat_cut_off_anywhere_is_refused(size: int) -> None:
     zero = {"first_pid": 20, "first_id": 20, "last_id": 20, "count": 0}
-    record = encode_frame(msgspec.structs.replace(HEADER, **zero), [], KEY)  # type: ignore[arg-type]
+    record = encode_frame(msgspec.structs.replace(HEADER, **zero), [], KEY)
     with pytest.raises(FrameError):
         decode_header(record[:size])
 
@@ -218,7 +218,7 @@ def test_header_that_lies_about_its_rows_is_refused(field: dict[str, int]) -> No
 @pytest.mark.parametrize("field", ["first_pid", "first_id", "last_id"])
 def test_heartbeat_with_differing_ids_is_refused(field: str) -> None:
     ids = {"first_pid": 20, "first_id": 20, "last_id": 20} | {field: 19}
-    header = msgspec.structs.replace(HEADER, count=0, **ids)  # type: ignore[arg-type]
+    header = msgspec.structs.replace(HEADER, count=0, **ids)
     with pytest.raises(FrameError, match="bounds"):
         decode_header(encode_frame(header, [], KEY))
 

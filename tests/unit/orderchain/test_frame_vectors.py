@@ -21,7 +21,7 @@ from orderchain.frame import (
     is_signed,
 )
 from orderchain.model import Event
-from tests.vectors.frames import frame_of, refused_frames
+from tests.vectors.frames import frame_of, refused_frames, rows_of
 
 ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "frames.json").read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def header_of(vector: dict[str, Any]) -> FrameHeader:
 
 
 def events_of(vector: dict[str, Any]) -> list[Event]:
-    return [Event(*row[:4], bytes.fromhex(row[4])) for row in vector["rows"]]
+    return [Event(*row) for row in rows_of(vector)]
 
 
 def field_table() -> list[tuple[int, int, str]]:

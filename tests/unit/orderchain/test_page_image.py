@@ -6,6 +6,7 @@ import json
 import struct
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from orderchain.seal import (
     event_pages,
     page_events,
 )
+from tests.vectors.frames import rows_of
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors" / "seals.json").read_text(encoding="utf-8")
@@ -104,8 +106,8 @@ def test_contents_with_bytes_moved_between_fields_or_rows_differ() -> None:
 
 
 @pytest.mark.parametrize("batch", VECTORS["batches"], ids=lambda batch: batch["name"])
-def test_content_of_each_vector_is_as_written(batch: dict[str, list[list[str]]]) -> None:
-    events = [Event(*row[:4], bytes.fromhex(row[4])) for row in batch["rows"]]
+def test_content_of_each_vector_is_as_written(batch: dict[str, Any]) -> None:
+    events = [Event(*row) for row in rows_of(batch)]
     assert content_of(events).hex() == batch["column_images"]
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from orderchain.model import Event
 from orderchain.seal import SEAL_BYTES, PageImage, event_pages, genesis_seal, next_seal
+from tests.vectors.frames import rows_of
 
 ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "seals.json").read_text(encoding="utf-8"))
@@ -36,7 +37,7 @@ def seal_of(**changed: Any) -> bytes:
 
 
 def pages_of(batch: dict[str, Any]) -> tuple[PageImage, ...]:
-    return event_pages([Event(*row[:4], bytes.fromhex(row[4])) for row in batch["rows"]])
+    return event_pages([Event(*row) for row in rows_of(batch)])
 
 
 def seals_by_the_kernel() -> list[str]:

@@ -6,7 +6,6 @@ from uuid import UUID
 
 from orderchain.batch import Term
 from orderchain.seal import genesis_seal
-from sequencer.order import Order
 
 DATABASE_ID = UUID(int=7)
 WALL_NS = 1_700_000_000_123_456_789
@@ -38,7 +37,3 @@ def make_term(
         spread=spread,
         seen_id=seen_id,
     )
-
-
-def make_orders(count: int, *, size: int = 10, start: int = 0) -> list[Order]:
-    return [Order(f"k{start + n}", bytes(size)) for n in range(count)]

@@ -7,8 +7,7 @@ import pytest
 from orderchain.errors import QueueFull, StoppedError
 from sequencer.batcher import Batcher
 from sequencer.submission import Entry
-
-from .builders import make_orders
+from tests.builders.orders import make_orders
 
 
 def entry(rows: int = 1, size: int = 10) -> Entry:

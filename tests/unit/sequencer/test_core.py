@@ -12,8 +12,9 @@ from orderchain.model import is_linked
 from orderchain.seal import event_pages, genesis_seal, next_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
+from tests.builders.orders import make_orders
 
-from .builders import DATABASE_ID, WALL_NS, make_orders, make_term
+from .builders import DATABASE_ID, WALL_NS, make_term
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch

@@ -9,8 +9,9 @@ from orderchain.limits import FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from sequencer.publisher import batch_frames, heartbeat_frame
+from tests.builders.orders import make_orders
 
-from .builders import WALL_NS, make_orders, make_term
+from .builders import WALL_NS, make_term
 
 
 def test_small_batch_becomes_one_frame_with_its_seals() -> None:

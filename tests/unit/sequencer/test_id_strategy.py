@@ -20,8 +20,9 @@ from sequencer.core import (
     first_id,
     wall_ms_of,
 )
+from tests.builders.orders import make_orders
 
-from .builders import WALL_NS, make_orders, make_term
+from .builders import WALL_NS, make_term
 
 WALL_MS = WALL_NS // 1_000_000
 # Clocks that stand still, step back by years, and lie beyond what an id can tell.

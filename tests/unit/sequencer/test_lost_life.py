@@ -33,8 +33,9 @@ from sequencer.core import (
     wall_ms_of,
 )
 from sequencer.publisher import heartbeat_frame
+from tests.builders.orders import make_orders
 
-from .builders import WALL_NS, make_orders, make_term
+from .builders import WALL_NS, make_term
 
 if TYPE_CHECKING:
     from orderchain.batch import Term

@@ -34,9 +34,8 @@ from orderchain.testing.memory_store import (
 )
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from sequencer import Order, Sequencer, SequencerConfig
+from tests.builders.orders import make_orders
 from tests.small_worlds import scaled_down
-
-from .builders import make_orders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -244,7 +243,7 @@ async def test_lost_answer_with_another_leader_since_is_told_from_the_chain(worl
 
 
 async def test_start_while_a_leader_lives_is_refused_naming_it(world: World) -> None:
-    settings = {"lease_seconds": 0.1, "commit_seconds": 0.05}
+    settings: dict[str, Any] = {"lease_seconds": 0.1, "commit_seconds": 0.05}
     async with world.sequencer(name="first", **settings) as first:
         second = Sequencer(
             SequencerConfig(

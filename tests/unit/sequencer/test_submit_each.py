@@ -167,7 +167,7 @@ async def test_orders_that_the_policy_refuses_are_not_passed_by_with_the_next_ca
     world: World,
 ) -> None:
     """Kafka is away, orders are refused; it is back, and the intake goes on behind them."""
-    policy = {"when_kafka_is_away": "refuse", "kafka_away_seconds": 0.001}
+    policy: dict[str, Any] = {"when_kafka_is_away": "refuse", "kafka_away_seconds": 0.001}
     async with world.sequencer(**policy) as sequencer:
         await sequencer.submit_each([Order("a", b"")], intake=mark(1), positions=[0])
         world.log.is_away = True

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from tests.builders.topics import make_topics
 
 from local_stack.postgres import SUPERUSER
 
@@ -47,14 +48,8 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     # The broker is everybody's: topic and group are this test's alone.
     topic = f"clearing.{orderchain_fresh_name}"
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka_server.bootstrap)
-    await client.start()
-    try:
-        await client.create_topics(
-            [NewTopic(topic, PARTITIONS, 1), NewTopic(f"{topic}.confirms", 1, 1)]
-        )
-    finally:
-        await client.close()
+    await make_topics(kafka_server.bootstrap, topic, partitions=PARTITIONS)
+    await make_topics(kafka_server.bootstrap, f"{topic}.confirms")
     producer = AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap)
     await producer.start()
     yield Rig(kafka_server.bootstrap, database, topic, topic, producer, admin)

@@ -131,7 +131,8 @@ class Rig:
         async with self._group() as reader:
             at = TopicPartition(self.topic, partition)
             reader.assign([at])
-            return await reader.committed(at)
+            offset: int | None = await reader.committed(at)
+            return offset
 
     async def until_committed(self, *offsets: int) -> None:
         """Return once the first partitions are committed so far; any offset will do for -1."""

@@ -354,6 +354,7 @@ async def test_lost_answer_to_a_commit_is_settled_by_the_inbox(
     message, last = rig.message("one"), rig.message("last")
     await rig.send(message, last)
     address = urlsplit(rig.database)
+    assert address.port is not None
     async with Proxy(address.port, postgres_requests) as proxy:
         through = f"{address.username}:{address.password}@127.0.0.1:{proxy.port}"
         consumer = rig.consumer(database=address._replace(netloc=through).geturl())

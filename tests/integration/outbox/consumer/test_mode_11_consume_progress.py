@@ -17,6 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from outbox.consumer.filters import NoFilter
+from tests.pipes import stdin_of, stdout_of
 
 from .rig import DEADLINE_SECONDS, Rig, apply
 
@@ -37,8 +38,8 @@ async def worker(rig: Rig, *, hangs: list[str], **settings: Any) -> AsyncIterato
     )
     try:
         plan = {"config": rig.config(**settings), "hangs": hangs}
-        process.stdin.write(msgspec.json.encode(plan) + b"\n")
-        process.stdin.close()
+        stdin_of(process).write(msgspec.json.encode(plan) + b"\n")
+        stdin_of(process).close()
         yield process
     finally:
         if process.returncode is None:
@@ -51,7 +52,7 @@ async def lines(process: Process, *expected: str) -> None:
     missing = set(expected)
     async with asyncio.timeout(KILL_DEADLINE_SECONDS):
         while missing:
-            line = await process.stdout.readline()
+            line = await stdout_of(process).readline()
             assert line, f"the worker has ended, and not told {missing}"
             missing.discard(line.decode().strip())
 
@@ -92,7 +93,7 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
         async with worker(rig, hangs=[], at_once=4) as process:
             async with asyncio.timeout(KILL_DEADLINE_SECONDS):
                 for _ in range(kill_after):
-                    assert await process.stdout.readline()
+                    assert await stdout_of(process).readline()
             process.kill()
             await process.wait()
             applied = sum((await rig.effects()).values())

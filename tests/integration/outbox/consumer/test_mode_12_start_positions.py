@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from orderchain.errors import SettingError
 from outbox.consumer.offsets import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
 from outbox.headers import common_headers, record_headers
+from tests.builders.topics import make_topics
 
 from .rig import DEADLINE_SECONDS, Rig
 
@@ -104,12 +104,7 @@ async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> N
     consumer = rig.consumer(topics=(later,))
     notes: list[str] = []
     async with asyncio.timeout(DEADLINE_SECONDS), consumer:
-        admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
-        await admin.start()
-        try:
-            await admin.create_topics([NewTopic(later, 1, 1)])
-        finally:
-            await admin.close()
+        await make_topics(rig.bootstrap, later)
         headers = record_headers(message.message_id, None, common_headers(rig.destination, None))
         await rig.producer.send_and_wait(later, message.payload, headers=headers)
         async for delivery in consumer:

@@ -272,7 +272,7 @@ def test_file_of_an_unknown_name_is_read_as_told(write: Write, read_all: ReadAll
 def test_column_that_is_not_there_is_refused_with_those_that_are(
     write: Write, read_all: ReadAll, option: str
 ) -> None:
-    orders, fault = read_all(write("o.csv", "a,b\n1,2\n"), **{option: "c"})
+    orders, fault = read_all(write("o.csv", "a,b\n1,2\n"), 1_000, **{option: "c"})
     assert orders == []
     assert fault is not None
     assert "was 'c', expected one of the file's columns (a, b)" in str(fault)

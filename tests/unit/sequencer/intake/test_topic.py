@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 DEADLINE_SECONDS = 10.0
-LEASE = {"lease_seconds": 0.2, "commit_seconds": 0.1}
+LEASE: dict[str, Any] = {"lease_seconds": 0.2, "commit_seconds": 0.1}
 """Whoever comes behind a leader that could not hand over waits for so long."""
 
 
@@ -310,7 +310,7 @@ def delete_unread(topic: MemoryTopic) -> None:
 
 def lose_partition(topic: MemoryTopic) -> None:
     for part in (topic.logs, topic.first, topic.end):
-        del part[2]  # type: ignore[attr-defined]
+        del part[2]
 
 
 LOSSES = [
@@ -442,7 +442,7 @@ async def test_cancelled_intake_leaves_what_it_handed_over_to_be_committed(feed:
     assert feed.keys() == [f"k{number}" for number in range(500)]
 
 
-REFUSING = {"when_kafka_is_away": "refuse", "kafka_away_seconds": 0.005}
+REFUSING: dict[str, Any] = {"when_kafka_is_away": "refuse", "kafka_away_seconds": 0.005}
 
 
 async def until_refused(sequencer: Sequencer, world: World) -> None:

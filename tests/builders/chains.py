@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from orderchain.batch import Batch
+from msgspec.structs import replace
+
 from orderchain.frame import FrameHeader, encode_frame
 from orderchain.model import ChainHead, Event, FrameTerm, Mark
-from orderchain.seal import event_pages, genesis_seal, next_seal
+from orderchain.seal import genesis_seal
+from orderchain.testing.batches import heartbeat_header, sealed, slices_of
+from orderchain.testing.memory_gap_source import head_of, mark_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
+    from orderchain.batch import Batch
+    from orderchain.model import Run
 
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")
@@ -51,6 +56,7 @@ class Chain:
     epoch: int = 1
     nonce: bytes = NONCE
     older_terms: tuple[FrameTerm, ...] = ()
+    published_id: int = 0
     batches: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,34 +79,15 @@ class Chain:
 
     def add_events(self, events: list[Event]) -> Batch:
         """Commit a batch of just these rows."""
-        batch = self._sealed(self.mark(), events)
-        self.batches.append(batch)
-        return batch
-
-    def _sealed(self, before: Mark, events: list[Event]) -> Batch:
-        pages = event_pages(events)
-        committed_at_us = FIRST_COMMIT_US + len(self.batches)
-        seal = next_seal(
-            before.seal,
-            epoch=self.epoch,
-            first_id=events[0].id,
-            last_id=events[-1].id,
-            row_count=len(events),
-            committed_at_us=committed_at_us,
-            pages=pages,
-        )
-        return Batch(
+        batch = sealed(
+            events,
             chain_id=self.chain_id,
             epoch=self.epoch,
-            pid=before.id,
-            first_id=events[0].id,
-            last_id=events[-1].id,
-            seal_before=before.seal,
-            seal=seal,
-            committed_at_us=committed_at_us,
-            events=events,
-            pages=pages,
+            seal_before=self.mark().seal,
+            committed_at_us=FIRST_COMMIT_US + len(self.batches),
         )
+        self.batches.append(batch)
+        return batch
 
     def take_over(self, nonce: bytes = NEXT_NONCE) -> None:
         """A new leader: the next epoch, another nonce."""
@@ -120,18 +107,11 @@ class Chain:
 
     def mark(self, at_id: int | None = None) -> Mark:
         """The mark behind a row; without an id the head's."""
-        if at_id is None:
-            at_id = self.batches[-1].last_id if self.batches else 0
-        last = Mark(id=0, batch_last_id=0, seal=self.genesis, epoch=0)
-        for batch in self.batches:
-            if batch.last_id <= at_id:
-                last = Mark(
-                    id=batch.last_id,
-                    batch_last_id=batch.last_id,
-                    seal=batch.seal,
-                    epoch=batch.epoch,
-                )
-        return Mark(id=at_id, batch_last_id=last.batch_last_id, seal=last.seal, epoch=last.epoch)
+        return mark_at(self, self._last_id if at_id is None else at_id)
+
+    @property
+    def _last_id(self) -> int:
+        return self.batches[-1].last_id if self.batches else 0
 
     def proves(self, mark: Mark) -> bool:
         """Whether the row of a mark is there, and its batch has its seal."""
@@ -152,18 +132,7 @@ class Chain:
         return (newest, *self.older_terms)
 
     def head(self) -> ChainHead:
-        mark = self.mark()
-        return ChainHead(
-            chain_id=self.chain_id,
-            database_id=self.database_id,
-            epoch=self.epoch,
-            nonce=self.nonce,
-            last_id=mark.id,
-            last_seal=mark.seal,
-            published_id=0,
-            topic=f"orderchain.{self.chain_id}",
-            partition=0,
-        )
+        return replace(head_of(self), topic=f"orderchain.{self.chain_id}")
 
     # -- frames --------------------------------------------------------------------------------
 
@@ -171,27 +140,7 @@ class Chain:
         self, batch: Batch, slice_rows: int = 1_000
     ) -> list[tuple[FrameHeader, list[Event]]]:
         """The slices of a batch, as the leader of now publishes them."""
-        found = []
-        pid = batch.pid
-        for at in range(0, batch.row_count, slice_rows):
-            events = batch.events[at : at + slice_rows]
-            is_batch_end = events[-1].id == batch.last_id
-            header = FrameHeader(
-                chain_id=self.chain_id,
-                epoch=batch.epoch,
-                publisher_epoch=self.epoch,
-                publisher_nonce=self.nonce,
-                first_pid=pid,
-                first_id=events[0].id,
-                last_id=events[-1].id,
-                count=len(events),
-                seal_before=batch.seal_before,
-                seal_after=batch.seal if is_batch_end else bytes(32),
-                is_batch_end=is_batch_end,
-            )
-            found.append((header, events))
-            pid = events[-1].id
-        return found
+        return slices_of(batch, slice_rows, **self._publisher())
 
     def frames(self, batch: Batch, slice_rows: int = 1_000) -> list[bytes]:
         return [signed(header, rows) for header, rows in self.headers(batch, slice_rows)]
@@ -201,32 +150,31 @@ class Chain:
 
     def heartbeat_header(self) -> FrameHeader:
         mark = self.mark()
-        return FrameHeader(
+        return heartbeat_header(
+            mark.id,
             chain_id=self.chain_id,
             epoch=mark.epoch,
-            publisher_epoch=self.epoch,
-            publisher_nonce=self.nonce,
-            first_pid=mark.id,
-            first_id=mark.id,
-            last_id=mark.id,
-            count=0,
             seal_before=mark.seal,
+            **self._publisher(),
         )
+
+    def _publisher(self) -> dict[str, Any]:
+        return {"publisher_epoch": self.epoch, "publisher_nonce": self.nonce}
 
     def heartbeat(self) -> bytes:
         return signed(self.heartbeat_header(), [])
 
 
-def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: object) -> Chain:
+def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: Any) -> Chain:
     """A chain with batches of `sizes`."""
-    chain = Chain(seed=seed, **settings)  # type: ignore[arg-type]
+    chain = Chain(seed=seed, **settings)
     for rows in sizes:
         chain.add(rows)
     return chain
 
 
-def ids_of(runs: Iterable[object]) -> list[int]:
-    return [event.id for run in runs for event in run.events]  # type: ignore[attr-defined]
+def ids_of(runs: Iterable[Run]) -> list[int]:
+    return [event.id for run in runs for event in run.events]
 
 
 def is_prefix(part: Sequence[object], whole: Sequence[object]) -> bool:

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from orderchain.topic import default_topic
+from tests.builders.chains import Chain
 from tests.stored_pages import LET_TAMPER, store_rows
-
-from .chains import Chain
 
 if TYPE_CHECKING:
     from orderchain.batch import Batch
