@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @retaining
 @click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
 @json_option
-@uses_settings("database", "kafka", "connect_seconds")
+@uses_settings("database", "kafka", "connect_seconds", "log_format")
 def relay(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Send what is stored in the outbox, until SIGTERM or Ctrl-C.
 

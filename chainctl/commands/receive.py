@@ -154,7 +154,7 @@ class Received(Struct, frozen=True, kw_only=True):
     "and proven by their seals.",
 )
 @json_option
-@uses_settings("database", "gap_database", "kafka", "connect_seconds")
+@uses_settings("database", "gap_database", "kafka", "connect_seconds", "log_format")
 def command(
     settings: Settings,
     chain_id: int,

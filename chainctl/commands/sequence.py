@@ -92,7 +92,15 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
     help="Start on a database that may lose what it has acknowledged. For throw-away data only.",
 )
 @json_option
-@uses_settings("database", "kafka", "batch_rows", "lease_seconds", "id_strategy", "connect_seconds")
+@uses_settings(
+    "database",
+    "kafka",
+    "batch_rows",
+    "lease_seconds",
+    "id_strategy",
+    "connect_seconds",
+    "log_format",
+)
 def command(
     settings: Settings,
     chain_id: int,

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     help="Write the report for people: one page of HTML that needs nothing beside itself.",
 )  # fmt: skip
 @json_option
-@uses_settings("database", "audit_database", "kafka")
+@uses_settings("database", "audit_database", "kafka", "log_format")
 def command(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """Prove chains whole, or name their faults.
 

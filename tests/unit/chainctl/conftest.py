@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.options import PACKAGES
+from chainctl.logs import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
