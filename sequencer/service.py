@@ -305,7 +305,7 @@ class Sequencer:
         """Return in one line why it takes no orders, or publishes too late; None when it works."""
         chain = f"chain {self._config.chain_id}"
         if self._failure is not None:
-            return f"{chain}: {reason_of(self._failure)}"
+            return f"{chain}: {reason_of(self._failure).removeprefix(f'{chain}: ')}"
         if not self._is_open:
             return f"{chain}: not leading"
         stats = self.stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chainctl.logs import SUMMARY_SECONDS, Subject, SummingHandler, set_up_logging
+from chainctl.monitor_server import watched
 from chainctl.output import talk, talk_through
 from chainctl.settings import Settings
+from orderchain.testing.virtual_loop import run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,3 +168,19 @@ def test_lines_of_ours_and_debug_lines_are_all_written() -> None:
         written.log("sequencer.x", logging.ERROR, "ours")
         written.log("aiokafka", logging.DEBUG, "request")
     assert len(written.lines) == 6
+
+
+def test_running_command_logs_once_a_minute_how_far_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def command() -> None:
+        async with watched(None) as watch:
+            await asyncio.sleep(90)  # nothing to report before it has started
+            watch.report(lambda: "at 7")
+            await asyncio.sleep(100)
+
+    set_up_logging(Settings(log_level="info"), Subject(chain=3))
+    run_virtual(command())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith(" info chainctl.monitor_server chain=3: at 7") for line in lines)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from matcher_receiver.stats import METRICS as RECEIVER
-from orderchain.errors import StoppedError
+from orderchain.errors import Fenced, ForkFound, StoppedError
 from orderchain.monitoring import LagLimits, Monitor, Sample
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from outbox import Consumer, ConsumerConfig, Relay, RelayConfig
 from sequencer.stats import METRICS as SEQUENCER
 from sequencer.stats import Latency
 from tests.unit.matcher_receiver.rig import Rig, take, virtual
@@ -141,6 +143,66 @@ def test_sequencer_is_ready_while_it_leads_and_publishes_and_exports_every_metri
         assert sequencer.why_not_ready() == "chain 1: not leading"
 
     run_virtual(lead(World()), seed=1)
+
+
+def test_sequencer_whose_broker_is_away_is_not_ready_once_orders_have_waited_too_long() -> None:
+    async def lead(world: World) -> None:
+        async with world.sequencer(virtual_clock(), stop_seconds=1) as sequencer:
+            world.log.is_away = True
+            await sequencer.submit("k", b"x")
+            await asyncio.sleep(59)
+            assert sequencer.why_not_ready() is None
+            await asyncio.sleep(2)
+            assert re.fullmatch(
+                r"chain 1: \d+ ids unpublished for 6\d s", str(sequencer.why_not_ready())
+            )
+            world.log.is_away = False
+            await asyncio.sleep(6)
+            assert sequencer.why_not_ready() is None
+            assert sequencer.stats().unpublished_seconds == 0.0
+
+    run_virtual(lead(World()), seed=1)
+
+
+def test_sequencer_that_was_replaced_is_not_ready_and_says_by_which_error() -> None:
+    world = World()
+    reasons: list[str | None] = []
+
+    async def lead() -> None:
+        async with world.sequencer(virtual_clock()) as sequencer:
+            await world.steal()
+            try:
+                await sequencer.until_stopped()
+            finally:
+                reasons.append(sequencer.why_not_ready())
+
+    with pytest.raises(Fenced):
+        run_virtual(lead(), seed=1)
+    assert reasons == ["chain 1: fenced: our epoch was 1, another process leads it"]
+
+
+@virtual
+async def test_receiver_that_halted_is_not_ready_and_exports_it() -> None:
+    rig = Rig([4, 6])
+    async with rig.receiver() as receiver:
+        await take(receiver, rig.chain.mark().id)
+        core = receiver._core
+        assert core is not None
+        core.halt(ForkFound(1, 2, 3, 4))
+        assert "halted" in str(receiver.why_not_ready())
+        values = {sample.name: sample.value for sample in receiver.samples()}
+        assert values["orderchain_receiver_halted"] == 1
+
+
+async def test_relay_and_consumer_before_their_start_are_not_ready_and_have_samples() -> None:
+    server = {"database": "postgresql://u@127.0.0.1/d", "kafka": "127.0.0.1:9"}
+    relay = Relay(RelayConfig(**server))
+    assert relay.why_not_ready() == "the relay has not started"
+    assert "orderchain_outbox_waiting" in names_of(relay.samples())
+    consumer = Consumer(ConsumerConfig(**server, name="billing", topics=("a",)))
+    assert consumer.why_not_ready() == "consumer billing: not started"
+    labels = {tuple(sample.labels.items()) for sample in consumer.samples()}
+    assert labels == {(("consumer", "billing"),)}
 
 
 @virtual
