@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import asyncpg
 import pytest
 
+import outbox
 from tests.cli.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -127,6 +130,37 @@ def test_relay_is_ready_once_it_runs_and_counts(
     assert "orderchain_outbox_relay_sent_total 0.0" in lines
     assert "orderchain_outbox_waiting 0.0" in lines
     assert "orderchain_ready 1.0" in lines
+    end(process)
+
+
+def test_relay_exports_how_many_deliveries_are_unfinished_and_how_old_they_are(
+    call: Call, start: Start, owner: dict[str, str], free_chain: int
+) -> None:
+    made = call(
+        "outbox", "destination", "set", "clearing", "--topic", f"t{free_chain}", "--consumer", "a",
+        settings=owner,
+    )  # fmt: skip
+    assert made.code == 0, made
+
+    async def store() -> None:
+        connection = await asyncpg.connect(owner["CHAINCTL_DATABASE"])
+        async with connection.transaction():
+            await outbox.add(connection, "clearing", b"x")
+        await connection.close()
+
+    asyncio.run(store())
+    process = start(
+        "outbox", "relay", "--group", f"g{free_chain}", "--http", 0, *JSON, settings=owner
+    )
+    address = address_of(process)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while "orderchain_outbox_deliveries{" not in (text := get(f"{address}/metrics")[1]):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+    assert re.search(
+        r'orderchain_outbox_deliveries\{destination="clearing",status="\w+"\} 1\.0', text
+    )
+    assert 'orderchain_outbox_oldest_seconds{destination="clearing"' in text
     end(process)
 
 
