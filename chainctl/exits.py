@@ -40,12 +40,13 @@ PACKAGE_EXTRAS: Final = {
     "h11": "web",
     "hdrh": "bench",
     "matplotlib": "bench",
+    "prometheus_client": "monitoring",
     "pyarrow": "local",
     "pyspark": "spark",
     "py4j": "spark",
     "rich": "cli",
     "starlette": "web",
-    "uvicorn": "web",
+    "uvicorn": "monitoring",
     "zstandard": "cli",
 }
 """The extra that installs a package that may be missing, by the package's import name."""

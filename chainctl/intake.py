@@ -9,10 +9,12 @@ from msgspec import Struct
 
 from chainctl.database import SQL, connected, database_id
 from chainctl.exits import under_way
+from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
 from orderchain.batch import IntakeMark
 from orderchain.errors import ChainMissing, InputError, OrderError, SteppedDown
 from orderchain.roles import SEQUENCER_WRITER
+from orderchain.text import counted
 from sequencer.intake.file import Portion
 
 if TYPE_CHECKING:
@@ -183,20 +185,24 @@ class Taking:
         self._intake: TopicIntake | None = None
         self._stopwatch = Stopwatch()
 
-    async def run(self, bar: ProgressBar) -> None:
-        """Lead the chain and feed it, until cancelled, replaced, or asked to step down."""
-        from sequencer import check_intake_topic
+    async def run(self, bar: ProgressBar, http: Address | None = None) -> None:
+        """Lead the chain and feed it, until cancelled, replaced, or asked to step down.
+
+        Metrics and health are served at `http`, also while it waits as a standby.
+        """
+        async with watched(http) as watch:
+            try:
+                await self._run(bar, watch)
+            except SteppedDown as error:
+                talk(f"chainctl: {error}")
+
+    async def _run(self, bar: ProgressBar, watch: Watch) -> None:
+        from sequencer import TopicIntake, check_intake_topic, open_sequencer
 
         await check_intake_topic(self._topic)
-        try:
-            await self._lead(bar)
-        except SteppedDown as error:
-            talk(f"chainctl: {error}")
-
-    async def _lead(self, bar: ProgressBar) -> None:
-        from sequencer import TopicIntake, open_sequencer
-
-        async with under_way(open_sequencer(self._config)) as sequencer:
+        opened = open_sequencer(self._config)
+        watch.add(opened)
+        async with under_way(opened) as sequencer:
             epoch = sequencer.stats().epoch
             talk(f"chainctl: leading chain {self._config.chain_id}, epoch {epoch}")
             self._stopwatch = Stopwatch()
@@ -208,7 +214,20 @@ class Taking:
                     stats.records, f"id {sequencer.stats().head_persisted}"
                 ),
             )
+            watch.add(self._intake)
+            watch.report(self._progress)
             await self._intake.run()
+
+    def _progress(self) -> str:
+        """Return how far it is, in one line."""
+        if self._sequencer is None or self._intake is None:
+            return "not leading"
+        stats = self._sequencer.stats()
+        return (
+            f"epoch {stats.epoch}, persisted up to {stats.head_persisted}, published up to "
+            f"{stats.head_published}, {counted(stats.queue_rows, 'order')} in the queue, "
+            f"{counted(self._intake.stats().records, 'record')} of {self._topic.topic} taken"
+        )
 
     def taken(self) -> Taken | None:
         """Return what was done; None where it never led."""

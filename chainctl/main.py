@@ -16,7 +16,7 @@ import click
 
 from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
 from chainctl.options import IS_DEBUG, SECRETS, SuggestingGroup
-from chainctl.output import talk
+from chainctl.output import talk, talk_through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises."""
     meta: dict[str, Any] = {}
     _occupy_standard_files()
+    talk_through(None)
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments), meta)
         if sys.stdout is not None:
@@ -171,14 +172,14 @@ def _report(error: BaseException, meta: dict[str, Any]) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return _close_stdout(ExitCode.INTERRUPTED)
     if isinstance(error, click.ClickException):
-        talk(f"chainctl: {_click_line(error)}")
+        talk(f"chainctl: {_click_line(error)}", "error")
         return ExitCode.REFUSED
     secrets = meta.get(SECRETS, ())
     if meta.get(IS_DEBUG):
         for line in traceback_text(error, secrets).split("\n"):
-            talk(line)
+            talk(line, "error")
     if not isinstance(error, Terminated):
-        talk(f"chainctl: {error_line(error, secrets)}")
+        talk(f"chainctl: {error_line(error, secrets)}", "error")
     return _close_stdout(exit_code(error))
 
 

@@ -1,22 +1,19 @@
-"""Options that commands share, groups of commands, and what is logged."""
+"""Options that commands share, and groups of commands."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import getpass
-import logging
 import math
 import os
 import platform
 import re
-import sys
-from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from chainctl.exits import hide_secrets
+from chainctl.logs import Subject, set_up_logging
 from chainctl.settings import (
     DEFAULT_CONFIG,
     description,
@@ -28,12 +25,11 @@ from chainctl.settings import (
 )
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from chainctl.settings import Settings, SourcedSettings
+    from chainctl.settings import SourcedSettings
 
 
 class SuggestingGroup(click.Group):
@@ -54,65 +50,6 @@ def unknown_command(name: str, known: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(known)}"
     return f"unknown command {name!r}, {hint}"
-
-
-PACKAGES: Final = (
-    "orderchain",
-    "sequencer",
-    "matcher_receiver",
-    "gapfill",
-    "outbox",
-    "chain_verifier",
-    "chainctl",
-    "local_stack",
-)
-
-
-def set_up_logging(settings: Settings) -> None:
-    """Send our packages' log lines of `settings.log_level` and above to stderr.
-
-    The libraries' own logs are shown with `debug` only: their errors reach the user as an error of
-    ours, in one line and without a traceback.
-    """
-    is_debug = settings.log_level == "debug"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine(settings.secrets(), with_tracebacks=is_debug))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if is_debug else logging.CRITICAL + 1)
-    for name in PACKAGES:
-        logging.getLogger(name).setLevel(settings.log_level.upper())
-
-
-LINE_CHARACTERS_MAX: Final = 4_000
-"""Bound of a record's message: longer than any of ours, so only foreign text can be cut."""
-
-_TRACEBACK_INDENT: Final = "  "
-"""Before each line of a traceback: none of them can look like a record."""
-
-
-class _OneLine(logging.Formatter):
-    """One printable line per record, without passwords; tracebacks only when asked for.
-
-    Our packages escape foreign text where they log it. This is the second line of defence: it
-    covers what they miss, and what libraries log.
-    """
-
-    def __init__(self, secrets: tuple[str, ...], *, with_tracebacks: bool) -> None:
-        super().__init__("chainctl: %(levelname)s: %(message)s")
-        self._secrets = secrets
-        self._with_tracebacks = with_tracebacks
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line of `record`."""
-        message = hide_secrets(record.getMessage(), self._secrets)
-        record = copy(record)  # other handlers see it too
-        record.msg, record.args = printable(message, LINE_CHARACTERS_MAX), None
-        if not self._with_tracebacks:
-            record.exc_info = record.exc_text = record.stack_info = None
-            record.levelname = record.levelname.lower()
-        first, *rest = hide_secrets(super().format(record), self._secrets).split("\n")
-        return "\n".join([first, *(_TRACEBACK_INDENT + printable(line) for line in rest)])
 
 
 SECRETS: Final = "chainctl.secrets"
@@ -284,13 +221,14 @@ def user_and_host() -> str:
 def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the flags of the settings `names`, and the argument `settings`.
 
-    `log_level` and `--config` come with every command.
+    `log_level` and `--config` come with every command. A command that uses `log_format` runs long:
+    its log lines have a time.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_settings(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
-            sourced = _taken(options)
+            sourced = _taken(options, names)
             return function(*args, settings=sourced.settings, **options)
 
         return _with_flags(with_settings, names)
@@ -304,7 +242,7 @@ def uses_sourced_settings(*names: str) -> Callable[[Callable[..., Any]], Callabl
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_settings(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
-            return function(*args, sourced=_taken(options), **options)
+            return function(*args, sourced=_taken(options, ()), **options)
 
         return _with_flags(with_settings, names)
 
@@ -332,7 +270,7 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     return decorated
 
 
-def _taken(options: dict[str, Any]) -> SourcedSettings:
+def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:
     """Take the settings' flags out of `options`, and return the settings."""
     flags = {
         name.removeprefix("setting_"): _text_of(options.pop(name))
@@ -341,10 +279,14 @@ def _taken(options: dict[str, Any]) -> SourcedSettings:
     }
     config = flags.pop("config")
     sourced = load_settings(flags, os.environ, config)
-    meta = click.get_current_context().meta
+    context = click.get_current_context()
+    meta = context.meta
     meta[SECRETS] = sourced.settings.secrets()
     meta[IS_DEBUG] = sourced.settings.log_level == "debug"
-    set_up_logging(sourced.settings)
+    running = None
+    if "log_format" in names:
+        running = Subject(context.params.get("chain_id"), context.params.get("name"))
+    set_up_logging(sourced.settings, running)
     return sourced
 
 

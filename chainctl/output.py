@@ -36,6 +36,9 @@ _JSON_WRITTEN: Final = "chainctl.json_written"
 
 _encoder: Final = msgspec.json.Encoder()
 
+_talk_form: list[Callable[[str, str], str]] = []
+"""How to write a line of talk and its level; empty for plain text."""
+
 
 class ProgressBar(Protocol):
     """Shows the progress of a piece of work."""
@@ -114,12 +117,21 @@ def data_bytes(lines: bytes) -> None:
     sys.stdout.buffer.write(lines)
 
 
-def talk(text: str) -> None:
+def talk(text: str, level: str = "info") -> None:
     """Write one line to stderr, escaped for a terminal; never fails, nothing depends on it."""
     if sys.stderr is None:
         return  # not print(file=None): that would write among the data
+    line = _talk_form[-1](text, level) if _talk_form else printable(text, NO_LIMIT)
     with suppress(OSError):
-        print(printable(text, NO_LIMIT), file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
+
+
+def talk_through(form: Callable[[str, str], str] | None) -> None:
+    """Write talk as `form` returns it for a text and its level, which is one printable line.
+
+    None is for plain text, without the level.
+    """
+    _talk_form[:] = [] if form is None else [form]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -160,11 +172,17 @@ class Stopwatch:
 
 @contextmanager
 def progress(label: str, total: float | None, unit: str = "") -> Iterator[ProgressBar]:
-    """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal.
+    """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal,
+    or where talk has another form than text.
 
     `total` is None when it is not known. With the unit `bytes` figures are shown as KB, MB, GB.
     """
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if (
+        _talk_form
+        or sys.stderr is None
+        or not sys.stderr.isatty()
+        or os.environ.get("TERM") == "dumb"
+    ):
         yield _Silent()
         return
     from rich.console import Console

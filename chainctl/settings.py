@@ -173,6 +173,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["debug", "info", "warning", "error"],
         Meta(description="what to log on stderr; debug adds tracebacks and the libraries' logs"),
     ] = "warning"
+    log_format: Annotated[
+        Literal["text", "json"],
+        Meta(
+            description="form of each line on stderr while a command runs that runs long: text, or "
+            "json (one object per line)"
+        ),
+    ] = "text"
 
     def database_dsn(self) -> str:
         """Return the checked address of the chain's database. Raises SettingError."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from msgspec import Struct
 
 from chainctl.exits import ExitCode, hide_secrets
+from chainctl.monitor_server import Address, watched_beside
 from chainctl.output import data, data_json_line, data_text, progress, talk
 from chainctl.verified_mark import Beginning, beginning_of, move_mark, who
 from orderchain.errors import OrderchainError, SettingError
@@ -55,6 +56,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     is_local: bool
     findings_folder: str | None
     page: str | None
+    http: Address | None
     as_json: bool
 
 
@@ -85,6 +87,8 @@ def _require_fitting(asked: VerifyOptions) -> None:
         _require_following(asked)
     elif asked.checkpoint is not None:
         raise SettingError("--checkpoint", asked.checkpoint, "--follow, which keeps its place")
+    elif asked.http is not None:
+        raise SettingError("--http", str(asked.http), "--follow, which runs long enough")
     is_database = "database" in asked.sources
     if asked.since_verified and (asked.start is not None or not is_database):
         raise SettingError("--since-verified", "given", "a source database, and no --start")
@@ -154,6 +158,7 @@ def _follow(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> 
         beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
     follow(
         *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
+        http=asked.http,
         as_json=asked.as_json,
     )
 
@@ -371,6 +376,7 @@ def follow(
     master: str | None,
     contradicted: ContradictedMark | None,
     *,
+    http: Address | None,
     as_json: bool,
 ) -> NoReturn:
     """Follow the topic among `sources`, compared with the database among them, until Ctrl-C.
@@ -404,9 +410,10 @@ def follow(
 
     if contradicted is not None:
         report(mark_finding(databases[0].name, contradicted))
-    with open_session(master, kafka=True) as spark:
+    with watched_beside(http) as watch, open_session(master, kafka=True) as spark:
         folder = local_folder("--checkpoint", checkpoint)
         follower = Follower(spark, topics[0], databases[0], chain_id, folder, report)
+        watch.add(follower)
         stop = Event()
         usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
         try:

@@ -14,22 +14,25 @@ from matcher_receiver.gap_log import GapLedger, archived_gap
 from matcher_receiver.halt_record import records_of, store_halt
 from matcher_receiver.late_broker import OptionalFrames
 from matcher_receiver.receive_loop import Reception
-from matcher_receiver.stats import Counters, ReceiverStats
+from matcher_receiver.stats import METRICS, Counters, ReceiverStats
 from matcher_receiver.waits import AWAY, StopAsked, Waits, to_the_end
 from orderchain.backoff import Backoff
 from orderchain.clock import SystemClock
 from orderchain.errors import HaltError, NotYetReadable, RowsArchived, SettingError, StoppedError
 from orderchain.limits import ID_MAX
+from orderchain.monitoring import LAG_LIMITS
 from orderchain.ports import PlaceFinder
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from random import Random
     from types import TracebackType
 
     from matcher_receiver.config import ReceiverConfig, StartAt
     from orderchain.clock import Clock
     from orderchain.model import ChainHead, Mark, Run, Snapshot, Standing
+    from orderchain.monitoring import LagLimits, Sample
     from orderchain.ports import CheckpointStore, FrameSource, GapSource, HeadReports, SnapshotStore
 
 
@@ -328,6 +331,30 @@ class Receiver:
             head_delivered=self.head_delivered,
             gaps=self.gaps.count,
         )
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant, none before the start; see `orderchain.monitoring`."""
+        if self._reception is None:
+            return
+        stats = self.stats()
+        labels = {"chain": str(stats.chain_id), "name": stats.name}
+        for metric in METRICS:
+            yield from metric.samples(stats, labels)
+
+    def why_not_ready(self, limits: LagLimits = LAG_LIMITS) -> str | None:
+        """Return in one line why it does not keep up with the chain; None when it does."""
+        if self._reception is None:
+            return f"{self._label}: not started"
+        stats = self.stats()
+        if self._core is not None and self._core.halted_by is not None:
+            return f"{self._label}: halted: {reason_of(self._core.halted_by)}"
+        if stats.state is State.CATCHING_UP:
+            return f"{self._label}: catching up, at {stats.head_delivered} of {stats.head_seen}"
+        if self._waits.is_stopping or self._reception.is_over:
+            return f"{self._label}: ended after id {stats.head_delivered}"
+        if limits.are_exceeded(stats.lag_ids, stats.lag_seconds):
+            return f"{self._label}: {stats.lag_ids} ids behind for {stats.lag_seconds:.0f} s"
+        return None
 
     async def checkpoint(self, run: Run, connection: object | None = None) -> None:
         """Store that everything up to the end of `run` has been processed.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from matcher_receiver.decisions import State
+from orderchain.monitoring import Metric
 
 
 class ReceiverStats(Struct, frozen=True, kw_only=True):
@@ -58,6 +61,56 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     """Readings and fills that failed and were retried."""
     broker_failures: int
     """Times that the broker could not be reached."""
+
+
+_R = Metric[ReceiverStats]
+
+_NO_FORGERY: Final = {"mac": 0, "nonce": 0, "phantom": 0}
+"""Exported from the start: an alert on an increase would miss a series that begins with 1."""
+
+METRICS: Final = (
+    _R("orderchain_receiver_head_delivered", "gauge", "Last id delivered to the caller.",
+       lambda stats: stats.head_delivered),
+    _R("orderchain_receiver_head_seen", "gauge", "The highest id known to be committed.",
+       lambda stats: stats.head_seen),
+    _R("orderchain_receiver_lag_ids", "gauge", "Known ids that are not delivered yet.",
+       lambda stats: stats.lag_ids),
+    _R("orderchain_receiver_lag_seconds", "gauge", "How long undelivered orders have been known.",
+       lambda stats: stats.lag_seconds),
+    _R("orderchain_receiver_live", "gauge", "1 while it delivers live frames, else 0.",
+       lambda stats: stats.state is State.LIVE),
+    _R("orderchain_receiver_halted", "gauge",
+       "1 when the database contradicts what was delivered: a person has to look, else 0.",
+       lambda stats: stats.state is State.HALTED),
+    _R("orderchain_receiver_gap_open", "gauge", "1 while missing orders are read, else 0.",
+       lambda stats: stats.open_gap is not None),
+    _R("orderchain_receiver_gaps_total", "counter", "Gaps filled.", lambda stats: stats.gaps),
+    _R("orderchain_receiver_orders_total", "counter",
+       "Orders delivered: live, filled into a gap, or caught_up with at the start.",
+       lambda stats: {"live": stats.rows_live, "filled": stats.rows_filled,
+                      "caught_up": stats.rows_caught_up}, "source"),
+    _R("orderchain_receiver_fill_seconds_total", "counter",
+       "Time spent waiting for orders from the database.", lambda stats: stats.fill_seconds),
+    _R("orderchain_receiver_records_total", "counter", "Kafka records looked at.",
+       lambda stats: stats.records),
+    _R("orderchain_receiver_heartbeats_total", "counter", "Heartbeats received.",
+       lambda stats: stats.heartbeats),
+    _R("orderchain_receiver_frames_total", "counter", "Frames whose orders were delivered.",
+       lambda stats: stats.frames_live),
+    _R("orderchain_receiver_duplicates_total", "counter",
+       "Frames dropped, since their orders had been delivered.",
+       lambda stats: stats.duplicates_dropped),
+    _R("orderchain_receiver_frames_dropped_total", "counter",
+       "Frames dropped for another reason; mac, nonce and phantom are forged ones.",
+       lambda stats: {**_NO_FORGERY, **stats.dropped}, "reason"),
+    _R("orderchain_receiver_reads_total", "counter", "Readings of the database's head.",
+       lambda stats: stats.reads),
+    _R("orderchain_receiver_database_retries_total", "counter",
+       "Readings and fills that failed and were retried.", lambda stats: stats.database_retries),
+    _R("orderchain_receiver_broker_failures_total", "counter",
+       "Times that the broker could not be reached.", lambda stats: stats.broker_failures),
+)  # fmt: skip
+"""What a receiver exports, with the labels `chain` and `name`."""
 
 
 class Counters:

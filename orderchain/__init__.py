@@ -78,6 +78,12 @@ if TYPE_CHECKING:
         Run as Run,
         Snapshot as Snapshot,
     )
+    from orderchain.monitoring import (
+        LagLimits as LagLimits,
+        Monitor as Monitor,
+        MonitoredPart as MonitoredPart,
+        Sample as Sample,
+    )
     from outbox import (
         Consumer as Consumer,
         ConsumerConfig as ConsumerConfig,
@@ -176,6 +182,7 @@ _NAMES = {
     ),
     "orderchain.front_door": ("open_receiver",),
     "orderchain.model": ("Event", "Gap", "Mark", "Run", "Snapshot"),
+    "orderchain.monitoring": ("LagLimits", "Monitor", "MonitoredPart", "Sample"),
     "outbox": (
         "Consumer",
         "ConsumerConfig",

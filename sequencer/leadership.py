@@ -142,6 +142,7 @@ class Leadership:
         self._looking: set[asyncio.Task[list[bytes | None]]] = set()
         self._clock = clock
         self._is_changing = False
+        self._renewed_ns = 0
         self.term: Term | None = None
         self.take_overs = 0
         self.asked_to_step_down = asyncio.Event()
@@ -149,6 +150,13 @@ class Leadership:
         self._has_handed_over = False
         # Why the topic's last frames were not looked at; empty if they were, or it was logged.
         self._why_not_looked = ""
+
+    @property
+    def lease_age_seconds(self) -> float:
+        """Seconds since the lease was last renewed; 0 before the chain is taken over."""
+        if self.term is None:
+            return 0.0
+        return (self._clock.monotonic_ns() - self._renewed_ns) / 1e9
 
     async def acquire(self) -> Term:
         """Become the leader once no other process leads.
@@ -222,6 +230,7 @@ class Leadership:
         try:
             if await self._lease.renew(term):
                 self.asked_to_step_down.set()
+            self._renewed_ns = self._clock.monotonic_ns()
         except Fenced:
             # Our own take-over may have come in between: then the lease is at the next epoch.
             if self.term is term and not self._is_changing:
@@ -242,6 +251,7 @@ class Leadership:
             )
             term = replace(term, seen_id=seen_id)
         self.term = term
+        self._renewed_ns = self._clock.monotonic_ns()
         self.take_overs += 1
         return term
 

@@ -170,6 +170,8 @@ class Publisher:
         self._acknowledged_ns = 0
         """When the broker last acknowledged something of the queue."""
         self._queue: deque[Batch] = deque()
+        # When each batch of the queue was offered.
+        self._offered_ns: deque[int] = deque()
         self._queue_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -203,6 +205,13 @@ class Publisher:
             return 0.0
         return (self._clock.monotonic_ns() - self._unanswered_since_ns) / 1e9
 
+    @property
+    def unpublished_seconds(self) -> float:
+        """How long the oldest batch has waited for the broker; 0 when none waits."""
+        if self._offered_ns:
+            return (self._clock.monotonic_ns() - self._offered_ns[0]) / 1e9
+        return 0.0 if self._forgotten_until is None else self.away_seconds
+
     def lead(self, term: Term) -> None:
         """From now on, publish under a newer term of this same process."""
         self._term = term
@@ -212,6 +221,7 @@ class Publisher:
         self._is_full_batch = batch.row_count >= self._config.batch_rows_max
         self._head_id, self._head_seal = batch.last_id, batch.seal
         self._queue.append(batch)
+        self._offered_ns.append(self._clock.monotonic_ns())
         self._queue_bytes += batch.size
         self._idle.clear()
         if self.is_full and self.away_seconds >= self._config.publish_wait_seconds:
@@ -259,6 +269,7 @@ class Publisher:
             self.away_seconds,
         )
         self._queue.clear()
+        self._offered_ns.clear()
         self._queue_bytes = 0
         self._forgotten_until = until_id
         self._idle.clear()
@@ -365,6 +376,7 @@ class Publisher:
         for batch in batches:
             if self._queue and self._queue[0] is batch:
                 self._queue.popleft()
+                self._offered_ns.popleft()
                 self._queue_bytes -= batch.size
         self._has_moved.set()
 

@@ -18,6 +18,7 @@ from orderchain.errors import (
     SteppedDown,
     StoppedError,
 )
+from orderchain.monitoring import LAG_LIMITS
 from orderchain.text import reason_of
 from sequencer.batcher import Batcher
 from sequencer.committer import Committer
@@ -25,7 +26,7 @@ from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
 from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
-from sequencer.stats import Latency, SequencerStats
+from sequencer.stats import METRICS, Latency, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from orderchain.batch import IntakeMark, Term
     from orderchain.clock import Clock
+    from orderchain.monitoring import LagLimits, Sample
     from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
     from sequencer.key_resolution import Assembly
@@ -271,6 +273,8 @@ class Sequencer:
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
             head_published=publisher.published_id if publisher else 0,
+            unpublished_seconds=publisher.unpublished_seconds if publisher else 0.0,
+            lease_age_seconds=self._leadership.lease_age_seconds,
             rows=committer.rows,
             batches=committer.batches,
             batch_rows_last=committer.batch_rows_last,
@@ -289,6 +293,28 @@ class Sequencer:
             take_overs=self._leadership.take_overs,
             unknown_outcomes=committer.unknown_outcomes,
         )
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        stats = self.stats()
+        labels = {"chain": str(stats.chain_id), "name": stats.name}
+        for metric in METRICS:
+            yield from metric.samples(stats, labels)
+
+    def why_not_ready(self, limits: LagLimits = LAG_LIMITS) -> str | None:
+        """Return in one line why it takes no orders, or publishes too late; None when it works."""
+        chain = f"chain {self._config.chain_id}"
+        if self._failure is not None:
+            return f"{chain}: {reason_of(self._failure).removeprefix(f'{chain}: ')}"
+        if not self._is_open:
+            return f"{chain}: not leading"
+        stats = self.stats()
+        lag = stats.head_persisted - stats.head_published
+        if limits.are_exceeded(lag, stats.unpublished_seconds):
+            return f"{chain}: {lag} ids unpublished for {stats.unpublished_seconds:.0f} s"
+        if stats.lease_age_seconds > self._config.lease_seconds:
+            return f"{chain}: the lease was not renewed for {stats.lease_age_seconds:.0f} s"
+        return None
 
     def _alone(self, order: Order, done: asyncio.Future[Any]) -> Entry:
         self._check_open()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
+
+from orderchain.monitoring import NO_BUCKETS, Histogram, Metric, bucket_of
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""
@@ -16,9 +20,14 @@ class Latency(Struct, frozen=True, kw_only=True):
     recent_seconds: float = 0.0
     """Running mean of about the last ten."""
     highest_seconds: float = 0.0
+    sum_seconds: float = 0.0
+    buckets: tuple[int, ...] = NO_BUCKETS
+    """How many took how long, per bucket of `orderchain.monitoring.BUCKET_SECONDS`."""
 
     def with_value(self, seconds: float) -> Latency:
         """Return the values after `seconds` were measured too."""
+        index = bucket_of(seconds)
+        buckets = self.buckets
         return Latency(
             count=self.count + 1,
             last_seconds=seconds,
@@ -28,7 +37,14 @@ class Latency(Struct, frozen=True, kw_only=True):
                 else self.recent_seconds + _WEIGHT * (seconds - self.recent_seconds)
             ),
             highest_seconds=max(self.highest_seconds, seconds),
+            sum_seconds=self.sum_seconds + seconds,
+            buckets=(*buckets[:index], buckets[index] + 1, *buckets[index + 1 :]),
         )
+
+    @property
+    def histogram(self) -> Histogram:
+        """The values as metrics have them."""
+        return Histogram(self.buckets, self.sum_seconds)
 
 
 class SequencerStats(Struct, frozen=True, kw_only=True):
@@ -42,6 +58,10 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Last committed id."""
     head_published: int
     """End of the contiguous run that the broker has acknowledged, or that was skipped on record."""
+    unpublished_seconds: float
+    """How long the oldest committed order has waited for the broker; 0 when none waits."""
+    lease_age_seconds: float
+    """Since the lease was last renewed; 0 before the chain is taken over."""
     rows: int
     """Orders committed."""
     batches: int
@@ -75,3 +95,62 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Epochs that this process raised; each one above 1 means a lost connection."""
     unknown_outcomes: int
     """Commits whose answer was lost, and which were read back."""
+
+
+_S = Metric[SequencerStats]
+
+METRICS: Final = (
+    _S("orderchain_sequencer_epoch", "gauge", "Epoch of this leader; 0 while it does not lead.",
+       lambda stats: stats.epoch),
+    _S("orderchain_sequencer_head_persisted", "gauge", "Last committed id.",
+       lambda stats: stats.head_persisted),
+    _S("orderchain_sequencer_head_published", "gauge",
+       "Last id that the broker has acknowledged, with all before it.",
+       lambda stats: stats.head_published),
+    _S("orderchain_sequencer_unpublished_seconds", "gauge",
+       "How long the oldest committed order has waited for the broker.",
+       lambda stats: stats.unpublished_seconds),
+    _S("orderchain_sequencer_lease_age_seconds", "gauge", "Seconds since the lease was renewed.",
+       lambda stats: stats.lease_age_seconds),
+    _S("orderchain_sequencer_queue_orders", "gauge", "Orders that wait for a commit.",
+       lambda stats: stats.queue_rows),
+    _S("orderchain_sequencer_queue_bytes", "gauge", "Their keys and payloads.",
+       lambda stats: stats.queue_bytes),
+    _S("orderchain_sequencer_publish_queue_bytes", "gauge",
+       "Bytes of committed orders that wait for the broker.",
+       lambda stats: stats.publish_queue_bytes),
+    _S("orderchain_sequencer_batch_orders", "gauge", "Orders of the last commit.",
+       lambda stats: stats.batch_rows_last),
+    _S("orderchain_sequencer_orders_total", "counter", "Orders committed.",
+       lambda stats: stats.rows),
+    _S("orderchain_sequencer_batches_total", "counter", "Commits.", lambda stats: stats.batches),
+    _S("orderchain_sequencer_repeats_total", "counter",
+       "Orders whose key was accepted before, or that were refused for their key.",
+       lambda stats: stats.repeats),
+    _S("orderchain_sequencer_keys_remembered", "gauge", "Orders whose keys are remembered.",
+       lambda stats: stats.keys_remembered),
+    _S("orderchain_sequencer_commit_seconds", "histogram",
+       "From the first statement of a commit to the answer.",
+       lambda stats: stats.commit_latency.histogram),
+    _S("orderchain_sequencer_publish_seconds", "histogram",
+       "From a send to the broker's acknowledgement.",
+       lambda stats: stats.publish_latency.histogram),
+    _S("orderchain_sequencer_publish_waits_total", "counter",
+       "Commits that waited, since too much waited for the broker.",
+       lambda stats: stats.publish_waits),
+    _S("orderchain_sequencer_publish_wait_seconds_total", "counter", "How long they waited.",
+       lambda stats: stats.publish_waited_seconds),
+    _S("orderchain_sequencer_frames_total", "counter", "Frames that the broker acknowledged.",
+       lambda stats: stats.frames),
+    _S("orderchain_sequencer_heartbeats_total", "counter", "Heartbeats published.",
+       lambda stats: stats.heartbeats),
+    _S("orderchain_sequencer_send_failures_total", "counter",
+       "Sends that failed or exceeded their deadline.", lambda stats: stats.send_failures),
+    _S("orderchain_sequencer_take_overs_total", "counter",
+       "Epochs that this process raised; each one after the first is a lost connection.",
+       lambda stats: stats.take_overs),
+    _S("orderchain_sequencer_unknown_outcomes_total", "counter",
+       "Commits whose answer was lost, and which were read back.",
+       lambda stats: stats.unknown_outcomes),
+)  # fmt: skip
+"""What a sequencer exports, with the labels `chain` and `name`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chainctl.main import main
-from chainctl.options import PACKAGES
+from chainctl.logs import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

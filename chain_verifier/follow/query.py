@@ -7,6 +7,7 @@ ended, and their rows are compared with the same rows of the database.
 from __future__ import annotations
 
 import json
+import time
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from chain_verifier.checks.topic_walk import FrameHead
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.follow.log import FollowLog
-from chain_verifier.follow.topic_follower import Arrived, Pursuit
+from chain_verifier.follow.topic_follower import METRICS, Arrived, FollowStats, Pursuit
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.reconcile import by_id, findings_of, pairs_of
 from chain_verifier.spark.sources.database import DatabaseTable
@@ -36,13 +37,14 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_options import spark_kafka_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from chain_verifier.config import DatabaseSource, TopicSource
+    from orderchain.monitoring import Sample
 
     Report = Callable[[Finding], None]
 
@@ -53,6 +55,9 @@ from the database at once."""
 
 TRIGGER_SECONDS: Final = 1
 """How often the topic is looked at: a fault must be reported within 10 s."""
+
+SILENT_SECONDS_MAX: Final = 60.0
+"""Without new records for so long a follower is not ready: a topic with a leader has heartbeats."""
 
 _LOOK_SECONDS: Final = 0.5
 """How often the query is checked to be still running."""
@@ -88,10 +93,29 @@ class Follower:
         step = self._log.step
         is_cut = bool(bounds.first)
         self._pursuit = Pursuit(self._source, step.walk if step else None, is_cut=is_cut)
+        self._verified_id = step.walk.highest if step else 0
+        self._stepped_ns = time.monotonic_ns()
         self._floor = 0
         """The end of the batch before the one that the last frame belongs to."""
         self.count = 0
         """Findings reported by this follower."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant, from any thread; see `orderchain.monitoring`."""
+        stats = FollowStats(
+            verified_id=self._verified_id,
+            step_age_seconds=(time.monotonic_ns() - self._stepped_ns) / 1e9,
+            findings=self.count,
+        )
+        for metric in METRICS:
+            yield from metric.samples(stats, {"chain": str(self._chain_id)})
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line that no record was looked at for long; None when it works."""
+        seconds = (time.monotonic_ns() - self._stepped_ns) / 1e9
+        if seconds <= SILENT_SECONDS_MAX:
+            return None
+        return f"chain {self._chain_id}: no record was verified for {seconds:.0f} s"
 
     def run(self, stop: Event | None = None, *, until_end: bool = False) -> None:
         """Follow until `stop` is set; with `until_end`, only to the present end.
@@ -137,7 +161,9 @@ class Follower:
             findings = self._judged(kept)
         finally:
             kept.unpersist()
-        self._log.write(number, self._pursuit.state(), findings)
+        walk = self._pursuit.state()
+        self._log.write(number, walk, findings)
+        self._verified_id, self._stepped_ns = walk.highest, time.monotonic_ns()
         for finding in findings:
             self.count += 1
             self._report(finding)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from chain_verifier.checks.topic_walk import FrameHead, TopicWalk, WalkState
 from chain_verifier.findings import Finding, Kind
+from orderchain.monitoring import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +23,35 @@ class Arrived(Struct, frozen=True, kw_only=True):
     is_heartbeat: bool
     batch_epoch: int | None
     """The epoch under which the database holds its batch; None for a heartbeat."""
+
+
+class FollowStats(Struct, frozen=True, kw_only=True):
+    """How far a follower is."""
+
+    verified_id: int
+    """All rows of the topic up to it were looked at."""
+    step_age_seconds: float
+    """Since the last step ended; a topic with a leader has a heartbeat at least every few s."""
+    findings: int
+    """Findings that this follower reported."""
+
+
+METRICS: Final = (
+    Metric[FollowStats](
+        "orderchain_verifier_verified_id", "gauge", "Orders of the topic up to it were verified.",
+        lambda stats: stats.verified_id,
+    ),
+    Metric[FollowStats](
+        "orderchain_verifier_verified_age_seconds", "gauge",
+        "Seconds since the verifier last looked at new records, or started.",
+        lambda stats: stats.step_age_seconds,
+    ),
+    Metric[FollowStats](
+        "orderchain_verifier_findings_total", "counter", "Findings of this process.",
+        lambda stats: stats.findings,
+    ),
+)  # fmt: skip
+"""What a follower exports, with the label `chain`."""
 
 
 class Pursuit:

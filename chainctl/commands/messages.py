@@ -97,7 +97,7 @@ def token(as_json: bool) -> None:
     metavar="TOPIC",
     help="Where their consumers confirm. May be repeated.",
 )
-@uses_settings("database", "callback_database", "kafka", "connect_seconds")
+@uses_settings("database", "callback_database", "kafka", "connect_seconds", "log_format")
 def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Serve messages over HTTP, until SIGTERM or Ctrl-C.
 

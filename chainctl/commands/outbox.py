@@ -13,13 +13,16 @@ from chainctl.commands.outbox_dead import group as dead
 from chainctl.commands.outbox_deliveries import failed, list_, show, status
 from chainctl.commands.outbox_destination import group as destination
 from chainctl.exits import ExitCode, under_way
+from chainctl.monitor_server import http_option, watched
 from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying, retaining
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
+    from outbox import Relay
     from outbox.sender.retention import Kept
 
 
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
 @relaying
 @retaining
 @click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
+@http_option
 @json_option
-@uses_settings("database", "kafka", "connect_seconds")
+@uses_settings("database", "kafka", "connect_seconds", "log_format")
 def relay(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Send what is stored in the outbox, until SIGTERM or Ctrl-C.
 
@@ -40,6 +44,7 @@ def relay(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN
 async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> None:
     from outbox import Relay, RelayConfig
 
+    http = given.pop("http")
     webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
     logs = consumer_logs(given.pop("consumer_logs"))
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -57,12 +62,23 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         async with AsyncExitStack() as closing:
             for log in logs.values():
                 closing.push_async_callback(log.close)
+            watch = await closing.enter_async_context(watched(http))
+            watch.add(running)
             await closing.enter_async_context(under_way(running))
             talk("chainctl: the relay runs")
+            watch.report(lambda: _progress_of(running))
             await running.run()
     finally:
         if as_json:
             data_json(running.stats())
+
+
+def _progress_of(running: Relay) -> str:
+    stats = running.stats()
+    return (
+        f"{counted(stats.sent, 'message')} sent, {stats.consumed} deliveries confirmed, "
+        f"{stats.abnormal} abnormal, {running.waiting} waiting"
+    )
 
 
 @click.command()

@@ -10,14 +10,17 @@ import click
 from msgspec import Struct
 
 from chainctl.exits import Terminated
+from chainctl.monitor_server import Watch, http_option, watched
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
 from chainctl.wiring import gap_source, head_reports, with_archive
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.journal import Journal, PayloadForm
+    from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from matcher_receiver import Receiver, ReceiverConfig, ReceiverStats
@@ -153,8 +156,9 @@ class Received(Struct, frozen=True, kw_only=True):
     help="Where `chainctl archive` put rows that the database no longer has: they are read there, "
     "and proven by their seals.",
 )
+@http_option
 @json_option
-@uses_settings("database", "gap_database", "kafka", "connect_seconds")
+@uses_settings("database", "gap_database", "kafka", "connect_seconds", "log_format")
 def command(
     settings: Settings,
     chain_id: int,
@@ -166,6 +170,7 @@ def command(
     form: PayloadForm,
     kafka_at_start: KafkaAtStart,
     archive: Path | None,
+    http: Address | None,
     as_json: bool,
 ) -> None:
     """Write a chain to a journal, in order and without gaps.
@@ -190,7 +195,7 @@ def command(
     count = Count()
     with Journal(path, chain_id, form) as journal, progress(path.name, None) as bar:
         try:
-            stats = run_async(_receive(settings, task, journal, count, bar))
+            stats = run_async(_watched_receive(settings, task, journal, count, bar, http))
         except (KeyboardInterrupt, Terminated):
             _report(path, count)
             raise
@@ -225,15 +230,42 @@ def _name_of(name: str | None, path: Path) -> str:
     return name
 
 
+async def _watched_receive(
+    settings: Settings,
+    task: _Task,
+    journal: Journal,
+    count: Count,
+    bar: ProgressBar,
+    http: Address | None,
+) -> ReceiverStats:
+    async with watched(http) as watch:
+        return await _receive(settings, task, journal, count, bar, watch)
+
+
+def _progress_of(stats: ReceiverStats) -> str:
+    return (
+        f"{stats.state.value} at {stats.head_delivered}, {counted(stats.lag_ids, 'id')} behind for "
+        f"{stats.lag_seconds:.1f} s, {counted(stats.gaps, 'gap')} filled"
+    )
+
+
 async def _receive(
-    settings: Settings, task: _Task, journal: Journal, count: Count, bar: ProgressBar
+    settings: Settings,
+    task: _Task,
+    journal: Journal,
+    count: Count,
+    bar: ProgressBar,
+    watch: Watch,
 ) -> ReceiverStats:
     source: GapSource = gap_source(settings, task.chain_id)
     if task.archive is not None:
         source = with_archive(source, task.archive, task.chain_id)
     settings.kafka_config()
     reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
-    async with await _receiver(settings, task, journal, source, reports) as receiver:
+    receiver = await _receiver(settings, task, journal, source, reports)
+    watch.add(receiver)
+    async with receiver:
+        watch.report(lambda: _progress_of(receiver.stats()))
         journal.start()
         count.start(receiver.head_delivered)
         if task.until.follow or task.until.idle_seconds is None:

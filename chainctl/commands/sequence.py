@@ -9,6 +9,7 @@ import click
 from msgspec import Struct
 
 from chainctl.exits import under_way
+from chainctl.monitor_server import http_option
 from chainctl.options import chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chainctl.intake import Fed, Remainder, Taking
+    from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from orderchain.batch import IntakeMark
@@ -91,8 +93,17 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
     is_flag=True,
     help="Start on a database that may lose what it has acknowledged. For throw-away data only.",
 )
+@http_option
 @json_option
-@uses_settings("database", "kafka", "batch_rows", "lease_seconds", "id_strategy", "connect_seconds")
+@uses_settings(
+    "database",
+    "kafka",
+    "batch_rows",
+    "lease_seconds",
+    "id_strategy",
+    "connect_seconds",
+    "log_format",
+)
 def command(
     settings: Settings,
     chain_id: int,
@@ -104,6 +115,7 @@ def command(
     start: str | None,
     standby: bool,
     unsafe_durability: bool,
+    http: Address | None,
     as_json: bool,
 ) -> None:
     """Put the rows of a file, or the records of a topic, into a chain, in their order.
@@ -124,7 +136,7 @@ def command(
         _refuse_beside("--intake-topic", others)
         check_topic_name(intake_topic, "--intake-topic")
     elif path is not None:
-        _refuse_beside("--input", {"--start": start})
+        _refuse_beside("--input", {"--start": start, "--http": http})
     else:
         raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
     config = sequencer_config(
@@ -134,7 +146,7 @@ def command(
         from chainctl.intake import Taking, topic_config
 
         taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
-        _take_topic(taking, intake_topic, as_json=as_json)
+        _take_topic(taking, intake_topic, http, as_json=as_json)
     elif path is not None:
         from sequencer.intake.file import FileOptions
 
@@ -149,11 +161,11 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
             raise click.UsageError(f"{other} cannot be given with {option}")
 
 
-def _take_topic(taking: Taking, topic: str, *, as_json: bool) -> None:
+def _take_topic(taking: Taking, topic: str, http: Address | None, *, as_json: bool) -> None:
     """Run until interrupted or replaced, and report what was done, however it ends."""
     try:
         with progress(topic, None) as bar:
-            run_async(taking.run(bar))
+            run_async(taking.run(bar, http))
     finally:
         done = taking.taken()
         if done is not None:

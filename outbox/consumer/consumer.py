@@ -32,16 +32,17 @@ from outbox.consumer.filters import Filter, MemoryFilter
 from outbox.consumer.inbox import Inbox
 from outbox.consumer.key_queues import Lanes
 from outbox.consumer.outcomes import Outcomes
-from outbox.consumer.pace import ConsumerStats, Pace
+from outbox.consumer.pace import METRICS, ConsumerStats, Pace
 from outbox.consumer.record_source import DestinationRecords, Receiving
 from outbox.parts import Parts, uninterrupted
 from outbox.session import AWAY, ConsumerConnections
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import TracebackType
     from uuid import UUID
 
+    from orderchain.monitoring import Sample
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery
     from outbox.consumer.offsets import Partition
@@ -190,6 +191,24 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Return the counters as they are now."""
         return deepcopy(self._counters)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        for metric in METRICS:
+            yield from metric.samples(self._counters, {"consumer": self._config.name})
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why it handles no messages; None when it does."""
+        name = f"consumer {self._config.name}"
+        if self._parts.failure is not None:
+            return f"{name}: {reason_of(self._parts.failure)}"
+        if self._pace.is_stopping:
+            return f"{name}: stopped"
+        if not self._parts.are_begun:
+            return f"{name}: not started"
+        if self._pace.pause_seconds > 0:
+            return f"{name}: interrupted, since the database is away"
+        return None
 
     def stop(self) -> None:
         """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""

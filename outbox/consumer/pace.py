@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orderchain.backoff import Backoff
+from orderchain.monitoring import Metric
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,28 @@ class ConsumerStats:
     """Messages found in another worker's hands, and left alone for a while."""
     interruptions: int = 0
     """Times that work was interrupted, mostly since the database was away; it was retried."""
+
+
+_HELP: Final = {
+    "received": "Records, repeats included.",
+    "bad_records": "Records that are not our messages.",
+    "applied": "Messages whose effect has committed.",
+    "repeated": "Messages that came again after that.",
+    "failures": "Calls of a handler that failed.",
+    "parked": "Messages parked, for a retry or after another one of their key.",
+    "dead": "Messages that became dead letters.",
+    "waits": "Messages found in another worker's hands.",
+    "interruptions": "Times that work was interrupted, mostly since the database was away.",
+}
+
+
+def _counter(name: str, text: str) -> Metric[ConsumerStats]:
+    full = f"orderchain_outbox_consumer_{name}_total"
+    return Metric(full, "counter", text, lambda stats: getattr(stats, name))
+
+
+METRICS: Final = tuple(_counter(name, text) for name, text in _HELP.items())
+"""What a consumer counts, with the label `consumer`."""
 
 
 class Pace:

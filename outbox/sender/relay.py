@@ -12,6 +12,7 @@ from uuid import uuid4
 from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.text import reason_of
 from outbox.alerts import Alerts
 from outbox.destination import LOSS, topics_of
 from outbox.message import smallest_id
@@ -23,18 +24,20 @@ from outbox.sender.business import (
     watched_transaction,
 )
 from outbox.sender.message_sender import MessageSender
-from outbox.sender.relay_config import RelayStats
+from outbox.sender.relay_config import METRICS, WAITING, RelayStats
 from outbox.sender.results import AckWriter, ConfirmIntake
 from outbox.sender.retention import Retention
 from outbox.sender.sending import Parcel, Sending
 from outbox.sender.store import RelayStore
 from outbox.sender.sweep import Sweep
+from outbox.sender.unfinished import UnfinishedDeliveries
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
+    from orderchain.monitoring import Sample
     from outbox.destination import Destination
     from outbox.message import Message
     from outbox.sender.message_sender import Sent
@@ -98,6 +101,7 @@ class Relay:
         )
         self._failed = FailedBusiness(self._store, self.counters)
         self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
+        self._unfinished = UnfinishedDeliveries(config)
         self._parts = Parts("relay")
 
     @property
@@ -108,6 +112,25 @@ class Relay:
     def stats(self) -> RelayStats:
         """Return the counters as they are now."""
         return replace(deepcopy(self.counters), broker_away=self._sending.times_away)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant; see `orderchain.monitoring`.
+
+        Unfinished deliveries are counted at most every 15 s, and only while this is called.
+        """
+        stats = self.stats()
+        for metric in METRICS:
+            yield from metric.samples(stats, {})
+        yield from WAITING.samples(self.waiting, {})
+        yield from self._unfinished.samples()
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why it sends nothing; None when it does."""
+        if self._parts.failure is not None:
+            return reason_of(self._parts.failure)
+        if not self._parts.are_begun:
+            return "the relay has not started"
+        return "relay: the broker is away" if self._sending.is_broker_away else None
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker may be away.
@@ -133,6 +156,7 @@ class Relay:
             ("sweep", self._keep_sweeping),
             ("retention", self._keep_tidy),
             ("topics", self._look_at_topics),
+            ("figures", self._unfinished.run),
         )
         for name, work in works:
             self._parts.begin(name, endless(name, work))
@@ -146,6 +170,7 @@ class Relay:
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._unfinished.close)
             closing.push_async_callback(self._store.close)
             closing.push_async_callback(self._sender.close)
             if self._parts.are_begun:

@@ -259,7 +259,8 @@ class MessageApp:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
         counted = self._counted()
-        page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished)
+        now = self._clock.wall_ns() / 1e9
+        page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished, now)
         return Response(page, headers={"Content-Type": metrics.MEDIA_TYPE})
 
     # ------------------------------------------------------------------------------ without a token

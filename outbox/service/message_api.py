@@ -11,12 +11,12 @@ from uuid import UUID
 from orderchain.sql import load_sql
 from outbox.acts import UNFINISHED
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
-from outbox.message import Message, age_seconds, draw_message_ids, made_at
+from outbox.message import Message, draw_message_ids, made_at
 from outbox.sender.business import store_messages
 from outbox.sender.check_loop import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
+from outbox.sender.unfinished import Unfinished, unfinished_of
 from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
-from outbox.service.metrics import Unfinished
 from outbox.service.refusals import HttpRefusal
 from outbox.session import OutboxSession
 from outbox.statuses import Change, Status
@@ -167,16 +167,7 @@ class MessageDesk:
         """Return how many unfinished deliveries are where. Raises RetryError, ConnectError."""
         async with self._sessions.take() as session:
             rows = await session.fetch(UNFINISHED)
-        now = self._clock.wall_ns() / 1e9
-        return [
-            Unfinished(
-                row["destination"],
-                Status(row["status"]).name.lower(),
-                row["deliveries"],
-                age_seconds(row["oldest"], now),
-            )
-            for row in rows
-        ]
+        return unfinished_of(rows)
 
     async def is_ready(self) -> bool:
         """Ask the database. Raises RetryError, ConnectError, SchemaError."""

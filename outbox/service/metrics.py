@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from _typeshed import DataclassInstance
+
+    from outbox.sender.unfinished import Unfinished
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -20,26 +20,17 @@ _PREFIX: Final = "orderchain_outbox"
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-class Unfinished(Struct, frozen=True):
-    """How many unfinished deliveries of one destination are in one status."""
-
-    destination: str
-    status: str
-    deliveries: int
-    oldest_seconds: float
-    """Seconds since the oldest one's message was made."""
-
-
 def render(
     counters: Mapping[str, DataclassInstance],
     refusals: Mapping[str, int],
     waiting: int,
     unfinished: Sequence[Unfinished] | None,
+    now: float,
 ) -> str:
     """Return the page: counters by the part that counts, then what is in the database.
 
     `unfinished` is None while the database does not answer: what this process counts is returned
-    then, too.
+    then, too. `now` is in seconds since 1970.
     """
     lines: list[str] = []
     for part, stats in counters.items():
@@ -60,7 +51,7 @@ def render(
         lines += _gauge(
             f"{_PREFIX}_oldest_seconds",
             meaning,
-            {at: each.oldest_seconds for at, each in labels.items()},
+            {at: each.oldest_seconds(now) for at, each in labels.items()},
         )
     return "\n".join(lines) + "\n"
 

@@ -37,9 +37,10 @@ from outbox.service.http_protocol import StrictProtocol
 from outbox.service.message_api import MessageDesk
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from orderchain.clock import Clock
+    from orderchain.monitoring import Sample
     from outbox.callback.config import CallbackConfig
     from outbox.sender.sweep import ConsumerLog
     from outbox.service.clients import Client, Clients
@@ -175,6 +176,16 @@ class MessageService:
             return ""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of its relay; `/metrics` has those of its clients, too."""
+        return self.relay.samples()
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why it takes no requests, or sends nothing; None when it works."""
+        if self._parts.failure is not None:
+            return reason_of(self._parts.failure)
+        return self.relay.why_not_ready()
 
     async def run(self) -> None:
         """Raise what a part has raised, when one has ended; return at a stop.

@@ -15,15 +15,17 @@ from orderchain.backoff import Backoff
 from orderchain.batch import IntakeMark
 from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from orderchain.model import SEPARATOR
+from orderchain.monitoring import Metric
 from orderchain.text import counted
 from sequencer.intake.reader import TopicReader
 from sequencer.order import Order
 from sequencer.submission import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from random import Random
 
+    from orderchain.monitoring import Sample
     from orderchain.ports import RecordSource, SourceRecord
     from sequencer.intake.config import TopicIntakeConfig
     from sequencer.order import Ack
@@ -168,6 +170,24 @@ class TopicIntakeStats(Struct, frozen=True, kw_only=True):
     """How often the broker was away, or the topic grew, and reading began again."""
 
 
+METRICS: Final = (
+    Metric[TopicIntakeStats](
+        "orderchain_intake_records_total", "counter", "Records of the topic taken and settled.",
+        lambda stats: stats.records,
+    ),
+    Metric[TopicIntakeStats](
+        "orderchain_intake_rejects_total", "counter", "Those that were stored as rejects.",
+        lambda stats: stats.rejects,
+    ),
+    Metric[TopicIntakeStats](
+        "orderchain_intake_interruptions_total", "counter",
+        "Times that reading began again: the broker was away, or the topic grew.",
+        lambda stats: stats.interruptions,
+    ),
+)  # fmt: skip
+"""What an intake exports, with the label `topic`."""
+
+
 class _HandedOver(NamedTuple):
     """Records of one partition that were handed to the sequencer."""
 
@@ -216,6 +236,16 @@ class TopicIntake:
         return TopicIntakeStats(
             records=self._records, rejects=self._rejects, interruptions=self._interruptions
         )
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        stats = self.stats()
+        for metric in METRICS:
+            yield from metric.samples(stats, {"topic": self._config.topic})
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why it takes nothing: it was stopped. None while it may run."""
+        return f"intake of {self._config.topic}: stopped" if self._is_stopping.is_set() else None
 
     def stop(self) -> None:
         """Make `run` return once what was handed over is settled."""

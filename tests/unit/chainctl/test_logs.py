@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.options import set_up_logging
+from chainctl.logs import SUMMARY_SECONDS, Subject, SummingHandler, set_up_logging
+from chainctl.monitor_server import watched
+from chainctl.output import talk, talk_through
 from chainctl.settings import Settings
+from orderchain.testing.virtual_loop import run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 HOSTILE = "no\nchainctl: error: forged\r\x1b[2J\u202e\ud83d"
 
@@ -23,6 +32,7 @@ def _loggers_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    talk_through(None)
 
 
 def test_record_with_foreign_text_is_one_printable_line(
@@ -63,3 +73,114 @@ def test_traceback_of_debug_is_indented_so_that_no_line_looks_like_a_record(
     assert rest
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
     assert rest[0] == "  Traceback (most recent call last):"
+
+
+def test_line_of_a_command_that_runs_long_has_time_level_logger_and_subject(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_up_logging(Settings(log_level="info"), Subject(chain=3, name="r%1\n"))
+    logging.getLogger("sequencer.x").info("no\nway")
+    line = capsys.readouterr().err
+    assert re.fullmatch(TIME + r" info sequencer\.x chain=3 name=r%1\\n: no\\nway\n", line)
+
+
+def test_json_line_of_a_record_is_one_object_with_time_and_subject(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = Settings(
+        log_level="debug", log_format="json", database="postgresql://u:swordfish@h/d"
+    )
+    set_up_logging(settings, Subject(chain=3))
+    try:
+        raise ValueError("swordfish")
+    except ValueError:
+        logging.getLogger("outbox").exception("%s swordfish", HOSTILE)
+    written = capsys.readouterr().err
+    assert written.count("\n") == 1
+    assert written.rstrip("\n").isprintable()
+    line = json.loads(written)
+    assert re.fullmatch(TIME, line.pop("time"))
+    assert line.pop("traceback").endswith("ValueError: ***")
+    message = "no\\nchainctl: error: forged\\r\\x1b[2J\\u202e\\ud83d ***"
+    assert line == {"level": "error", "logger": "outbox", "chain": 3, "message": message}
+
+
+def test_what_a_command_prints_is_json_too_where_logs_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_up_logging(Settings(log_format="json"), Subject(chain=3, name="r"))
+    talk(f"chainctl: leading {HOSTILE}")
+    written = capsys.readouterr().err
+    assert written.rstrip("\n").isprintable()
+    line = json.loads(written)
+    assert (line["level"], line["logger"], line["name"]) == ("info", "chainctl", "r")
+    assert line["message"] == f"leading {HOSTILE}"
+
+
+def test_command_that_ends_soon_prints_text_whatever_the_log_format_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_up_logging(Settings(log_format="json"))
+    talk("chainctl: done")
+    assert capsys.readouterr().err == "chainctl: done\n"
+
+
+class Written:
+    """A handler under test, its clock, and what it wrote."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self._stream = io.StringIO()
+        self.handler = SummingHandler(self._stream, lambda: self.now)
+
+    def log(self, name: str, level: int, message: str, *args: object) -> None:
+        self.handler.handle(logging.LogRecord(name, level, "", 0, message, args, None))
+
+    @property
+    def lines(self) -> list[str]:
+        return self._stream.getvalue().splitlines()
+
+
+def test_repeated_line_of_a_library_is_written_once_and_then_summed_up() -> None:
+    written = Written()
+    for attempt in range(181):
+        written.log("aiokafka", logging.ERROR, "no connection to node %d", attempt % 3)
+    assert written.lines == ["no connection to node 0"]
+    written.now += SUMMARY_SECONDS
+    written.log("aiokafka", logging.ERROR, "no connection to node %d", 7)
+    summary = "no connection to node 0 ... repeated 180 times in 30 s"
+    assert written.lines[1:] == [summary]
+    written.handler.close()
+    assert written.lines[2:] == ["no connection to node 7 ... repeated once in 0 s"]
+
+
+def test_line_of_a_library_that_comes_again_much_later_is_written_in_full() -> None:
+    written = Written()
+    for _ in range(2):
+        written.log("aiokafka", logging.ERROR, "no connection")
+        written.now += SUMMARY_SECONDS
+    assert written.lines == ["no connection", "no connection"]
+
+
+def test_lines_of_ours_and_debug_lines_are_all_written() -> None:
+    written = Written()
+    for _ in range(3):
+        written.log("sequencer.x", logging.ERROR, "ours")
+        written.log("aiokafka", logging.DEBUG, "request")
+    assert len(written.lines) == 6
+
+
+def test_running_command_logs_once_a_minute_how_far_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def command() -> None:
+        async with watched(None) as watch:
+            await asyncio.sleep(90)  # nothing to report before it has started
+            watch.report(lambda: "at 7")
+            await asyncio.sleep(100)
+
+    set_up_logging(Settings(log_level="info"), Subject(chain=3))
+    run_virtual(command())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith(" info chainctl.monitor_server chain=3: at 7") for line in lines)

@@ -28,6 +28,8 @@ NAMES = {
     # verifying
     "verify", "VerifyRequest", "Report", "DatabaseSource", "TopicSource", "JournalSource",
     "ParquetSource",
+    # monitoring
+    "Monitor", "MonitoredPart", "Sample", "LagLimits",
     # servers and process
     "KafkaConfig", "DatabaseConfig", "calm_collector",
 }  # fmt: skip

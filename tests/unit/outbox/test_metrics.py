@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from outbox.sender.relay_config import RelayStats
-from outbox.service.metrics import Unfinished, render
+from dataclasses import fields
+
+from outbox.message import smallest_id
+from outbox.sender.relay_config import METRICS, RelayStats
+from outbox.sender.unfinished import Unfinished
+from outbox.service.metrics import render
+
+NOW = 1_800_000_000.0
 
 
 def lines(**given: object) -> list[str]:
@@ -12,6 +18,7 @@ def lines(**given: object) -> list[str]:
         "refusals": {},
         "waiting": 2,
         "unfinished": [],
+        "now": NOW,
         **given,
     }
     return render(**values).splitlines()  # type: ignore[arg-type] # by name, as above
@@ -34,7 +41,7 @@ def test_counter_by_reason_has_a_sample_for_each_reason() -> None:
 
 
 def test_label_with_quotes_and_line_breaks_stays_one_line() -> None:
-    standing = Unfinished('a"b\\c\nd', "init", 1, 0.5)
+    standing = Unfinished('a"b\\c\nd', "init", 1, smallest_id(NOW - 0.5))
     told = lines(unfinished=[standing])
     assert r'orderchain_outbox_deliveries{destination="a\"b\\c\nd",status="init"} 1' in told
 
@@ -47,6 +54,19 @@ def test_database_that_is_away_leaves_its_figures_out() -> None:
 
 
 def test_samples_of_one_metric_stand_together_behind_one_type() -> None:
-    told = lines(unfinished=[Unfinished("a", "init", 1, 0.0), Unfinished("b", "init", 2, 0.0)])
+    told = lines(unfinished=[Unfinished(name, "init", 1, smallest_id(NOW)) for name in "ab"])
     types = [line.split()[2] for line in told if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
+
+
+def test_age_of_the_oldest_message_is_that_at_the_time_of_the_page() -> None:
+    told = lines(unfinished=[Unfinished("a", "init", 1, smallest_id(NOW - 0.5))])
+    assert 'orderchain_outbox_oldest_seconds{destination="a",status="init"} 0.5' in told
+
+
+def test_relay_exports_every_counter_under_the_name_that_a_service_gives_it() -> None:
+    names = {metric.name for metric in METRICS}
+    assert names == {f"orderchain_outbox_relay_{field.name}_total" for field in fields(RelayStats)}
+    for metric in METRICS:
+        for sample in metric.samples(RelayStats(), {}):
+            assert f"{sample.name} 0" in lines(counters={"relay": RelayStats()})

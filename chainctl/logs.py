@@ -1,0 +1,238 @@
+"""What is logged while a command runs: its form, its bounds, and what is left out of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from contextlib import nullcontext
+from copy import copy
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+
+from chainctl.exits import hide_secrets
+from chainctl.output import talk_through
+from orderchain.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chainctl.settings import Settings
+
+PACKAGES: Final = (
+    "orderchain",
+    "sequencer",
+    "matcher_receiver",
+    "gapfill",
+    "outbox",
+    "chain_verifier",
+    "chainctl",
+    "local_stack",
+)
+
+LINE_CHARACTERS_MAX: Final = 4_000
+"""Bound of a record's message: longer than any of ours, so only foreign text can be cut."""
+
+SUMMARY_SECONDS: Final = 30.0
+"""How long a library's repeated line is counted before one line says how often it came."""
+
+KINDS_MAX: Final = 200
+"""Kinds of lines that are counted at a time. A library has some dozens; more are all shown."""
+
+_TRACEBACK_INDENT: Final = "  "
+"""Before each line of a traceback: none of them can look like a record."""
+
+
+class Subject(NamedTuple):
+    """What a running command works on, for each of its lines; None where that is not known."""
+
+    chain: int | None = None
+    name: str | None = None
+
+    def known(self) -> dict[str, int | str]:
+        """Return what is known of it."""
+        return {key: value for key, value in self._asdict().items() if value is not None}
+
+
+def set_up_logging(settings: Settings, running: Subject | None = None) -> None:
+    """Send our packages' log lines of `settings.log_level` and above to stderr.
+
+    `running` is given for a command that runs long: its lines have a time, the logger and the
+    subject, and they are JSON objects where `settings.log_format` says so, what it prints on
+    stderr included. The libraries' own logs are shown with `debug` only: their errors reach the
+    user as an error of ours, in one line and without a traceback.
+    """
+    is_debug = settings.log_level == "debug"
+    formatter: _OneLine
+    if running is None:
+        formatter = _OneLine(settings.secrets(), with_tracebacks=is_debug)
+    elif settings.log_format == "json":
+        formatter = _JsonLine(settings.secrets(), running, with_tracebacks=is_debug)
+        talk_through(formatter.talk)
+    else:
+        formatter = _TimedLine(settings.secrets(), running, with_tracebacks=is_debug)
+    handler = SummingHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG if is_debug else logging.CRITICAL + 1)
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(settings.log_level.upper())
+
+
+class _OneLine(logging.Formatter):
+    """One printable line per record, without passwords; tracebacks only when asked for.
+
+    Our packages escape foreign text where they log it. This is the second line of defence: it
+    covers what they miss, and what libraries log.
+    """
+
+    def __init__(self, secrets: tuple[str, ...], *, with_tracebacks: bool) -> None:
+        super().__init__("chainctl: %(levelname)s: %(message)s")
+        self._secrets = secrets
+        self._with_tracebacks = with_tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of `record`."""
+        message = self._message(record)
+        record = copy(record)  # other handlers see it too
+        record.msg, record.args = message, None
+        if not self._with_tracebacks:
+            record.exc_info = record.exc_text = record.stack_info = None
+            record.levelname = record.levelname.lower()
+        first, *rest = hide_secrets(super().format(record), self._secrets).split("\n")
+        return "\n".join([first, *(_TRACEBACK_INDENT + printable(line) for line in rest)])
+
+    def _message(self, record: logging.LogRecord) -> str:
+        return printable(hide_secrets(record.getMessage(), self._secrets), LINE_CHARACTERS_MAX)
+
+
+class _TimedLine(_OneLine):
+    """The line of a command that runs long: `TIME LEVEL LOGGER chain=7 name=n: message`."""
+
+    def __init__(
+        self, secrets: tuple[str, ...], running: Subject, *, with_tracebacks: bool
+    ) -> None:
+        super().__init__(secrets, with_tracebacks=with_tracebacks)
+        known = "".join(f" {key}={printable(value)}" for key, value in running.known().items())
+        self._style = logging.PercentStyle(
+            f"%(utc)s %(level)s %(name)s{known.replace('%', '%%')}: %(message)s"
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of `record`."""
+        record = copy(record)
+        record.utc, record.level = _utc_text(record.created), record.levelname.lower()
+        record.name = printable(record.name)
+        return super().format(record)
+
+
+class _JsonLine(_OneLine):
+    """One JSON object per record: time, level, logger, chain and name where known, message."""
+
+    def __init__(
+        self, secrets: tuple[str, ...], running: Subject, *, with_tracebacks: bool
+    ) -> None:
+        super().__init__(secrets, with_tracebacks=with_tracebacks)
+        self._known = running.known()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of `record`; a traceback is one text in it."""
+        line = self._object(record.created, record.levelname.lower(), record.name)
+        line["message"] = self._message(record)
+        if self._with_tracebacks and record.exc_info:
+            line["traceback"] = hide_secrets(self.formatException(record.exc_info), self._secrets)
+        return _json(line)
+
+    def talk(self, text: str, level: str) -> str:
+        """Return the line for what a command prints for its user."""
+        line = self._object(time.time(), level, "chainctl")
+        return _json({**line, "message": text.removeprefix("chainctl: ")})
+
+    def _object(self, seconds: float, level: str, logger: str) -> dict[str, object]:
+        return {"time": _utc_text(seconds), "level": level, "logger": logger, **self._known}
+
+
+def _json(line: dict[str, object]) -> str:
+    """Return `line` as JSON in ASCII, so that no terminal takes a part of it for a command."""
+    return json.dumps(line)
+
+
+def _utc_text(seconds: float) -> str:
+    """Return the time as ISO 8601 in UTC, to the millisecond."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+class _Repeated:
+    """A kind of line of a library: since when it is counted, and how often it came since."""
+
+    def __init__(self, since: float, record: logging.LogRecord) -> None:
+        self.since = since
+        self.record = record
+        self.count = 0
+
+
+class SummingHandler(logging.StreamHandler[TextIO]):
+    """Writes records to stderr; what a library repeats is written once, then counted.
+
+    A client library logs each failed attempt: six lines a second while a broker is away. The next
+    ones become one line, "... repeated 180 times in 30 s", which is written with the first record
+    after that time, or at the end. Lines below warning and those of our packages are all written.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream)
+        self._now = now
+        self._kinds: dict[tuple[str, int, str], _Repeated] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write `record`, or count it where its kind was written in the last 30 s."""
+        now = self._now()
+        self._sum_up(now - SUMMARY_SECONDS)
+        if record.levelno < logging.WARNING or record.name.partition(".")[0] in PACKAGES:
+            super().emit(record)
+            return
+        kind = (record.name, record.levelno, str(record.msg))
+        counted = self._kinds.get(kind)
+        if counted is not None:
+            counted.count += 1
+            counted.record = record
+            return
+        if len(self._kinds) < KINDS_MAX:
+            self._kinds[kind] = _Repeated(now, record)
+        super().emit(record)
+
+    def close(self) -> None:
+        """Write the summaries that are due, and close."""
+        with self.lock or nullcontext():
+            self._sum_up(self._now())
+        super().close()
+
+    def _sum_up(self, since_max: float) -> None:
+        """Write how often those kinds came that are counted since `since_max` or earlier.
+
+        One that came is counted on; one that did not is shown in full when it comes next.
+        """
+        now = self._now()
+        for kind, counted in list(self._kinds.items()):
+            if counted.since > since_max:
+                continue
+            if counted.count:
+                super().emit(_summary(counted, now - counted.since))
+                self._kinds[kind] = _Repeated(now, counted.record)
+            else:
+                del self._kinds[kind]
+
+
+def _summary(counted: _Repeated, seconds: float) -> logging.LogRecord:
+    """Return a record that says how often the line came, with the newest one's text."""
+    record = copy(counted.record)
+    times = "once" if counted.count == 1 else f"{counted.count} times"
+    record.msg = f"{record.getMessage()} ... repeated {times} in {seconds:.0f} s"
+    record.args, record.exc_info = None, None
+    record.created = time.time()
+    return record

@@ -1,0 +1,213 @@
+"""Metrics and health of the parts of the engine, as an ASGI application without a framework.
+
+`app = Monitor(sequencer, receiver)` serves `/metrics` as the text that Prometheus reads, `/livez`,
+and `/readyz`, which is 503 with one line of why. Mount it in your own application, or run it with
+an ASGI server. It needs the extra `monitoring`; a part needs nothing to be looked at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Iterator, MutableMapping
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric as Family
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+
+_Stats_contra = TypeVar("_Stats_contra", contravariant=True)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+BUCKET_SECONDS: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Upper bounds of the buckets of every histogram: a commit takes 0.5 to 50 ms, a deadline 10 s."""
+
+NO_BUCKETS: Final = (0,) * (len(BUCKET_SECONDS) + 1)
+
+
+def bucket_of(seconds: float) -> int:
+    """Return the index of the bucket that `seconds` belong to; the last one has no bound."""
+    return bisect_left(BUCKET_SECONDS, seconds)
+
+
+class Histogram(Struct, frozen=True):
+    """How often something took how long."""
+
+    counts: tuple[int, ...] = NO_BUCKETS
+    """Per bucket of BUCKET_SECONDS, not cumulated; the last one is for all that took longer."""
+    sum_seconds: float = 0.0
+
+
+class Sample(Struct, frozen=True):
+    """One value of one metric at one instant."""
+
+    name: str
+    """By Prometheus's conventions: `_total` for counters, `_seconds` for times."""
+    kind: Kind
+    value: float | Histogram
+    help: str
+    labels: Mapping[str, str]
+
+
+class Metric(Struct, Generic[_Stats_contra], frozen=True):
+    """A metric of a part, read from what the part's `stats` returns."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[_Stats_contra], float | Histogram | Mapping[str, int]]
+    """A mapping has a value for each value of `label`."""
+    label: str = ""
+
+    def samples(self, stats: _Stats_contra, labels: Mapping[str, str]) -> Iterator[Sample]:
+        """Yield the samples of one `stats`."""
+        value = self.read(stats)
+        values = value.items() if isinstance(value, Mapping) else [("", value)]
+        for each, number in values:
+            own = {self.label: each} if self.label else {}
+            yield Sample(self.name, self.kind, number, self.help, {**labels, **own})
+
+
+class MonitoredPart(Protocol):
+    """What a Monitor looks at: a sequencer, a receiver, a relay, or a part of yours."""
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the metrics at this instant; none before the start. Must not raise or wait."""
+        ...
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why the part does not do its work now; None when it does."""
+        ...
+
+
+class LagLimits(Struct, frozen=True, kw_only=True):
+    """Up to which lag a part counts as ready.
+
+    A burst is many ids for a short time, a part that hangs may be a single id for a long one: so
+    the first limit takes both, the second one the time alone.
+    """
+
+    ids: int = 10_000
+    seconds: float = 5.0
+    """A lag of more than `ids` for longer than this is too much."""
+    seconds_max: float = 60.0
+    """A lag of any size for longer than this is too much."""
+
+    def are_exceeded(self, ids: int, seconds: float) -> bool:
+        """Return whether a lag of `ids` that has lasted for `seconds` is too much."""
+        return seconds > self.seconds_max or (ids > self.ids and seconds > self.seconds)
+
+
+LAG_LIMITS: Final = LagLimits()
+
+READY: Final = Metric[bool](
+    "orderchain_ready", "gauge", "1 when every part of this process does its work, else 0.", float
+)
+
+
+class Monitor:
+    """An ASGI application over the parts of one process. They may be added while it runs."""
+
+    def __init__(self, *parts: MonitoredPart) -> None:
+        """Look at `parts`. Raises ModuleNotFoundError without the extra `monitoring`."""
+        from prometheus_client import CollectorRegistry
+
+        self._parts = list(parts)
+        self._registry: CollectorRegistry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(self.samples))
+
+    def add(self, part: MonitoredPart) -> None:
+        """Look at `part` too."""
+        self._parts.append(part)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the samples of all parts, and whether they are ready."""
+        for part in self._parts:
+            yield from part.samples()
+        yield from READY.samples(not self.why_not_ready(), {})
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why a part does not do its work now; None when all do."""
+        if not self._parts:
+            return "not started yet"
+        reasons = [reason for part in self._parts if (reason := part.why_not_ready())]
+        return "; ".join(reasons) or None
+
+    def text(self) -> bytes:
+        """Return the page that Prometheus reads."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
+        if scope["type"] != "http":
+            raise NotImplementedError(f"Monitor answers HTTP, not {scope['type']}")
+        status, body = self._answer(scope)
+        text = b"text/plain; charset=utf-8; version=0.0.4"
+        headers = [(b"content-type", text), (b"content-length", str(len(body)).encode())]
+        if status == _NOT_ALLOWED:
+            headers.append((b"allow", b"GET, HEAD"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        content = b"" if scope["method"] == "HEAD" else body
+        await send({"type": "http.response.body", "body": content})
+
+    def _answer(self, scope: Message) -> tuple[int, bytes]:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path not in ("/metrics", "/livez", "/readyz"):
+            return _NOT_FOUND, b"expected /metrics, /livez or /readyz\n"
+        if scope["method"] not in ("GET", "HEAD"):
+            return _NOT_ALLOWED, b"expected GET\n"
+        if path == "/metrics":
+            return _OK, self.text()
+        reason = self.why_not_ready() if path == "/readyz" else None
+        return (_OK, b"ok\n") if reason is None else (_UNAVAILABLE, f"{reason}\n".encode())
+
+
+_OK: Final = 200
+_NOT_FOUND: Final = 404
+_NOT_ALLOWED: Final = 405
+_UNAVAILABLE: Final = 503
+
+
+class _Collector:
+    """Turns samples into the metrics of prometheus-client: those of one name together."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Family]:
+        """Return the metrics at this instant."""
+        from prometheus_client.metrics_core import Metric as Family
+
+        families: dict[str, Family] = {}
+        for sample in self._samples():
+            name = sample.name.removesuffix("_total") if sample.kind == "counter" else sample.name
+            family = families.get(name)
+            if family is None:
+                family = families[name] = Family(name, sample.help, sample.kind)
+            _add(family, sample)
+        return families.values()
+
+
+def _add(family: Family, sample: Sample) -> None:
+    labels, value = dict(sample.labels), sample.value
+    if not isinstance(value, Histogram):
+        family.add_sample(sample.name, labels, value)
+        return
+    bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(value.counts), strict=True):
+        family.add_sample(f"{sample.name}_bucket", {**labels, "le": bound}, count)
+    family.add_sample(f"{sample.name}_count", labels, sum(value.counts))
+    family.add_sample(f"{sample.name}_sum", labels, value.sum_seconds)

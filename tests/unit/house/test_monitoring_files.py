@@ -1,0 +1,102 @@
+"""Alerts, dashboard and documents name the metrics that the code exports."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chain_verifier.follow import topic_follower
+from matcher_receiver import stats as receiver
+from orderchain.monitoring import READY
+from outbox.consumer import kit
+from outbox.sender import stats as relay
+from outbox.sender import unfinished
+from sequencer import stats as sequencer
+from sequencer.intake import topic
+
+ROOT = Path(__file__).parents[3]
+ALERTS = ROOT / "deploy/monitoring/alerts.yml"
+DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
+OPERATIONS = ROOT / "docs/operations.md"
+
+PARTS = (sequencer, topic, receiver, relay, unfinished, kit, topic_follower)
+EXPORTED = [
+    READY, relay.WAITING, *chain.from_iterable(part.METRICS for part in PARTS)
+]  # type: ignore[attr-defined] # fmt: skip
+SERIES = {
+    metric.name + suffix
+    for metric in EXPORTED
+    for suffix in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))
+}
+
+NAME = re.compile(r"\borderchain_[a-z_]+\b")
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_no_metric_is_exported_twice_and_names_say_their_kind() -> None:
+    names = [metric.name for metric in EXPORTED]
+    assert len(names) == len(set(names))
+    for metric in EXPORTED:
+        assert metric.name.endswith("_total") is (metric.kind == "counter"), metric.name
+        assert metric.kind != "histogram" or metric.name.endswith("_seconds"), metric.name
+        assert metric.help.endswith("."), metric.name
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_alert_asks_for_metrics_that_are_exported_and_has_a_line_in_the_runbook(
+    rule: dict[str, Any],
+) -> None:
+    asked = set(NAME.findall(rule["expr"]))
+    assert asked
+    assert asked <= SERIES
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"]["summary"]
+    assert f"\n| `{rule['alert']}` | " in OPERATIONS.read_text()
+
+
+def test_runbook_has_no_alert_that_is_gone() -> None:
+    named = set(re.findall(r"^\| `(Orderchain[A-Za-z]+)` \|", OPERATIONS.read_text(), re.MULTILINE))
+    assert named == {rule["alert"] for rule in rules()}
+
+
+def test_dashboard_asks_for_metrics_that_are_exported() -> None:
+    for query in queries():
+        asked = set(NAME.findall(query))
+        assert asked, query
+        assert asked <= SERIES, query
+
+
+def test_operations_guide_lists_every_metric_and_no_other() -> None:
+    listed = re.findall(r"^\| `(orderchain_[a-z_]+)", OPERATIONS.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(metric.name for metric in EXPORTED)
+
+
+def test_rules_are_those_that_prometheus_reads() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:  # the names are checked above in any case
+        return
+    done = subprocess.run(
+        [promtool, "check", "rules", ALERTS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
