@@ -11,7 +11,7 @@ import click
 
 from chainctl.database import SQL, connected
 from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.schema_parts import PARTS
+from chainctl.schema.parts import PARTS
 from chainctl.settings import checked_dsn, variable_of
 from orderchain.errors import SchemaError, SettingError
 from orderchain.roles import OUTBOX_OPERATOR

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
 from chainctl.options import SuggestingGroup, json_option, uses_settings
-from chainctl.output import data_json, data_text, table, talk
+from chainctl.output import data, data_json, data_text, table, talk
 from chainctl.running import run_async
-from chainctl.schema_parts import DATABASE_SECTION, PARTS, expected_objects, sections
+from chainctl.schema.facts import differences, read_facts, shipped_facts
+from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, sections
 from orderchain.errors import SchemaError
 from orderchain.roles import OWNER
 from orderchain.sql import require_version
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
-    from chainctl.schema_parts import SchemaPart
+    from chainctl.schema.facts import Facts
+    from chainctl.schema.parts import SchemaPart
     from chainctl.settings import Settings
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
@@ -77,25 +80,51 @@ def apply(settings: Settings, part_name: str) -> None:
 
 @command.command()
 @part_option
+@click.option(
+    "--own-role",
+    "own_roles",
+    multiple=True,
+    metavar="ROLE",
+    help="A role of yours: what you granted to it is no difference. Repeatable.",
+)
 @json_option
 @uses_settings("database", "connect_seconds")
-def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
-    """Compare the database with the part's SQL: version, tables, views, functions, roles, and the
-    steps that `apply` leaves to a DBA.
+def check(
+    settings: Settings, as_json: bool, part_name: str, own_roles: tuple[str, ...]
+) -> ExitCode:
+    """Compare the database with the part as it was shipped: version, objects, columns,
+    constraints, indexes, functions, triggers, policies, owners, grants, and the steps that `apply`
+    leaves to a DBA. Prints one line per difference.
 
-    Exit code 1 when something is missing, 2 when the schema is not there or of another version.
+    Exit code 1 when something is missing or different, 2 when the schema is not there or of
+    another version.
     """
     part = PARTS[part_name]
     found = run_async(_check(settings, part))
-    missing = [f"{kind} {name}" for kind, name, is_there in found if not is_there]
+    missing = [f"{kind} {name}" for kind, name, is_there in found.objects if not is_there]
+    changed = [
+        line
+        for line in differences(found.facts, shipped_facts(part), own_roles)
+        if not line.startswith(tuple(f"{name}{end}" for name in missing for end in (":", "(")))
+    ]
     if as_json:
-        data_json({"version": part.version, "missing": missing, "objects": len(found)})
+        data_json(
+            {
+                "version": part.version,
+                "missing": missing,
+                "differences": changed,
+                "objects": len(found.objects),
+            }
+        )
     else:
-        table(("kind", "name", "there"), found)
+        table(("kind", "name", "there"), found.objects)
+        for line in changed:
+            data(line)
     if missing:
         talk(f"chainctl: missing: {', '.join(missing)}")
-        return ExitCode.FINDINGS
-    return ExitCode.CLEAN
+    if changed:
+        talk(f"chainctl: {counted(len(changed), 'difference')} from what was shipped")
+    return ExitCode.FINDINGS if missing or changed else ExitCode.CLEAN
 
 
 async def apply_schema(settings: Settings, part: SchemaPart = PARTS["chain"]) -> bool:
@@ -143,8 +172,14 @@ async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
         raise
 
 
-async def _check(settings: Settings, part: SchemaPart) -> list[tuple[str, str, bool]]:
-    """Return kind and name of every object that should be there, and whether it is."""
+class _Found(NamedTuple):
+    objects: list[tuple[str, str, bool]]
+    """Kind and name of everything that should be there, and whether it is."""
+    facts: Facts
+
+
+async def _check(settings: Settings, part: SchemaPart) -> _Found:
+    """Return what is there of `part`. Raises SchemaError where it is of another version."""
     async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         version = await _version(connection, part)
         if version is None:
@@ -156,9 +191,10 @@ async def _check(settings: Settings, part: SchemaPart) -> list[tuple[str, str, b
             for kind, query in _QUERY_OF_KIND.items()
         }
         steps = await _steps(connection, part)
+        facts = await read_facts(connection, part)
     expected_there = expected_objects(part.text(), part.roles)
     found = [(kind, name, name in there[kind]) for kind, name in expected_there]
-    return found + [("step", step, is_done) for step, is_done in steps]
+    return _Found(found + [("step", step, is_done) for step, is_done in steps], facts)
 
 
 async def _left_steps(settings: Settings, part: SchemaPart) -> list[str]:

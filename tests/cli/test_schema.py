@@ -107,6 +107,32 @@ def test_schema_check_with_a_missing_object_names_it_and_ends_with_one(
     assert done.err == f"chainctl: missing: {', '.join(missing)}\n"
 
 
+def test_schema_check_with_differences_names_each_and_ends_with_one(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "GRANT UPDATE ON chain_lease TO gap_reader; DROP TABLE chain_skip;"
+        "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL;",
+        database=empty_database_name,
+    )
+    lines = [
+        "table chain_act: column detail is text, shipped as text NOT NULL",
+        "table chain_lease: role gap_reader may UPDATE, shipped: may not",
+    ]
+    done = call("schema", "check", settings=settings)
+    assert (done.code, done.out.splitlines()[-2:]) == (1, lines)
+    assert done.err.splitlines() == [
+        "chainctl: missing: table chain_skip",
+        "chainctl: 2 differences from what was shipped",
+    ]
+    done = call("schema", "check", "--json", "--own-role", "gap_reader", settings=settings)
+    assert (done.code, json.loads(done.out)["differences"]) == (1, lines[:1])
+
+
 OTHER_SCHEMAS = {
     "none": ("", MISSING),
     "newer": (
