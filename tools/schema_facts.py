@@ -22,13 +22,13 @@ from local_stack.postgres import SUPERUSER
 from orderchain.roles import OWNER
 
 if TYPE_CHECKING:
-    from chainctl.schema.facts import Facts
+    from chainctl.schema.facts import Fact
     from chainctl.schema.parts import SchemaPart
 
 SHIPPED: Final = Path(__file__).parents[1] / "chainctl" / "schema" / "shipped"
 
 
-async def facts_of(dsn: str, part: SchemaPart) -> Facts:
+async def facts_of(dsn: str, part: SchemaPart) -> list[Fact]:
     """Apply `part` to an empty database, and return what it is."""
     async with connected(dsn, 10.0, OWNER) as connection:
         async with connection.transaction():

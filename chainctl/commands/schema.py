@@ -20,7 +20,7 @@ from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
-    from chainctl.schema.facts import Facts
+    from chainctl.schema.facts import Fact
     from chainctl.schema.parts import SchemaPart
     from chainctl.settings import Settings
 
@@ -175,7 +175,7 @@ async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
 class _Found(NamedTuple):
     objects: list[tuple[str, str, bool]]
     """Kind and name of everything that should be there, and whether it is."""
-    facts: Facts
+    facts: list[Fact]
 
 
 async def _check(settings: Settings, part: SchemaPart) -> _Found:

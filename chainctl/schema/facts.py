@@ -7,7 +7,6 @@ function. The shipped facts are in files beside this module, made from the part'
 
 from __future__ import annotations
 
-import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -30,10 +29,6 @@ _TUNED: Final = "setting "
 
 _ALWAYS_THERE: Final = frozenset({"database", "schema public"})
 
-_CAST: Final = re.compile(r"::(?:double precision|timestamp with(?:out)? time zone|\w+)(?:\[\])*")
-_DETAIL: Final = re.compile(r"\b\w+\.|[\s()\"]")
-"""What one release of PostgreSQL prints of an expression, and another does not."""
-
 
 class Fact(NamedTuple):
     """One thing of one object: `table chain_page`, `column payloads`, `bytea[] NOT NULL`."""
@@ -43,26 +38,19 @@ class Fact(NamedTuple):
     value: str
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """All facts of a part, and the release of PostgreSQL (such as 18) that reported them."""
-
-    server: int
-    facts: tuple[Fact, ...]
-
-
-def shipped_facts(part: SchemaPart) -> Facts:
+def shipped_facts(part: SchemaPart) -> list[Fact]:
     """Return what `part` is where its SQL was applied and nothing was changed since."""
     text = (files("chainctl.schema") / "shipped" / f"{part.name}.json").read_bytes()
-    return msgspec.json.decode(text, type=Facts)
+    return msgspec.json.decode(text, type=list[Fact])
 
 
-def encode_facts(facts: Facts) -> str:
+def encode_facts(facts: Iterable[Fact]) -> str:
     """Return the text of a file of shipped facts: one line per fact, so that a change shows."""
-    lines = ",\n".join(msgspec.json.encode(fact).decode() for fact in facts.facts)
-    return f'{{"server":{facts.server},"facts":[\n{lines}\n]}}\n'
+    lines = ",\n".join(msgspec.json.encode(fact).decode() for fact in facts)
+    return f"[\n{lines}\n]\n"
 
 
-async def read_facts(connection: Connection, part: SchemaPart) -> Facts:
+async def read_facts(connection: Connection, part: SchemaPart) -> list[Fact]:
     """Return what `part` is in the database of `connection`; any role may ask."""
     named = expected_objects(part.text(), part.roles)
     relations = [name for kind, name in named if kind in ("table", "view")]
@@ -72,48 +60,31 @@ async def read_facts(connection: Connection, part: SchemaPart) -> Facts:
         rows = await connection.fetch(
             _SQL["facts"], relations, functions, [OWNER, *part.roles], OWNER
         )
-    server = connection.get_server_version().major
-    return Facts(server, tuple(sorted(Fact(*row) for row in rows)))
+    return sorted(Fact(*row) for row in rows)
 
 
-def differences(found: Facts, shipped: Facts, own_roles: Collection[str] = ()) -> list[str]:
+def differences(
+    found: Iterable[Fact], shipped: Iterable[Fact], own_roles: Collection[str] = ()
+) -> list[str]:
     """Return one line per difference of `found` from `shipped`, sorted by object.
 
-    What was granted to `own_roles`, which a DBA made, is no difference. Where another release of
-    PostgreSQL reported the shipped facts, expressions are compared by their words alone, since each
-    release prints parentheses, casts and prefixes in its own way.
+    What was granted to `own_roles`, which a DBA made, is no difference. PostgreSQL 15 and 18 report
+    the same facts of the same schema.
     """
-    is_same_release = found.server == shipped.server
-    ours, theirs = _by_aspect(found.facts), _by_aspect(shipped.facts)
+    ours, theirs = _by_aspect(found), _by_aspect(shipped)
     known = {name for name, _ in theirs} | _ALWAYS_THERE
     present = {name for name, _ in ours} | _ALWAYS_THERE
     lines = [f"{name}: missing" for name in known - present]
     lines += [f"{name}: not shipped" for name in present - known]
     for name, aspect in {*ours, *theirs}:
-        if name not in known & present:
-            continue
-        has, shipped_as = ours.get((name, aspect)), theirs.get((name, aspect))
-        if is_same_release or has is None or shipped_as is None:
-            is_equal = has == shipped_as
-        else:
-            is_equal = _words(has) == _words(shipped_as)
-        if not is_equal and not _is_own(aspect, shipped_as, own_roles):
-            lines.append(f"{name}: {_difference(aspect, has, shipped_as)}")
+        has, was = ours.get((name, aspect)), theirs.get((name, aspect))
+        if name in known & present and has != was and not _is_own(aspect, was, own_roles):
+            lines.append(f"{name}: {_difference(aspect, has, was)}")
     return sorted(lines)
 
 
 def _by_aspect(facts: Iterable[Fact]) -> dict[tuple[str, str], str]:
-    """Return the value of each aspect of each object; several values are joined."""
-    found: dict[tuple[str, str], str] = {}
-    for name, aspect, value in facts:
-        before = found.get((name, aspect))
-        found[name, aspect] = value if before is None else f"{before}, {value}"
-    return found
-
-
-def _words(value: str) -> str:
-    """Return `value` without what releases of PostgreSQL print differently."""
-    return _DETAIL.sub("", _CAST.sub("", value)).lower()
+    return {(name, aspect): value for name, aspect, value in facts}
 
 
 def _difference(aspect: str, has: str | None, shipped: str | None) -> str:
