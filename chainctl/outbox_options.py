@@ -41,8 +41,8 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
         if not await connection.fetchval(SQL["has_table"], _PART.version_table):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
-        version = await connection.fetchval(SQL[_PART.version_table])
-        require_version(version, _PART.version)
+        row = await connection.fetchrow(SQL[_PART.version_table])
+        require_version(row, _PART.version, _PART.name)
         yield connection
 
 

@@ -145,7 +145,7 @@ OTHER_SCHEMAS = {
         "CREATE TABLE chain_event (chain_id integer, id bigint, pid bigint, key text,"
         " event_time_ns bigint, payload bytea, PRIMARY KEY (chain_id, id))"
         " PARTITION BY LIST (chain_id)",
-        "schema version was 1, expected 2; there is no way up: apply it to an empty database",
+        "schema version was 1, expected 2; chainctl schema upgrade",
     ),
 }
 """How the chain's tables become those of another version, and how that is refused."""
