@@ -133,6 +133,46 @@ def test_schema_check_with_differences_names_each_and_ends_with_one(
     assert (done.code, json.loads(done.out)["differences"]) == (1, lines[:1])
 
 
+def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    assert "expected the tables of part chain" in refused("schema", "upgrade", settings=settings)
+    call("schema", "apply", settings=settings)
+    for options in ([], ["--finish"], ["--dry-run"]):
+        done = call("schema", "upgrade", *options, settings=settings)
+        assert (done.code, done.out, done.err) == (0, "", "chainctl: nothing to do\n")
+    newer = SCHEMA_VERSION + 1
+    line = refused("schema", "upgrade", "--to", newer, settings=settings)
+    assert f"--to was {newer}, expected at most {SCHEMA_VERSION}: use a newer orderchain" in line
+    for version, refusal in (
+        (newer, f"was {newer}, expected at most {SCHEMA_VERSION}; use a newer orderchain"),
+        (1, f"was 1, expected {SCHEMA_VERSION}, and no migration leads to 2"),
+    ):
+        change = f"UPDATE schema_version SET version = {version}"  # noqa: S608
+        postgres_server.execute(change, database=empty_database_name)
+        assert refusal in refused("schema", "upgrade", settings=settings)
+
+
+def test_schema_check_during_an_upgrade_names_it(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "UPDATE schema_version SET upgrade_to = version + 1", database=empty_database_name
+    )
+    done = call("schema", "check", "--json", settings=settings)
+    under_way = f"{VERSION}: an upgrade to {SCHEMA_VERSION + 1} is under way"
+    assert (done.code, json.loads(done.out)["differences"]) == (1, [under_way])
+    assert call("chain", "list", settings=settings).code == 0
+
+
 OTHER_SCHEMAS = {
     "none": ("", MISSING),
     "newer": (
