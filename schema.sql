@@ -90,6 +90,8 @@ SET LOCAL search_path = public;
 CREATE TABLE schema_version (
     only_row    boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
     version     integer     NOT NULL,
+    -- An upgrade to it is under way: programs of that version work here, too (docs/upgrade.md).
+    upgrade_to  integer     CHECK (upgrade_to = version + 1),
     -- Our own, drawn once: the server's system identifier changes with pg_upgrade.
     database_id uuid        NOT NULL DEFAULT gen_random_uuid(),
     applied_at  timestamptz NOT NULL DEFAULT now()

@@ -1,5 +1,5 @@
 -- standing: head and boundary of a chain, and its last verified mark
-SELECT v.version, h.last_id,
+SELECT v.version, v.upgrade_to, h.last_id,
        coalesce((SELECT max(b.last_id) FROM public.chain_batch b
                   WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NULL), 0) AS boundary_id,
        m.until_id, m.seal, m.verified_by, m.verified_at

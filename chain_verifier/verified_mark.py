@@ -101,7 +101,7 @@ def set_mark(
 async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedStanding:
     async with connection_to(database, AUDITOR) as connection:
         row = await connection.fetchrow(_SQL["standing"], chain_id)
-        require_version(row and row["version"])
+        require_version(row)
         contradicted = await _contradicted(connection, chain_id)
     if row["last_id"] is None:
         raise ChainMissing(chain_id)

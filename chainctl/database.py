@@ -110,7 +110,7 @@ def utc(time: datetime) -> str:
 async def database_id(connection: Connection) -> UUID:
     """Return the database's own id. Raises SchemaError unless the schema is of our version."""
     row = await connection.fetchrow(SQL["schema_version"])
-    require_version(row and row["version"])
+    require_version(row)
     found: UUID = row["database_id"]
     return found
 

@@ -11,7 +11,7 @@ import click
 
 from chainctl.database import SQL, connected
 from chainctl.options import Integer, Seconds, json_option, uses_settings
-from chainctl.schema_parts import PARTS
+from chainctl.schema.parts import PARTS
 from chainctl.settings import checked_dsn, variable_of
 from orderchain.errors import SchemaError, SettingError
 from orderchain.roles import OUTBOX_OPERATOR
@@ -41,8 +41,8 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
         if not await connection.fetchval(SQL["has_table"], _PART.version_table):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
-        version = await connection.fetchval(SQL[_PART.version_table])
-        require_version(version, _PART.version)
+        row = await connection.fetchrow(SQL[_PART.version_table])
+        require_version(row, _PART.version, _PART.name)
         yield connection
 
 

@@ -5,22 +5,43 @@ SELECT current_setting('server_version_num')::integer AS version,
        current_setting('server_encoding') AS encoding
 
 -- schema_version: which schema is there, and the database's own id
-SELECT version, database_id FROM public.schema_version
+SELECT version, upgrade_to, database_id FROM public.schema_version
 
 -- has_table: whether a table is there
 SELECT to_regclass('public.' || quote_ident($1)) IS NOT NULL
 
 -- outbox_version: which version of the outbox's tables is there
-SELECT version FROM public.outbox_version
+SELECT version, upgrade_to FROM public.outbox_version
 
 -- inbox_version: which version of the inbox's tables is there
-SELECT version FROM public.inbox_version
+SELECT version, upgrade_to FROM public.inbox_version
 
 -- callback_version: which version of the callback service's tables is there
-SELECT version FROM public.callback_version
+SELECT version, upgrade_to FROM public.callback_version
 
 -- decision_version: which version of the decisions' tables is there
-SELECT version FROM public.decision_version
+SELECT version, upgrade_to FROM public.decision_version
+
+-- set_schema_version: store which version the schema is of, and which one it is upgraded to
+UPDATE public.schema_version SET version = $1, upgrade_to = $2, applied_at = now()
+
+-- set_outbox_version: the same for the outbox's tables
+UPDATE public.outbox_version SET version = $1, upgrade_to = $2, applied_at = now()
+
+-- set_inbox_version: the same for the inbox's tables
+UPDATE public.inbox_version SET version = $1, upgrade_to = $2, applied_at = now()
+
+-- set_callback_version: the same for the callback service's tables
+UPDATE public.callback_version SET version = $1, upgrade_to = $2, applied_at = now()
+
+-- set_decision_version: the same for the decisions' tables
+UPDATE public.decision_version SET version = $1, upgrade_to = $2, applied_at = now()
+
+-- for_migration: what a migration changes belongs to the owner, and no service waits for it for long
+-- (while it waits for the lock of a table, everybody who comes later waits for it)
+SET LOCAL ROLE orderchain_owner;
+SET LOCAL search_path = public;
+SET LOCAL lock_timeout = '2s'
 
 -- lock_schema: let one schema apply after the other, until the transaction ends: nobody makes a table
 -- of this name while another transaction has made it, and none is left. Only those who may make

@@ -2,7 +2,7 @@
 
 -- standing: the head of a chain, what is at one id, and the newest terms ($4), in one snapshot;
 -- with it the seal of the batch that ends at another one ($3), if one does
-SELECT v.version, v.database_id, pg_is_in_recovery() AS is_standby,
+SELECT v.version, v.upgrade_to, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
        h.topic, h.topic_partition,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,

@@ -114,7 +114,7 @@ class GapReader:
         chain_id = self._config.chain_id
         values = (chain_id, at_id, batch_id, TERMS_MAX)
         rows = await self._connection.fetch(_SQL["standing"], *values)
-        require_version(rows[0]["version"] if rows else None)
+        require_version(rows[0] if rows else None)
         row = rows[0]
         if row["chain_id"] is None:
             raise ChainMissing(chain_id)

@@ -2,7 +2,7 @@
 
 -- load: a receiver's place, the database that it is in, whether the receiver has halted, and which
 -- other login holds its name
-SELECT v.version, v.database_id,
+SELECT v.version, v.upgrade_to, v.database_id,
        c.head_delivered, c.batch_last_id, c.seal, c.epoch, c.database_id AS stored_in,
        c.is_report,
        h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at,

@@ -18,6 +18,7 @@ from orderchain.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 
 _BLOCK: Final = re.compile(r"^-- (?P<name>[a-z][a-z0-9_]*): (?P<purpose>.+)$", re.MULTILINE)
@@ -48,21 +49,27 @@ def parse_sql(text: str) -> Mapping[str, str]:
 
 SCHEMA_VERSION: Final = 2
 
-_NO_WAY_UP: Final = "there is no way up: apply it to an empty database"
-"""Why an older version is refused: none was released, so no migration is needed."""
 
+def require_version(
+    row: Mapping[str, Any] | None, expected: int = SCHEMA_VERSION, part: str = "chain"
+) -> None:
+    """Raise SchemaError unless `row`, which a database reports, is of the expected version.
 
-def require_version(version: int | None, expected: int = SCHEMA_VERSION) -> None:
-    """Raise SchemaError unless `version`, which a database reports, is the expected one.
-
-    None: it reports no version.
+    Its `version` is, or its `upgrade_to`: while an upgrade to that version is under way, the tables
+    serve both. None: the database reports no version. `part` is the part of the schema.
     """
-    if version == expected:
+    version = None if row is None else row["version"]
+    if row is not None and expected in (version, row["upgrade_to"]):
         return
-    hint = ""
-    if version is not None:
-        hint = "; use a newer orderchain" if version > expected else f"; {_NO_WAY_UP}"
-    raise SchemaError("schema version", version, f"{expected}{hint}")
+    option = "" if part == "chain" else f" --part {part}"
+    if version is None:
+        hint = f"; chainctl schema apply{option}"
+    elif version > expected:
+        hint = "; use a newer orderchain"
+    else:
+        hint = f"; chainctl schema upgrade{option}"
+    name = "schema version" if part == "chain" else f"schema version of {part}"
+    raise SchemaError(name, version, f"{expected}{hint}")
 
 
 def schema_sql() -> str:

@@ -16,9 +16,9 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.durability import check_durability
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
 from orderchain.clients.session import Connections, Session, SessionConfig
-from orderchain.errors import ConnectError, RetryError, SchemaError
+from orderchain.errors import ConnectError, RetryError
 from orderchain.roles import OUTBOX_CONSUMER, OUTBOX_RELAY
-from orderchain.sql import load_sql
+from orderchain.sql import load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,9 @@ class Tables(Struct, frozen=True):
     """The role whose members may work on them."""
 
 
-OUTBOX_TABLES: Final = Tables("outbox", "SELECT version FROM outbox_version", OUTBOX_RELAY)
+OUTBOX_TABLES: Final = Tables(
+    "outbox", "SELECT version, upgrade_to FROM outbox_version", OUTBOX_RELAY
+)
 
 PLAN_SETTINGS: Final = {
     "jit": "off",
@@ -129,10 +131,8 @@ class OutboxSession(Session):
         await self.run(self._keep_durable)
 
     async def _check(self, connection: Connection) -> None:
-        version = await connection.fetchval(self._tables.version_statement)
-        if version != SCHEMA_VERSION:
-            name = f"schema version of {self._tables.name}"
-            raise SchemaError(name, version, str(SCHEMA_VERSION))
+        row = await connection.fetchrow(self._tables.version_statement)
+        require_version(row, SCHEMA_VERSION, self._tables.name)
         await self._keep_durable(connection)
         if (woken := self._woken) is not None:
             await connection.add_listener("outbox_ready", lambda *_: woken())

@@ -1,7 +1,7 @@
 -- The statements of the sequencer's store. $1 is the chain wherever there is one.
 
 -- schema_version: which schema the database has
-SELECT version, database_id FROM schema_version
+SELECT version, upgrade_to, database_id FROM schema_version
 
 -- durability: the settings that decide whether an acknowledged row survives a crash; the one that a
 -- session may set for itself is pinned as it is found, so that no reload weakens it under a leader

@@ -1,5 +1,5 @@
 -- place: the extent of a chain: its boundary, its mark, and how wide its partitions are
-SELECT v.version, v.database_id, h.last_id, h.published_id, h.partition_ids,
+SELECT v.version, v.upgrade_to, v.database_id, h.last_id, h.published_id, h.partition_ids,
        b.last_id AS boundary_id, b.seal AS boundary_seal,
        (SELECT max(m.until_id) FROM public.chain_verified m WHERE m.chain_id = $1) AS verified_id
   FROM public.schema_version v

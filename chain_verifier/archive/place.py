@@ -33,7 +33,7 @@ class ChainExtent(Struct, frozen=True, kw_only=True):
 async def read_place(connection: Any, chain_id: int) -> ChainExtent:  # noqa: ANN401 - asyncpg's own
     """Return the extent of the chain. Raises ChainMissing or SchemaError."""
     row = await connection.fetchrow(SQL["place"], chain_id)
-    require_version(row and row["version"])
+    require_version(row)
     if row["last_id"] is None:
         raise ChainMissing(chain_id)
     return ChainExtent(

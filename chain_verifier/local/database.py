@@ -95,7 +95,8 @@ class LocalDatabaseTable(Truth):
 
     def _read_head(self) -> DatabaseHead:
         head = dict(self._fetch("head")[0])
-        require_version(head.pop("version"))
+        require_version(head)
+        del head["version"], head["upgrade_to"]
         if head["last_id"] is None:
             raise ChainMissing(self._chain_id)
         return DatabaseHead(**head)

@@ -7,7 +7,7 @@ import click
 from chainctl.commands.schema import part_option
 from chainctl.options import SuggestingGroup
 from chainctl.output import data_text
-from chainctl.schema_parts import PARTS, grants_sql
+from chainctl.schema.parts import PARTS, grants_sql
 
 
 @click.group(cls=SuggestingGroup)

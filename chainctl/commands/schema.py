@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
 from chainctl.options import SuggestingGroup, json_option, uses_settings
-from chainctl.output import data_json, data_text, table, talk
+from chainctl.output import data, data_json, data_text, table, talk
 from chainctl.running import run_async
-from chainctl.schema_parts import DATABASE_SECTION, PARTS, expected_objects, sections
-from orderchain.errors import SchemaError
+from chainctl.schema.facts import differences, read_facts, shipped_facts
+from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, sections
+from chainctl.schema.upgrade import apply_steps, migrations_of, read_version, steps_to
+from orderchain.errors import SchemaError, SettingError
 from orderchain.roles import OWNER
 from orderchain.sql import require_version
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
-    from chainctl.schema_parts import SchemaPart
+    from chainctl.schema.parts import SchemaPart
+    from chainctl.schema.upgrade import Step, Version
     from chainctl.settings import Settings
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
@@ -77,25 +81,92 @@ def apply(settings: Settings, part_name: str) -> None:
 
 @command.command()
 @part_option
+@click.option(
+    "--own-role",
+    "own_roles",
+    multiple=True,
+    metavar="ROLE",
+    help="A role of yours: what you granted to it is no difference. Repeatable.",
+)
 @json_option
 @uses_settings("database", "connect_seconds")
-def check(settings: Settings, as_json: bool, part_name: str) -> ExitCode:
-    """Compare the database with the part's SQL: version, tables, views, functions, roles, and the
-    steps that `apply` leaves to a DBA.
+def check(
+    settings: Settings, as_json: bool, part_name: str, own_roles: tuple[str, ...]
+) -> ExitCode:
+    """Compare the database with the part as it was shipped: version, objects, columns,
+    constraints, indexes, functions, triggers, policies, owners, grants, and the steps that `apply`
+    leaves to a DBA. Prints one line per difference.
 
-    Exit code 1 when something is missing, 2 when the schema is not there or of another version.
+    Exit code 1 when something is missing or different, 2 when the schema is not there or of
+    another version.
     """
     part = PARTS[part_name]
-    found = run_async(_check(settings, part))
-    missing = [f"{kind} {name}" for kind, name, is_there in found if not is_there]
+    found = run_async(_check(settings, part, own_roles))
     if as_json:
-        data_json({"version": part.version, "missing": missing, "objects": len(found)})
+        data_json(
+            {
+                "version": part.version,
+                "missing": found.missing,
+                "differences": found.differences,
+                "objects": len(found.objects),
+            }
+        )
     else:
-        table(("kind", "name", "there"), found)
-    if missing:
-        talk(f"chainctl: missing: {', '.join(missing)}")
-        return ExitCode.FINDINGS
-    return ExitCode.CLEAN
+        table(("kind", "name", "there"), found.objects)
+        for line in found.differences:
+            data(line)
+    if found.missing:
+        talk(f"chainctl: missing: {', '.join(found.missing)}")
+    if found.differences:
+        talk(f"chainctl: {counted(len(found.differences), 'difference')} from what was shipped")
+    return ExitCode.FINDINGS if found.missing or found.differences else ExitCode.CLEAN
+
+
+@command.command()
+@part_option
+@click.option("--to", "target", type=int, metavar="N", help="Version. Default: this program's.")
+@click.option(
+    "--finish",
+    "finishes",
+    is_flag=True,
+    help="Apply the second half too. Only when every service runs the new release, or none runs.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the SQL, and change nothing.")
+@uses_settings("database", "connect_seconds")
+def upgrade(
+    settings: Settings, part_name: str, target: int | None, finishes: bool, dry_run: bool
+) -> None:
+    """Take the tables of a part to a newer version, in two halves (docs/upgrade.md).
+
+    The first half leaves a database in which services of both releases work: restart them one
+    after the other, then run this command with --finish. Each half is one transaction. Does
+    nothing where nothing is due; refuses a database that is newer.
+    """
+    part = PARTS[part_name]
+    steps = run_async(_upgrade(settings, part, target or part.version, finishes, dry_run))
+    for step in steps:
+        if dry_run:
+            data_text(f"-- {step.title}\n{step.sql.rstrip()}")
+        else:
+            talk(f"chainctl: {step.title} applied")
+    if not steps:
+        talk("chainctl: nothing to do")
+    elif not dry_run and steps[-1].leads_to.upgrade_to is not None:
+        talk("chainctl: restart the services with the new release, then add --finish")
+
+
+async def _upgrade(
+    settings: Settings, part: SchemaPart, target: int, finishes: bool, dry_run: bool
+) -> list[Step]:
+    """Apply what leads to `target`, unless it is a `dry_run`; return it."""
+    if target > part.version:
+        raise SettingError("--to", target, f"at most {part.version}: use a newer orderchain")
+    async with connected(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection:
+        version = await _require_there(connection, part)
+        steps = steps_to(target, version, migrations_of(part), finishes=finishes)
+        if not dry_run:
+            await apply_steps(connection, part, steps, version)
+    return steps
 
 
 async def apply_schema(settings: Settings, part: SchemaPart = PARTS["chain"]) -> bool:
@@ -116,19 +187,18 @@ async def apply_schema(settings: Settings, part: SchemaPart = PARTS["chain"]) ->
 
 async def _is_there(connection: Connection, part: SchemaPart) -> bool:
     """Return whether the part is there. Raises SchemaError where it is of another version."""
-    version = await _version(connection, part)
-    if version is None:
+    if (version := await read_version(connection, part)) is None:
         return False
-    require_version(version, part.version)
+    require_version(version._asdict(), part.version, part.name)
     return True
 
 
-async def _version(connection: Connection, part: SchemaPart) -> int | None:
-    """Return the version of the part that the database has; None where it has none."""
-    if not await connection.fetchval(SQL["has_table"], part.version_table):
-        return None
-    # 0 for a table without its row: no version that we know.
-    return await connection.fetchval(SQL[part.version_table]) or 0
+async def _require_there(connection: Connection, part: SchemaPart) -> Version:
+    """Return the version of the part. Raises SchemaError where it is not there."""
+    if (version := await read_version(connection, part)) is None:
+        expected = f"the tables of part {part.name} (chainctl schema apply)"
+        raise SchemaError("schema", "none", expected)
+    return version
 
 
 async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
@@ -143,22 +213,36 @@ async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
         raise
 
 
-async def _check(settings: Settings, part: SchemaPart) -> list[tuple[str, str, bool]]:
-    """Return kind and name of every object that should be there, and whether it is."""
+class _Found(NamedTuple):
+    objects: list[tuple[str, str, bool]]
+    """Kind and name of everything that should be there, and whether it is."""
+    missing: list[str]
+    differences: list[str]
+    """How what is there differs from what was shipped."""
+
+
+async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...]) -> _Found:
+    """Return what is there of `part`. Raises SchemaError where it is of another version."""
     async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
-        version = await _version(connection, part)
-        if version is None:
-            expected = f"the tables of part {part.name} (chainctl schema apply)"
-            raise SchemaError("schema", "none", expected)
-        require_version(version, part.version)
+        version = await _require_there(connection, part)
+        require_version(version._asdict(), part.version, part.name)
         there = {
             kind: {row[0] for row in await connection.fetch(SQL[query])}
             for kind, query in _QUERY_OF_KIND.items()
         }
         steps = await _steps(connection, part)
+        if version.upgrade_to is None:
+            changed = differences(
+                await read_facts(connection, part), shipped_facts(part), own_roles
+            )
+        else:  # it is between two versions, and was shipped as neither
+            changed = [f"{_label(part)}: an upgrade to {version.upgrade_to} is under way"]
     expected_there = expected_objects(part.text(), part.roles)
     found = [(kind, name, name in there[kind]) for kind, name in expected_there]
-    return found + [("step", step, is_done) for step, is_done in steps]
+    found += [("step", step, is_done) for step, is_done in steps]
+    missing = [f"{kind} {name}" for kind, name, is_there in found if not is_there]
+    known = tuple(f"{name}{end}" for name in missing for end in (":", "("))
+    return _Found(found, missing, [line for line in changed if not line.startswith(known)])
 
 
 async def _left_steps(settings: Settings, part: SchemaPart) -> list[str]:

@@ -133,7 +133,7 @@ class StoredReceiver:
         StillHalted for a receiver that has halted.
         """
         row = await self.row()
-        require_version(row["version"])
+        require_version(row)
         self.database_id = row["database_id"]
         if row["held_by"] is not None:
             holder = f"the database login {row['held_by']} holds it, docs/permissions.md"

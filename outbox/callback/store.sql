@@ -7,7 +7,7 @@
 -- empty when they were made.
 
 -- version: which schema is there
-SELECT version FROM callback_version
+SELECT version, upgrade_to FROM callback_version
 
 -- add_checks: messages to be checked at $4; one that was confirmed before is returned at $5
 INSERT INTO callback_delivery AS known (message_id, consumer, sender, state, due_at)

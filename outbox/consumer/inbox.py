@@ -15,7 +15,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import SchemaError
 from orderchain.roles import OUTBOX_OPERATOR
-from orderchain.sql import load_sql
+from orderchain.sql import load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 
@@ -56,10 +56,7 @@ class Inbox:
         if row is not None and row["consumer_id"] is None:
             await connection.execute(_SQL["register"], consumer, timeout=seconds)
             row = await connection.fetchrow(_SQL["find_consumer"], consumer, timeout=seconds)
-        version = None if row is None else row["version"]
-        if version != INBOX_SCHEMA_VERSION:
-            expected = f"version {INBOX_SCHEMA_VERSION} (chainctl schema apply --part inbox)"
-            raise SchemaError("inbox schema", version, expected)
+        require_version(row, INBOX_SCHEMA_VERSION, "inbox")
         return cls(row["consumer_id"], seconds)
 
     # -- what was received -----------------------------------------------------------------------

@@ -66,6 +66,8 @@ SET LOCAL search_path = public;
 CREATE TABLE callback_version (
     only_row   boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
     version    integer     NOT NULL,
+    -- An upgrade to it is under way: programs of that version work here, too (docs/upgrade.md).
+    upgrade_to integer     CHECK (upgrade_to = version + 1),
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 

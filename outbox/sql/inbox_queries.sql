@@ -5,7 +5,7 @@
 INSERT INTO inbox_consumer (name) VALUES ($1) ON CONFLICT (name) DO NOTHING;
 
 -- find_consumer: the number and horizon of a consumer, by its name, with the schema's version
-SELECT c.consumer_id, c.horizon, v.version
+SELECT c.consumer_id, c.horizon, v.version, v.upgrade_to
   FROM inbox_version v LEFT JOIN inbox_consumer c ON c.name = $1;
 
 -- extend: make the partitions of the day of a time ($1) and of the two after it

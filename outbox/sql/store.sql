@@ -9,7 +9,7 @@
 -- statement instead of 27 ms.
 
 -- version: which schema is there
-SELECT version FROM outbox_version
+SELECT version, upgrade_to FROM outbox_version
 
 -- destinations: everything that messages may go to
 SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,

@@ -249,7 +249,7 @@ class LeaderSession:
             raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
         self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
         row = await connection.fetchrow(_SQL["schema_version"])
-        require_version(row and row["version"])
+        require_version(row)
         if not self._config.unsafe_durability:
             check_durability(dict(await connection.fetchrow(_SQL["durability"])))
         database_id: UUID = row["database_id"]

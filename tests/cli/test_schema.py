@@ -107,6 +107,72 @@ def test_schema_check_with_a_missing_object_names_it_and_ends_with_one(
     assert done.err == f"chainctl: missing: {', '.join(missing)}\n"
 
 
+def test_schema_check_with_differences_names_each_and_ends_with_one(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "GRANT UPDATE ON chain_lease TO gap_reader; DROP TABLE chain_skip;"
+        "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL;",
+        database=empty_database_name,
+    )
+    lines = [
+        "table chain_act: column detail is text, shipped as text NOT NULL",
+        "table chain_lease: role gap_reader may UPDATE, shipped: may not",
+    ]
+    done = call("schema", "check", settings=settings)
+    assert (done.code, done.out.splitlines()[-2:]) == (1, lines)
+    assert done.err.splitlines() == [
+        "chainctl: missing: table chain_skip",
+        "chainctl: 2 differences from what was shipped",
+    ]
+    done = call("schema", "check", "--json", "--own-role", "gap_reader", settings=settings)
+    assert (done.code, json.loads(done.out)["differences"]) == (1, lines[:1])
+
+
+def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    assert "expected the tables of part chain" in refused("schema", "upgrade", settings=settings)
+    call("schema", "apply", settings=settings)
+    for options in ([], ["--finish"], ["--dry-run"]):
+        done = call("schema", "upgrade", *options, settings=settings)
+        assert (done.code, done.out, done.err) == (0, "", "chainctl: nothing to do\n")
+    newer = SCHEMA_VERSION + 1
+    line = refused("schema", "upgrade", "--to", newer, settings=settings)
+    assert f"--to was {newer}, expected at most {SCHEMA_VERSION}: use a newer orderchain" in line
+    for version, refusal in (
+        (newer, f"was {newer}, expected at most {SCHEMA_VERSION}; use a newer orderchain"),
+        (1, f"was 1, expected {SCHEMA_VERSION}, and no migration leads to 2"),
+    ):
+        change = f"UPDATE schema_version SET version = {version}"  # noqa: S608
+        postgres_server.execute(change, database=empty_database_name)
+        assert refusal in refused("schema", "upgrade", settings=settings)
+
+
+def test_schema_check_during_an_upgrade_names_it(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "UPDATE schema_version SET upgrade_to = version + 1", database=empty_database_name
+    )
+    done = call("schema", "check", "--json", settings=settings)
+    under_way = f"{VERSION}: an upgrade to {SCHEMA_VERSION + 1} is under way"
+    assert (done.code, json.loads(done.out)["differences"]) == (1, [under_way])
+    assert call("chain", "list", settings=settings).code == 0
+
+
 OTHER_SCHEMAS = {
     "none": ("", MISSING),
     "newer": (
@@ -119,7 +185,7 @@ OTHER_SCHEMAS = {
         "CREATE TABLE chain_event (chain_id integer, id bigint, pid bigint, key text,"
         " event_time_ns bigint, payload bytea, PRIMARY KEY (chain_id, id))"
         " PARTITION BY LIST (chain_id)",
-        "schema version was 1, expected 2; there is no way up: apply it to an empty database",
+        "schema version was 1, expected 2; chainctl schema upgrade",
     ),
 }
 """How the chain's tables become those of another version, and how that is refused."""

@@ -60,6 +60,7 @@ class MemoryReadConnection:
         return [
             {
                 "version": SCHEMA_VERSION,
+                "upgrade_to": None,
                 "database_id": head.database_id,
                 "is_standby": self._is_standby,
                 "chain_id": head.chain_id,

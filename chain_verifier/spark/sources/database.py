@@ -101,7 +101,8 @@ class DatabaseTable(Truth):
 
     def _read_head(self) -> DatabaseHead:
         head = self._query("head").collect()[0].asDict()
-        require_version(head.pop("version"))
+        require_version(head)
+        del head["version"], head["upgrade_to"]
         if head["last_id"] is None:
             raise ChainMissing(self._chain_id)
         return DatabaseHead(**(head | {"seal": bytes(head["seal"])}))

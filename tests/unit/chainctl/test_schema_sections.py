@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from chainctl.main import main
-from chainctl.schema_parts import expected_objects, grants_sql
+from chainctl.schema.parts import expected_objects, grants_sql
 from orderchain.roles import LOGIN_ROLES
 from orderchain.sql import schema_sql
 

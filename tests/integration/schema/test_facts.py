@@ -1,0 +1,211 @@
+"""What `chainctl schema check` compares: the shipped facts, and every kind of difference."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chainctl.database import connected
+from chainctl.schema.facts import Fact, differences, encode_facts, read_facts, shipped_facts
+from chainctl.schema.parts import PARTS
+from local_stack.postgres import SUPERUSER
+from orderchain.roles import OWNER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chainctl.schema.parts import SchemaPart
+    from local_stack import PostgresServer
+
+
+@pytest.fixture(scope="module", params=PARTS)
+def part(request: pytest.FixtureRequest) -> SchemaPart:
+    return PARTS[request.param]
+
+
+@pytest.fixture(scope="module")
+def part_database(postgres_server: PostgresServer, part: SchemaPart) -> Iterator[str]:
+    """The name of a database with one part, as it was shipped."""
+    yield from made_with(postgres_server, part)
+
+
+@pytest.fixture(scope="module")
+def changed_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of a database with the chain's tables; each test changes it and rolls back."""
+    yield from made_with(postgres_server, PARTS["chain"])
+
+
+def made_with(server: PostgresServer, part: SchemaPart) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(8)}"
+    server.create_database(name)
+    server.execute(f"BEGIN;\n{part.text()}\nCOMMIT;\n", database=name)
+    yield name
+    server.drop_database(name)
+
+
+async def read(server: PostgresServer, database: str, part: SchemaPart) -> list[Fact]:
+    async with connected(server.dsn(SUPERUSER, database), 10.0, OWNER) as connection:
+        return await read_facts(connection, part)
+
+
+async def test_shipped_facts_are_those_of_the_sql(
+    postgres_server: PostgresServer, part: SchemaPart, part_database: str
+) -> None:
+    found = await read(postgres_server, part_database, part)
+    shipped = shipped_facts(part)
+    assert differences(found, shipped) == [], "python tools/schema_facts.py"
+    assert encode_facts(found) == encode_facts(shipped)
+
+
+async def test_partitions_made_at_run_time_are_no_difference(
+    postgres_server: PostgresServer, part: SchemaPart, part_database: str
+) -> None:
+    make = {
+        "chain": "SELECT chain_create(1, decode(repeat('00', 32), 'hex'), 't.1', 0, 100)",
+        "outbox": "SELECT outbox_extend(now() + interval '3 days', 6, 2)",
+        "inbox": "SELECT inbox_extend(now())",
+    }
+    if part.name in make:
+        postgres_server.execute(make[part.name], database=part_database)
+    found = await read(postgres_server, part_database, part)
+    assert differences(found, shipped_facts(part)) == []
+
+
+CHANGES = {
+    "ALTER TABLE chain_head ALTER COLUMN topic_partition TYPE bigint": [
+        "table chain_head: column topic_partition is bigint NOT NULL DEFAULT 0,"
+        " shipped as integer NOT NULL DEFAULT 0"
+    ],
+    "ALTER TABLE chain_skip ALTER COLUMN epoch DROP NOT NULL": [
+        "table chain_skip: column epoch is bigint, shipped as bigint NOT NULL"
+    ],
+    "ALTER TABLE chain_lease ALTER COLUMN counter DROP DEFAULT": [
+        "table chain_lease: column counter is bigint NOT NULL, shipped as bigint NOT NULL DEFAULT 0"
+    ],
+    "ALTER TABLE chain_skip ADD COLUMN note text": [
+        "table chain_skip: column note is text, shipped without"
+    ],
+    "ALTER TABLE chain_skip DROP COLUMN skipped_at": [
+        "table chain_skip: column skipped_at is missing,"
+        " shipped as timestamp with time zone NOT NULL DEFAULT now()"
+    ],
+    "ALTER TABLE chain_page ALTER COLUMN payloads SET STORAGE EXTENDED": [
+        "table chain_page: column payloads is bytea[] NOT NULL,"
+        " shipped as bytea[] NOT NULL STORAGE EXTERNAL"
+    ],
+    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_ends;"
+    "ALTER TABLE chain_page ADD CONSTRAINT chain_page_ends CHECK (ids[1] = first_id)": [
+        "table chain_page: constraint chain_page_ends is CHECK ((ids[1] = first_id)), shipped as "
+        "CHECK ((((ids[1] = first_id) AND (ids[cardinality(ids)] = last_id) AND "
+        "(pids[1] < first_id)) IS TRUE))"
+    ],
+    "DROP INDEX chain_verified_chain_id_until_id_idx": [
+        "table chain_verified: index chain_verified_chain_id_until_id_idx is missing, shipped as "
+        "CREATE INDEX chain_verified_chain_id_until_id_idx ON public.chain_verified "
+        "USING btree (chain_id, until_id)"
+    ],
+    "ALTER TABLE chain_skip SET UNLOGGED": [
+        "table chain_skip: kind is unlogged table, shipped as table"
+    ],
+    "ALTER TABLE chain_head SET (fillfactor = 90)": [
+        "table chain_head: setting fillfactor is 90, shipped as 10"
+    ],
+    "ALTER TABLE chain_head SET (autovacuum_vacuum_threshold = 7)": [],
+    "ALTER TABLE chain_head DISABLE TRIGGER only_forward": [
+        "table chain_head: trigger only_forward is CREATE TRIGGER only_forward AFTER UPDATE OF "
+        "last_id ON public.chain_head FOR EACH ROW WHEN ((new.last_id < old.last_id)) EXECUTE "
+        "FUNCTION chain_refuse('the last id never falls') (disabled), shipped as CREATE TRIGGER "
+        "only_forward AFTER UPDATE OF last_id ON public.chain_head FOR EACH ROW WHEN "
+        "((new.last_id < old.last_id)) EXECUTE FUNCTION chain_refuse('the last id never falls')"
+    ],
+    "ALTER TABLE chain_skip DISABLE TRIGGER ALL": [
+        "table chain_skip: check of foreign keys is disabled, shipped without"
+    ],
+    "CREATE RULE forget AS ON INSERT TO chain_skip DO INSTEAD NOTHING": [
+        "table chain_skip: rule forget is CREATE RULE forget AS ON INSERT TO public.chain_skip "
+        "DO INSTEAD NOTHING;, shipped without"
+    ],
+    "ALTER TABLE chain_term DISABLE ROW LEVEL SECURITY": [
+        "table chain_term: row security is missing, shipped as enabled"
+    ],
+    "DROP POLICY own_update ON receiver_gap;"
+    "CREATE POLICY own_update ON receiver_gap FOR UPDATE TO receiver_writer USING (true)": [
+        "table receiver_gap: policy own_update is PERMISSIVE UPDATE TO receiver_writer USING true,"
+        " shipped as PERMISSIVE UPDATE TO receiver_writer USING (login = SESSION_USER)"
+    ],
+    "CREATE OR REPLACE VIEW chain_event AS SELECT 1 AS chain_id, 2::bigint AS id, 3::bigint AS pid,"
+    " ''::text AS key, 4::bigint AS event_time_ns, ''::bytea AS payload": [
+        "view chain_event: definition is SELECT 1 AS chain_id, (2)::bigint AS id, (3)::bigint AS "
+        "pid, ''::text AS key, (4)::bigint AS event_time_ns, '\\x'::bytea AS payload;, shipped as "
+        "SELECT page.chain_id, event.id, event.pid, event.key, event.event_time_ns, event.payload "
+        "FROM (chain_page page CROSS JOIN LATERAL UNNEST(page.ids, page.pids, page.keys, "
+        "page.event_times_ns, page.payloads) event(id, pid, key, event_time_ns, payload));"
+    ],
+    "CREATE OR REPLACE FUNCTION chain_refuse() RETURNS trigger LANGUAGE plpgsql"
+    " SET search_path = pg_catalog, public, pg_temp AS 'BEGIN RETURN NULL; END'": [
+        "function chain_refuse(): body is not the shipped one"
+    ],
+    "ALTER FUNCTION chain_refuse() RESET search_path": [
+        "function chain_refuse(): signature is RETURNS trigger LANGUAGE plpgsql, shipped as "
+        "RETURNS trigger LANGUAGE plpgsql SET search_path=pg_catalog, public, pg_temp"
+    ],
+    "CREATE FUNCTION chain_create(integer) RETURNS integer LANGUAGE sql AS 'SELECT 1'": [
+        "function chain_create(integer): not shipped"
+    ],
+    "ALTER TABLE chain_skip OWNER TO postgres": [
+        "table chain_skip: owner is postgres, shipped as orderchain_owner"
+    ],
+    "GRANT UPDATE ON chain_lease TO gap_reader": [
+        "table chain_lease: role gap_reader may UPDATE, shipped: may not"
+    ],
+    "GRANT SELECT ON chain_term TO auditor WITH GRANT OPTION": [
+        "table chain_term: role auditor may SELECT, and grant it, shipped: may"
+    ],
+    "REVOKE INSERT ON chain_page FROM sequencer_writer": [
+        "table chain_page: role sequencer_writer may not INSERT, shipped: may"
+    ],
+    "GRANT SELECT (key_salt) ON chain_head TO auditor": [
+        "table chain_head: role auditor may SELECT column key_salt, shipped: may not"
+    ],
+    "GRANT EXECUTE ON FUNCTION chain_create TO PUBLIC": [
+        "function chain_create(integer, bytea, text, integer, bigint):"
+        " role PUBLIC may EXECUTE, shipped: may not"
+    ],
+    "GRANT USAGE ON SEQUENCE chain_act_act_id_seq TO auditor": [
+        "sequence chain_act_act_id_seq: role auditor may USAGE, shipped: may not"
+    ],
+    "GRANT CREATE ON SCHEMA public TO auditor": [
+        "schema public: role auditor may CREATE, shipped: may not"
+    ],
+    "SELECT chain_create(7, decode(repeat('00', 32), 'hex'), 't.7', 0, 100);"
+    "GRANT DELETE ON chain_page_7_0 TO sequencer_writer;"
+    "ALTER TABLE chain_page_7_1 OWNER TO postgres": [
+        "table chain_page: partition chain_page_7_1 owner is postgres, shipped without",
+        "table chain_page: role sequencer_writer may DELETE on partition chain_page_7_0,"
+        " shipped: may not",
+    ],
+    "ALTER ROLE auditor BYPASSRLS": ["role auditor: rights is BYPASSRLS, shipped as none"],
+    "GRANT orderchain_owner TO receiver_writer": [
+        "role receiver_writer: rights is member of orderchain_owner, shipped as none"
+    ],
+    "CREATE ROLE reports; GRANT SELECT ON chain_event TO reports": [],
+    "CREATE TABLE of_somebody_else (n integer); GRANT ALL ON of_somebody_else TO PUBLIC": [],
+}
+"""What somebody does to a database, and what the check says of it."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_every_change_is_named_in_a_line(
+    postgres_server: PostgresServer, changed_database: str, change: str
+) -> None:
+    chain = PARTS["chain"]
+    dsn = postgres_server.dsn(SUPERUSER, changed_database)
+    async with connected(dsn, 10.0, OWNER) as connection:
+        changing = connection.transaction()
+        await changing.start()
+        await connection.execute(change)
+        found = await read_facts(connection, chain)
+        await changing.rollback()
+    assert differences(found, shipped_facts(chain), ["reports"]) == CHANGES[change]
