@@ -10,6 +10,7 @@ from msgspec import Struct
 from chainctl.database import SQL, connected, database_id
 from chainctl.exits import under_way
 from chainctl.output import Stopwatch, talk
+from chainctl.running import report_ready
 from orderchain.batch import IntakeMark
 from orderchain.errors import ChainMissing, InputError, OrderError
 from orderchain.roles import SEQUENCER_WRITER
@@ -188,9 +189,12 @@ class Taking:
         from sequencer import TopicIntake, check_intake_topic, open_sequencer
 
         await check_intake_topic(self._topic)
+        if self._config.standby:
+            report_ready(f"waits for the leader of chain {self._config.chain_id}")
         async with under_way(open_sequencer(self._config)) as sequencer:
             epoch = sequencer.stats().epoch
             talk(f"chainctl: leading chain {self._config.chain_id}, epoch {epoch}")
+            report_ready(f"leads chain {self._config.chain_id}, epoch {epoch}")
             self._stopwatch = Stopwatch()
             self._sequencer = sequencer
             self._intake = TopicIntake(

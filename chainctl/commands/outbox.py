@@ -16,7 +16,7 @@ from chainctl.exits import ExitCode, under_way
 from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying, retaining
 from chainctl.output import data, data_json, talk
-from chainctl.running import run_async
+from chainctl.running import report_ready, run_async
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -59,6 +59,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
                 closing.push_async_callback(log.close)
             await closing.enter_async_context(under_way(running))
             talk("chainctl: the relay runs")
+            report_ready("relays messages")
             await running.run()
     finally:
         if as_json:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from chainctl.exits import Terminated
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
-from chainctl.running import run_async
+from chainctl.running import report_ready, run_async
 from chainctl.wiring import gap_source, head_reports, runs_of, with_archive
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 
@@ -235,6 +235,7 @@ async def _receive(
     reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
     async with await _receiver(settings, task, journal, source, reports) as receiver:
         journal.start()
+        report_ready(f"receives chain {task.chain_id}")
         count.start(receiver.head_delivered)
         if task.until.follow or task.until.idle_seconds is None:
             bar.expect((task.until.id or receiver.head_at_start) - count.last_id)
