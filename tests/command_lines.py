@@ -48,7 +48,8 @@ def refusal_of(words: Sequence[str]) -> str | None:
 
 
 def _unless_awaited(refusal: str, words: Sequence[str]) -> str | None:
-    return None if AWAITED.intersection(words) else refusal
+    names = {word.partition("=")[0] for word in words}
+    return None if AWAITED & names else refusal
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
