@@ -11,6 +11,7 @@ from chainctl.database import SQL, connected, database_id
 from chainctl.exits import under_way
 from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
+from chainctl.running import report_ready
 from orderchain.batch import IntakeMark
 from orderchain.errors import ChainMissing, InputError, OrderError, SteppedDown
 from orderchain.roles import SEQUENCER_WRITER
@@ -202,9 +203,12 @@ class Taking:
         await check_intake_topic(self._topic)
         opened = open_sequencer(self._config)
         watch.add(opened)
+        if self._config.standby:
+            report_ready(f"waits for the leader of chain {self._config.chain_id}")
         async with under_way(opened) as sequencer:
             epoch = sequencer.stats().epoch
             talk(f"chainctl: leading chain {self._config.chain_id}, epoch {epoch}")
+            report_ready(f"leads chain {self._config.chain_id}, epoch {epoch}")
             self._stopwatch = Stopwatch()
             self._sequencer = sequencer
             self._intake = TopicIntake(

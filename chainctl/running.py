@@ -1,9 +1,16 @@
-"""Runs the asynchronous part of a command, and ends it in good order on Ctrl-C and SIGTERM."""
+"""Runs the asynchronous part of a command, and ends it in good order on Ctrl-C and SIGTERM.
+
+Under systemd (`Type=notify`), it also reports when a service is ready, that it is alive, and that
+it stops, as sd_notify(3) describes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from chainctl.exits import Terminated
@@ -16,6 +23,14 @@ _T = TypeVar("_T")
 
 CLEAN_UP_SECONDS: Final = 30.0
 """How long the clean-up after SIGTERM may take; supervisors commonly kill after that."""
+
+
+def report_ready(status: str) -> None:
+    """Report to systemd that the service is ready, and what it does now; a no-op elsewhere.
+
+    A standby is ready once it waits: otherwise its start would time out.
+    """
+    _notify(f"READY=1\nSTATUS={status}")
 
 
 def run_async(work: Coroutine[object, object, _T]) -> _T:
@@ -35,12 +50,14 @@ async def _guarded(work: Coroutine[object, object, _T]) -> _T:
     asked: list[int] = []
 
     def terminate() -> None:
+        _notify("STOPPING=1")
         asked.append(signal.SIGTERM)
         if task is not None:
             task.cancel()
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, terminate)
+    watchdog = loop.create_task(_keep_watchdog())
     try:
         return await work
     except asyncio.CancelledError:
@@ -48,7 +65,34 @@ async def _guarded(work: Coroutine[object, object, _T]) -> _T:
             raise Terminated("ended by SIGTERM") from None
         raise
     finally:
+        watchdog.cancel()
         loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _keep_watchdog() -> None:
+    """Report twice per watchdog interval that the event loop runs; return where none is set.
+
+    systemd restarts a service whose loop hangs for a whole interval.
+    """
+    interval = os.environ.get("WATCHDOG_USEC", "")
+    is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    if not (is_ours and interval.isdecimal()):
+        return
+    while True:
+        _notify("WATCHDOG=1")
+        await asyncio.sleep(int(interval) / 2_000_000)
+
+
+def _notify(state: str) -> None:
+    """Send `state` to the socket in `NOTIFY_SOCKET`; an error there never ends the service."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        notifier.setblocking(False)
+        notifier.sendto(state.encode(), address)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

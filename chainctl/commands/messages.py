@@ -13,7 +13,7 @@ from chainctl.exits import under_way
 from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying
 from chainctl.output import data, data_json, talk
-from chainctl.running import run_async
+from chainctl.running import report_ready, run_async
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ async def _serve(
         service = MessageService(config, clients, callback=callback, consumer_logs=logs)
         await stack.enter_async_context(under_way(service))
         talk(f"chainctl: messages are served at {service.address}")
+        report_ready(f"serves messages at {service.address}")
         await service.run()
 
 

@@ -17,7 +17,7 @@ from chainctl.monitor_server import http_option, watched
 from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.outbox_options import alert_webhook, consumer_logs, relaying, retaining
 from chainctl.output import data, data_json, talk
-from chainctl.running import run_async
+from chainctl.running import report_ready, run_async
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
             await closing.enter_async_context(under_way(running))
             talk("chainctl: the relay runs")
             watch.report(lambda: _progress_of(running))
+            report_ready("relays messages")
             await running.run()
     finally:
         if as_json:

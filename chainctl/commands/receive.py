@@ -13,7 +13,7 @@ from chainctl.exits import Terminated
 from chainctl.monitor_server import Watch, http_option, watched
 from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
-from chainctl.running import run_async
+from chainctl.running import report_ready, run_async
 from chainctl.wiring import gap_source, head_reports, with_archive
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 from orderchain.text import counted
@@ -267,6 +267,7 @@ async def _receive(
     async with receiver:
         watch.report(lambda: _progress_of(receiver.stats()))
         journal.start()
+        report_ready(f"receives chain {task.chain_id}")
         count.start(receiver.head_delivered)
         if task.until.follow or task.until.idle_seconds is None:
             bar.expect((task.until.id or receiver.head_at_start) - count.last_id)

@@ -1,0 +1,72 @@
+"""Calls of `chainctl` in documents, units and manifests, and whether it takes them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from chainctl.main import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+AWAITED: Final[frozenset[str]] = frozenset({
+    "acts", "rejects", "receivers",
+    "--http", "--max-seconds", "--max-rows", "--open", "--since", "--limit", "--sum",
+})  # fmt: skip
+"""Commands and options that documents and manifests name, and that come with the next merge."""
+
+_ENDS: Final = {"|", "||", "&&", ";", ">", ">>", "2>", "<", ")"}
+
+
+def refusal_of(words: Sequence[str]) -> str | None:
+    """Return why `chainctl` refuses these arguments, None where it takes them.
+
+    Nothing is run: options are read, converted and checked as a call would do it.
+    """
+    command: click.Command | None = cli
+    context = click.Context(cli, info_name="chainctl")
+    rest = list(words)
+    try:
+        while isinstance(command, click.Group) and rest and rest[0] not in ("-h", "--help"):
+            name = rest.pop(0)
+            command = command.get_command(context, name)
+            if command is None:
+                return _unless_awaited(f"there is no command {name!r}", [name])
+            context = click.Context(command, parent=context, info_name=name)
+        if rest in (["-h"], ["--help"], ["--version"]):
+            return None
+        if isinstance(command, click.Group):
+            return "a group of commands, without one of them"
+        command.make_context(context.info_name, rest, parent=context.parent)
+    except click.ClickException as error:
+        return _unless_awaited(error.format_message(), words)
+    return None
+
+
+def _unless_awaited(refusal: str, words: Sequence[str]) -> str | None:
+    names = {word.partition("=")[0] for word in words}
+    return None if AWAITED & names else refusal
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Yield the arguments of each call of `chainctl` in lines for a shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for call in re.findall(r"(?:^|[\s(/])chainctl ([^\n]*)", line.partition(" #")[0]):
+            lexer = shlex.shlex(call, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words: list[str] = []
+            for word in lexer:
+                if word in _ENDS:
+                    break
+                words.append(word)
+            yield words
+
+
+def blocks(page: str) -> Iterator[str]:
+    """Yield the shell blocks of a page: those of another language are left out."""
+    for match in re.finditer(r"^```(?:sh)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        yield match[1]

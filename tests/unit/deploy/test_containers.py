@@ -1,0 +1,207 @@
+"""The image, the compose file and the manifests: they fit together, and chainctl takes them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from chainctl.settings import SETTING_NAMES, load_settings, variable_of
+from tests.command_lines import refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+VARIABLES = {"CHAINCTL_CONFIG"} | {variable_of(name) for name in SETTING_NAMES}
+INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT"}
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_image_runs_chainctl_as_a_user_that_is_not_root() -> None:
+    found = instructions()
+    assert {name for name, _ in found} <= INSTRUCTIONS
+    last = dict(found)
+    assert last["ENTRYPOINT"] == '["chainctl"]'
+    assert last["USER"] == "10001"
+    assert last["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_image_is_built_with_extras_of_the_package() -> None:
+    (build,) = (rest for name, rest in instructions() if name == "RUN" and "pip install" in rest)
+    extras = build.partition("'.[")[2].partition("]")[0].split(",")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    assert set(extras) <= project["optional-dependencies"].keys()
+    assert "cli" in extras
+
+
+# -- compose ------------------------------------------------------------------------------------
+
+
+def compose() -> dict[str, Any]:
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def test_compose_names_only_what_it_declares() -> None:
+    found = compose()
+    services = found["services"]
+    assert {"postgres", "kafka", "sequencer", "receiver"} <= services.keys()
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= services.keys(), name
+        assert set(service["networks"]) <= found["networks"].keys(), name
+        volumes = {volume.partition(":")[0] for volume in service.get("volumes", ())}
+        assert volumes <= found["volumes"].keys(), name
+        for needed, how in service.get("depends_on", {}).items():
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in services[needed]
+
+
+def test_commands_of_compose_are_taken_with_settings_that_exist() -> None:
+    ours = [each for each in compose()["services"].values() if each["image"].startswith("orderch")]
+    assert len(ours) == 4
+    for service in ours:
+        assert refusal_of(service["command"]) is None
+        assert service["environment"].keys() <= VARIABLES
+        settings = load_settings({}, service["environment"]).settings
+        assert settings.database_dsn()
+        assert "ports" not in service
+
+
+# -- kubernetes ---------------------------------------------------------------------------------
+
+
+def documents() -> list[dict[str, Any]]:
+    return [
+        document
+        for path in MANIFESTS
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
+
+
+def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the specification of a workload's pods, None for any other object."""
+    spec = document.get("spec", {})
+    spec = spec.get("jobTemplate", {}).get("spec", spec)
+    pod: dict[str, Any] | None = spec.get("template", {}).get("spec")
+    return pod
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    for document in documents():
+        if (pod := pod_of(document)) is not None:
+            (container,) = pod["containers"]
+            yield document["metadata"]["name"], pod, container
+
+
+PODS = {name: (pod, container) for name, pod, container in pods()}
+
+
+def test_each_long_running_service_has_a_budget_and_probes() -> None:
+    found = documents()
+    for document in found:
+        if document["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        labels = document["spec"]["template"]["metadata"]["labels"]
+        assert document["spec"]["selector"]["matchLabels"] == labels
+        budgets = [
+            each
+            for each in found
+            if each["kind"] == "PodDisruptionBudget"
+            and each["spec"]["selector"]["matchLabels"] == labels
+        ]
+        assert len(budgets) == 1, document["metadata"]["name"]
+        _, container = PODS[document["metadata"]["name"]]
+        assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_each_service_of_kubernetes_finds_pods() -> None:
+    found = documents()
+    selectors = [each["spec"]["selector"] for each in found if each["kind"] == "Service"]
+    labels = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in found
+        if each["kind"] in ("Deployment", "StatefulSet")
+    ]
+    assert selectors
+    assert all(selector in labels for selector in selectors)
+    names = {each["metadata"]["name"] for each in found if each["kind"] == "Service"}
+    governing = {each.get("spec", {}).get("serviceName") for each in found} - {None}
+    assert governing <= names
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_pod_runs_a_command_of_chainctl_with_settings_that_exist(name: str) -> None:
+    _, container = PODS[name]
+    assert refusal_of(container["args"]) is None
+    assert {variable["name"] for variable in container["env"]} <= VARIABLES
+    ports = [port["containerPort"] for port in container.get("ports", ())]
+    given = " ".join(container["args"])
+    assert all(f"{port}" in given for port in ports)
+    assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_pod_mounts_what_it_declares_and_is_not_root(name: str) -> None:
+    pod, container = PODS[name]
+    (workload,) = (each for each in documents() if pod_of(each) == pod)
+    claims = workload["spec"].get("volumeClaimTemplates", ())
+    declared = {
+        volume["name"] for volume in (*pod["volumes"], *(each["metadata"] for each in claims))
+    }
+    assert {mount["name"] for mount in container["volumeMounts"]} == declared
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_names_of_secrets_and_settings_are_those_that_the_pages_name() -> None:
+    (config,) = (each for each in documents() if each["kind"] == "ConfigMap")
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    for pod, container in PODS.values():
+        volumes = pod["volumes"]
+        maps = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+        assert maps <= {config["metadata"]["name"], "orderchain-authorities"}
+        secrets = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+        secrets |= {
+            variable["valueFrom"]["secretKeyRef"]["name"]
+            for variable in container["env"]
+            if "valueFrom" in variable
+        }
+        assert all(f"`{name}`" in page for name in secrets)
+
+
+def test_settings_of_the_manifests_are_taken(tmp_path: Path) -> None:
+    (config,) = (each for each in documents() if each["kind"] == "ConfigMap")
+    path = tmp_path / "orderchain.toml"
+    path.write_text(config["data"]["orderchain.toml"], encoding="utf-8")
+    assert load_settings({}, {}, str(path)).settings.kafka_security_protocol == "SASL_SSL"
+
+
+def test_manifests_have_the_form_that_kubernetes_takes() -> None:
+    """Only where kubeconform is installed; the tests above need nothing."""
+    if shutil.which("kubeconform") is None:
+        return
+    done = subprocess.run(
+        ["kubeconform", "-strict", "-summary", *map(str, MANIFESTS)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

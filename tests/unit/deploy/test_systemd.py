@@ -1,0 +1,134 @@
+"""The units for systemd: complete, taken by systemd, and by the command line."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chainctl.settings import SETTING_NAMES, load_settings, variable_of
+from tests.command_lines import refusal_of
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+UNITS = DEPLOY / "systemd"
+SERVICES = sorted(UNITS.glob("*.service"))
+FOLDER = "/opt/orderchain/bin"
+
+LIBPQ = {"PGPASSFILE", "PGSSLMODE", "PGSSLROOTCERT"}
+OURS = {"CHAINCTL_CONFIG"} | {variable_of(name) for name in SETTING_NAMES}
+
+
+class Unit(configparser.RawConfigParser):
+    """A unit file: the same key may come several times, with all its values."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(strict=False, delimiters=("=",), comment_prefixes=("#",))
+        self.optionxform = str  # type: ignore[assignment,method-assign]
+        self.read_string(path.read_text(encoding="utf-8"))
+        self.lines = path.read_text(encoding="utf-8").splitlines()
+
+    def all_of(self, key: str) -> list[str]:
+        return [line.partition("=")[2] for line in self.lines if line.startswith(f"{key}=")]
+
+
+def service_of(path: Path) -> str:
+    return re.split(r"[@.]", path.name)[0]
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_service_runs_a_command_of_chainctl_with_variables_that_it_sets(path: Path) -> None:
+    unit = Unit(path)
+    program, *words = unit["Service"]["ExecStart"].split()
+    assert program == f"{FOLDER}/chainctl"
+    text = " ".join(words).replace("%i", "1").replace("%S/%p", f"/var/lib/{service_of(path)}")
+    for variable in unit.all_of("Environment"):
+        name, _, value = variable.partition("=")
+        text = text.replace(f"${{{name}}}", value).replace(f"${name}", value)
+    assert "$" not in text
+    assert refusal_of(text.split()) is None
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_service_is_watched_limited_and_restarted(path: Path) -> None:
+    service = Unit(path)["Service"]
+    assert service["MemoryMax"]
+    if service["Type"] == "oneshot":
+        assert path.with_suffix(".timer").exists()
+    else:
+        assert service["Type"] == "notify"
+        assert service["WatchdogSec"]
+        assert service["Restart"] == "on-failure"
+
+
+def test_each_service_has_a_user_of_its_own() -> None:
+    lines = (UNITS / "orderchain.sysusers.conf").read_text(encoding="utf-8").splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("u ")]
+    assert sorted(users) == sorted(map(service_of, SERVICES))
+
+
+def environment_examples() -> list[str]:
+    """Return the variables of the example, those in comments too."""
+    text = (DEPLOY / "environment.example").read_text(encoding="utf-8")
+    return re.findall(r"^#?([A-Z][A-Z_]+=.*)$", text, flags=re.MULTILINE)
+
+
+def test_variables_of_the_example_are_settings_or_options_of_a_unit() -> None:
+    of_units = {
+        variable.partition("=")[0]
+        for path in [*SERVICES, *UNITS.glob("*.d/*.conf")]
+        for variable in Unit(path).all_of("Environment")
+    }
+    of_example = {variable.partition("=")[0] for variable in environment_examples()}
+    assert of_example >= of_units - OURS - LIBPQ
+    assert of_example | of_units <= OURS | LIBPQ | of_units
+
+
+def test_settings_of_the_examples_are_taken() -> None:
+    for variable in environment_examples():
+        name, _, value = variable.partition("=")
+        if name in OURS:
+            load_settings({}, {name: value.strip('"')}, str(DEPLOY / "orderchain.toml.example"))
+
+
+def analyze(folder: Path, *arguments: str) -> None:
+    """Ask systemd-analyze about a copy of the units, whose programs exist here.
+
+    Machines without systemd, such as most containers, have only the tests above.
+    """
+    if shutil.which("systemd-analyze") is None:
+        return
+    shutil.copytree(UNITS, folder, dirs_exist_ok=True)
+    for path in folder.glob("orderchain-*.*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8").replace(f"{FOLDER}/chainctl", sys.executable)
+            path.write_text(text, encoding="utf-8")
+            if "@" in path.name:
+                path.rename(path.with_name(path.name.replace("@", "@1")))
+    files = [
+        path
+        for path in sorted(folder.glob("orderchain-*.*"))
+        if path.suffix == ".service" or (path.suffix == ".timer" and arguments[0] == "verify")
+    ]
+    done = subprocess.run(
+        ["systemd-analyze", *arguments, *map(str, files)],
+        env={"SYSTEMD_UNIT_PATH": f"{folder}:", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "orderchain" not in done.stderr, "it warns"
+
+
+def test_units_are_taken_by_systemd(tmp_path: Path) -> None:
+    analyze(tmp_path, "verify", "--man=no")
+
+
+def test_units_are_sandboxed(tmp_path: Path) -> None:
+    analyze(tmp_path, "security", "--offline=true", "--threshold=20", "--no-pager")
