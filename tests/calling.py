@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.main import main
 from chainctl.logs import PACKAGES
+from chainctl.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

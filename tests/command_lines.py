@@ -13,12 +13,6 @@ from chainctl.main import cli
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-AWAITED: Final[frozenset[str]] = frozenset({
-    "acts", "rejects", "receivers",
-    "--http", "--max-seconds", "--max-rows", "--open", "--since", "--limit", "--sum",
-})  # fmt: skip
-"""Commands and options that documents and manifests name, and that come with the next merge."""
-
 _ENDS: Final = {"|", "||", "&&", ";", ">", ">>", "2>", "<", ")"}
 
 
@@ -35,21 +29,17 @@ def refusal_of(words: Sequence[str]) -> str | None:
             name = rest.pop(0)
             command = command.get_command(context, name)
             if command is None:
-                return _unless_awaited(f"there is no command {name!r}", [name])
+                return f"there is no command {name!r}"
             context = click.Context(command, parent=context, info_name=name)
         if rest in (["-h"], ["--help"], ["--version"]):
             return None
         if isinstance(command, click.Group):
             return "a group of commands, without one of them"
+        assert command is not None
         command.make_context(context.info_name, rest, parent=context.parent)
     except click.ClickException as error:
-        return _unless_awaited(error.format_message(), words)
+        return error.format_message()
     return None
-
-
-def _unless_awaited(refusal: str, words: Sequence[str]) -> str | None:
-    names = {word.partition("=")[0] for word in words}
-    return None if AWAITED & names else refusal
 
 
 def command_lines(text: str) -> Iterator[list[str]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from chainctl.schema_parts import PARTS
+from chainctl.schema.parts import PARTS
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
@@ -196,7 +196,7 @@ def template(postgres_server: PostgresServer, orderchain_template: str) -> Templ
 
     Tests that install a schema do not use it.
     """
-    made = {("chain",): orderchain_template}
+    made: dict[tuple[str, ...], str] = {("chain",): orderchain_template}
 
     def with_parts(*parts: str) -> str:
         if parts not in made:

@@ -13,7 +13,6 @@ import msgspec
 
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
-from orderchain.errors import SchemaError
 from orderchain.roles import OUTBOX_OPERATOR
 from orderchain.sql import load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -55,7 +55,7 @@ def until_ready(address: str) -> None:
         time.sleep(0.05)
 
 
-def end(process: subprocess.Popen[str]) -> list[dict[str, str]]:
+def end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     """End the command as an orchestrator does; return what it wrote on stderr."""
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=DEADLINE_SECONDS)

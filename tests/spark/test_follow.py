@@ -113,9 +113,11 @@ def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
         DatabaseSource(database=role_dsn(AUDITOR)),
     )
     with pytest.raises(KeyboardInterrupt):
-        follow_topic(sources, CHAIN_ID, str(tmp_path / "follower"), None, mark, as_json=False)
+        follow_topic(
+            sources, CHAIN_ID, str(tmp_path / "follower"), None, mark, http=None, as_json=False
+        )
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"database: contradicted mark: the rows after 5 up to {HEAD} are not")
     assert f"order {ROWS[29].id} is missing" in second
     with pytest.raises(SettingError, match="not a URL"):
-        follow_topic(sources, CHAIN_ID, "s3a://bucket/x", None, None, as_json=False)
+        follow_topic(sources, CHAIN_ID, "s3a://bucket/x", None, None, http=None, as_json=False)

@@ -16,7 +16,11 @@ KAFKA = KafkaConfig(
     sasl_username="user",
     sasl_password="swordfish",
 )
-JOB = SequencingJob(Site(*[DATABASE] * 5, kafka=KAFKA), chain_id=1, orders=1)
+JOB = SequencingJob(
+    Site(DATABASE, DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {}),
+    chain_id=1,
+    orders=1,
+)
 MODULE = "tests.unit.benchmarks.telling_child"
 
 

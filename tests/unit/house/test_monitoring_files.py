@@ -16,8 +16,8 @@ import yaml
 from chain_verifier.follow import topic_follower
 from matcher_receiver import stats as receiver
 from orderchain.monitoring import READY
-from outbox.consumer import kit
-from outbox.sender import stats as relay
+from outbox.consumer import pace
+from outbox.sender import relay_config as relay
 from outbox.sender import unfinished
 from sequencer import stats as sequencer
 from sequencer.intake import topic
@@ -27,10 +27,10 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
 OPERATIONS = ROOT / "docs/operations.md"
 
-PARTS = (sequencer, topic, receiver, relay, unfinished, kit, topic_follower)
+PARTS = (sequencer, topic, receiver, relay, unfinished, pace, topic_follower)
 EXPORTED = [
     READY, relay.WAITING, *chain.from_iterable(part.METRICS for part in PARTS)
-]  # type: ignore[attr-defined] # fmt: skip
+]  # fmt: skip
 SERIES = {
     metric.name + suffix
     for metric in EXPORTED

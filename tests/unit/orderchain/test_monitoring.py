@@ -15,8 +15,8 @@ from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from outbox import Consumer, ConsumerConfig, Relay, RelayConfig
 from sequencer.stats import METRICS as SEQUENCER
 from sequencer.stats import Latency
+from tests.builders.orders import make_orders
 from tests.unit.matcher_receiver.rig import Rig, take, virtual
-from tests.unit.sequencer.builders import make_orders
 from tests.unit.sequencer.test_service import World
 
 if TYPE_CHECKING:
@@ -195,11 +195,13 @@ async def test_receiver_that_halted_is_not_ready_and_exports_it() -> None:
 
 
 async def test_relay_and_consumer_before_their_start_are_not_ready_and_have_samples() -> None:
-    server = {"database": "postgresql://u@127.0.0.1/d", "kafka": "127.0.0.1:9"}
-    relay = Relay(RelayConfig(**server))
+    database, kafka = "postgresql://u@127.0.0.1/d", "127.0.0.1:9"
+    relay = Relay(RelayConfig(database=database, kafka=kafka))
     assert relay.why_not_ready() == "the relay has not started"
     assert "orderchain_outbox_waiting" in names_of(relay.samples())
-    consumer = Consumer(ConsumerConfig(**server, name="billing", topics=("a",)))
+    consumer = Consumer(
+        ConsumerConfig(database=database, kafka=kafka, name="billing", topics=("a",))
+    )
     assert consumer.why_not_ready() == "consumer billing: not started"
     labels = {tuple(sample.labels.items()) for sample in consumer.samples()}
     assert labels == {(("consumer", "billing"),)}

@@ -8,9 +8,8 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from tests.builders.topics import make_topics
-
 from local_stack.postgres import SUPERUSER
+from tests.builders.topics import make_topics
 
 from .redis_server import PROGRAM, RedisServer
 from .rig import CREATE, Rig
