@@ -45,7 +45,7 @@ class SealFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """When it was exported, by the exporting machine's clock, in UTC."""
     exported_by: str
     public_key: _Hex32 | None = None
-    """The Ed25519 public key of whoever signed it."""
+    """The Ed25519 public key that the signature belongs to."""
     signature: _Hex64 | None = None
 
     @property

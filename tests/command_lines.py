@@ -22,7 +22,8 @@ def refusal_of(words: Sequence[str]) -> str | None:
     Nothing is run: options are read, converted and checked as a call would do it.
     """
     command: click.Command | None = cli
-    context = click.Context(cli, info_name="chainctl")
+    # A command keeps its help option as its first context names it.
+    context = click.Context(cli, info_name="chainctl", **cli.context_settings)
     rest = list(words)
     try:
         while isinstance(command, click.Group) and rest and rest[0] not in ("-h", "--help"):

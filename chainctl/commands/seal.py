@@ -23,6 +23,7 @@ from chainctl.options import (
 from chainctl.output import data, data_json, data_json_line, table, talk
 from chainctl.running import run_async
 from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from chain_verifier.seal_files import SealFile
@@ -236,6 +237,6 @@ def _put(url: str, seal: SealFile) -> str:
     except urllib.error.HTTPError as error:
         if 400 <= error.code < 500:
             raise SettingError("--to", url, f"a place that takes files ({error})") from error
-        raise RetryError(f"{target}: {error}") from error
+        raise RetryError(f"{target}: {reason_of(error)}") from error
     except OSError as error:
-        raise RetryError(f"{target}: {error}") from error
+        raise RetryError(f"{target}: {reason_of(error)}") from error
