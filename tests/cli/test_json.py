@@ -30,7 +30,7 @@ ELSEWHERE = {
     "unhalt": "test_receive.py", "outbox relay": "test_outbox.py",
     "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
     "receivers reset": "test_receivers.py", "step-down": "test_sequence_topic.py",
-    "takeover": "test_sequence_topic.py",
+    "takeover": "test_sequence_topic.py", "seal show": "test_seal.py",
 }  # fmt: skip
 """Those that take minutes or another stack, and whose documents are read in these files."""
 
