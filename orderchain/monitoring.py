@@ -7,7 +7,6 @@ an ASGI server. It needs the extra `monitoring`; a part needs nothing to be look
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
@@ -34,11 +33,6 @@ BUCKET_SECONDS: Final = (
 """Upper bounds of the buckets of every histogram: a commit takes 0.5 to 50 ms, a deadline 10 s."""
 
 NO_BUCKETS: Final = (0,) * (len(BUCKET_SECONDS) + 1)
-
-
-def bucket_of(seconds: float) -> int:
-    """Return the index of the bucket that `seconds` belong to; the last one has no bound."""
-    return bisect_left(BUCKET_SECONDS, seconds)
 
 
 class Histogram(Struct, frozen=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from msgspec import Struct
 
-from orderchain.monitoring import NO_BUCKETS, Histogram, Metric, bucket_of
+from orderchain.monitoring import BUCKET_SECONDS, NO_BUCKETS, Histogram, Metric
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""
@@ -26,7 +27,7 @@ class Latency(Struct, frozen=True, kw_only=True):
 
     def with_value(self, seconds: float) -> Latency:
         """Return the values after `seconds` were measured too."""
-        index = bucket_of(seconds)
+        index = bisect_left(BUCKET_SECONDS, seconds)
         buckets = self.buckets
         return Latency(
             count=self.count + 1,
