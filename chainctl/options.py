@@ -168,7 +168,7 @@ TEXT_CHARACTERS_MAX: Final = 1_000
 """Bound of a reason or an actor: a sentence for a later reader, not a document."""
 
 
-class Act(NamedTuple):
+class ActByHand(NamedTuple):
     """Who changes something by hand, and why."""
 
     actor: str
@@ -182,7 +182,7 @@ def acts_by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_act(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
         actor, reason = options.pop("actor"), options.pop("reason")
-        act = Act(
+        act = ActByHand(
             actor=checked_text("--actor", user_and_host() if actor is None else actor),
             reason=checked_text("--reason", reason),
             is_dry_run=options.pop("dry_run"),

@@ -257,7 +257,8 @@ SELECT coalesce(parent.relname, child.relname)::text AS relation,
        count(*) FILTER (WHERE child.relkind = 'r') AS parts,
        sum(pg_total_relation_size(child.oid))::bigint AS total_bytes,
        sum(pg_indexes_size(child.oid))::bigint AS index_bytes,
-       sum(greatest(child.reltuples, 0))::bigint AS about_rows
+       coalesce(sum(greatest(child.reltuples, 0)) FILTER (WHERE child.relkind = 'r'), 0)::bigint
+           AS about_rows
   FROM pg_class AS child
   LEFT JOIN LATERAL (
        SELECT pg_partition_root(child.oid) AS root WHERE child.relispartition

@@ -92,10 +92,21 @@ def _require_fitting(asked: VerifyOptions) -> None:
     is_database = "database" in asked.sources
     if asked.since_verified and (asked.start is not None or not is_database):
         raise SettingError("--since-verified", "given", "a source database, and no --start")
+    _require_fitting_seals(asked)
     if asked.key_window_rows is not None and not asked.keys:
         raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
     if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
         raise SettingError("--report", asked.page, "a file in a folder that exists")
+
+
+def _require_fitting_seals(asked: VerifyOptions) -> None:
+    """Refuse seals that nothing would be held against."""
+    kept = {"--expect-seal": asked.expect_seal, "--expect-seals": asked.seals_folder}
+    for option, value in kept.items():
+        if value is not None and "database" not in asked.sources:
+            raise SettingError(option, value, "a source database, which it is held against")
+    if asked.seal_public_keys and asked.seals_folder is None:
+        raise SettingError("--seal-public-key", asked.seal_public_keys[0], "--expect-seals")
 
 
 def _require_following(asked: VerifyOptions) -> None:

@@ -147,7 +147,7 @@ class Monitor:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
         if scope["type"] != "http":
-            raise NotImplementedError(f"Monitor answers HTTP, not {scope['type']}")
+            raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
         status, body = self._answer(scope)
         text = b"text/plain; charset=utf-8; version=0.0.4"
         headers = [(b"content-type", text), (b"content-length", str(len(body)).encode())]

@@ -3,6 +3,7 @@
 #
 #   redis-server   the consumer's filter in Redis
 #   pgbouncer      fills through a pooler
+#   prometheus     promtool, which checks the rules of the alerts
 #   postgresql     TLS and client certificates: the PostgreSQL of the local stack is built without OpenSSL
 #
 # Wanted, not needed: what can not be installed is told in one line, and its tests are skipped with a reason.
@@ -21,6 +22,7 @@ has() { PATH=$PATH:/usr/sbin command -v "$1" >/dev/null; }
 missing() {
   has "${REDIS_SERVER:-redis-server}" || echo redis-server
   has pgbouncer || echo pgbouncer
+  has promtool || echo prometheus
   has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
 }
 

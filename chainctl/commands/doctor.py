@@ -47,7 +47,7 @@ REPLICAS_MIN: Final = 3
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
 
 
-class Check(Struct, frozen=True, kw_only=True):
+class DoctorLine(Struct, frozen=True, kw_only=True):
     """One thing that was looked at."""
 
     what: str
@@ -85,7 +85,7 @@ def command(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode
     return ExitCode.FINDINGS if failed else ExitCode.CLEAN
 
 
-async def _examine(settings: Settings, chain_id: int | None) -> list[Check]:
+async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]:
     checks = [_python(), *_disks()]
     topics: list[str] = []
     if settings.database:
@@ -93,7 +93,9 @@ async def _examine(settings: Settings, chain_id: int | None) -> list[Check]:
             "database", partial(_database, settings, chain_id, topics), "see docs/operations.md"
         )
     else:
-        checks.append(Check(what="database", state=FAILED, found="not set", to_do="set --database"))
+        checks.append(
+            DoctorLine(what="database", state=FAILED, found="not set", to_do="set --database")
+        )
     gap_dsns = settings.gap_dsns() if settings.gap_database else ()
     for number, config in enumerate(gap_dsns, 1):
         what = f"gap database {number}"
@@ -101,31 +103,31 @@ async def _examine(settings: Settings, chain_id: int | None) -> list[Check]:
     if settings.kafka:
         checks += await _guarded("kafka", partial(_topics, settings, topics), "see --kafka")
     else:
-        checks.append(Check(what="kafka", state=FAILED, found="not set", to_do="set --kafka"))
+        checks.append(DoctorLine(what="kafka", state=FAILED, found="not set", to_do="set --kafka"))
     return checks
 
 
 async def _guarded(
-    what: str, look: Callable[[], Awaitable[list[Check]]], to_do: str
-) -> list[Check]:
+    what: str, look: Callable[[], Awaitable[list[DoctorLine]]], to_do: str
+) -> list[DoctorLine]:
     """Return what `look` finds, or one failed check with the reason."""
     try:
         return await look()
     except (OrderchainError, OSError, TimeoutError) as error:
-        return [Check(what=what, state=FAILED, found=error_line(error), to_do=to_do)]
+        return [DoctorLine(what=what, state=FAILED, found=error_line(error), to_do=to_do)]
 
 
-def _python() -> Check:
+def _python() -> DoctorLine:
     version = ".".join(map(str, sys.version_info[:3]))
     missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if not _is_installed(name)]
     if missing:
-        return Check(
+        return DoctorLine(
             what="python",
             state=FAILED if missing != ["uvloop"] else WARNING,
             found=f"{version}, without {', '.join(missing)}",
             to_do="pip install 'orderchain[cli]'",
         )
-    return Check(what="python", state=OK, found=version)
+    return DoctorLine(what="python", state=OK, found=version)
 
 
 def _is_installed(name: str) -> bool:
@@ -134,13 +136,13 @@ def _is_installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def _disks() -> list[Check]:
+def _disks() -> list[DoctorLine]:
     folder = Path.cwd()
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / 1e9:,.1f} GB free of {usage.total / 1e9:,.1f}"
     is_low = usage.free < max(DISK_BYTES_MIN, usage.total * DISK_SHARE_MIN)
     return [
-        Check(
+        DoctorLine(
             what=f"disk of {folder}",
             state=WARNING if is_low else OK,
             found=found,
@@ -149,13 +151,17 @@ def _disks() -> list[Check]:
     ]
 
 
-async def _database(settings: Settings, chain_id: int | None, topics: list[str]) -> list[Check]:
+async def _database(
+    settings: Settings, chain_id: int | None, topics: list[str]
+) -> list[DoctorLine]:
     """Look at the primary; the topics of its chains are added to `topics`."""
     async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
-        checks = [Check(what="database", state=OK, found=await _server(connection))]
+        checks = [DoctorLine(what="database", state=OK, found=await _server(connection))]
         its_id = await database_id(connection)
         checks.append(
-            Check(what="schema", state=OK, found=f"version {SCHEMA_VERSION}, database {its_id}")
+            DoctorLine(
+                what="schema", state=OK, found=f"version {SCHEMA_VERSION}, database {its_id}"
+            )
         )
         checks += [await _clock(connection), *await _durability(connection)]
         checks += await _steps_left(connection)
@@ -163,7 +169,7 @@ async def _database(settings: Settings, chain_id: int | None, topics: list[str])
     if not chains:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         to_do = f"chainctl chain create {chain_id or 'N'}"
-        checks.append(Check(what=what, state=FAILED, found="none", to_do=to_do))
+        checks.append(DoctorLine(what=what, state=FAILED, found="none", to_do=to_do))
     for chain in chains:
         topics.append(chain["topic"])
         checks.append(_leader(chain))
@@ -175,13 +181,13 @@ async def _server(connection: Connection) -> str:
     return f"PostgreSQL {version // 10_000}.{version % 10_000}, {encoding}"
 
 
-async def _clock(connection: Connection) -> Check:
+async def _clock(connection: Connection) -> DoctorLine:
     before = time.time()
     there = await connection.fetchval(SQL["clock"])
     # Half the trip: the answer is as old as its way back.
     off = there - (before + time.time()) / 2
     is_off = abs(off) > CLOCK_SECONDS_MAX
-    return Check(
+    return DoctorLine(
         what="clock",
         state=WARNING if is_off else OK,
         found=f"{off * 1e3:+.0f} ms from the database's",
@@ -189,15 +195,15 @@ async def _clock(connection: Connection) -> Check:
     )
 
 
-async def _durability(connection: Connection) -> list[Check]:
+async def _durability(connection: Connection) -> list[DoctorLine]:
     settings = {row["name"]: row["setting"] for row in await connection.fetch(SQL["durability"])}
     unsafe = {name: value for name, value in settings.items() if _SAFE.get(name, value) != value}
     if settings["synchronous_commit"] in {"off", "local"}:
         unsafe["synchronous_commit"] = settings["synchronous_commit"]
     if not unsafe:
-        return [Check(what="durability", state=OK, found="a commit survives a crash")]
+        return [DoctorLine(what="durability", state=OK, found="a commit survives a crash")]
     return [
-        Check(
+        DoctorLine(
             what="durability",
             state=WARNING if set(unsafe) == {"synchronous_commit"} else FAILED,
             found=", ".join(f"{name} = {value}" for name, value in unsafe.items()),
@@ -206,20 +212,22 @@ async def _durability(connection: Connection) -> list[Check]:
     ]
 
 
-async def _steps_left(connection: Connection) -> list[Check]:
+async def _steps_left(connection: Connection) -> list[DoctorLine]:
     return [
-        Check(what="schema step", state=WARNING, found=f"not done: {row['step']}", to_do="run it")
+        DoctorLine(
+            what="schema step", state=WARNING, found=f"not done: {row['step']}", to_do="run it"
+        )
         for row in await connection.fetch(SQL["steps"])
         if not row["is_done"]
     ]
 
 
-def _leader(chain: Any) -> Check:  # noqa: ANN401 - a record of the driver
+def _leader(chain: Any) -> DoctorLine:  # noqa: ANN401 - a record of the driver
     from chainctl.commands.status import leader_state
 
     state = leader_state(chain)
     is_silent = state == "silent"
-    return Check(
+    return DoctorLine(
         what=f"leader of chain {chain['chain_id']}",
         state=WARNING if is_silent else OK,
         found=state if not chain["owner"] else f"{state} ({chain['owner']})",
@@ -227,18 +235,18 @@ def _leader(chain: Any) -> Check:  # noqa: ANN401 - a record of the driver
     )
 
 
-async def _reader(settings: Settings, config: str | DatabaseConfig, what: str) -> list[Check]:
+async def _reader(settings: Settings, config: str | DatabaseConfig, what: str) -> list[DoctorLine]:
     async with connected(config, settings.connect_seconds, GAP_READER) as connection:
         await database_id(connection)
         found = await _server(connection)
-    return [Check(what=what, state=OK, found=found)]
+    return [DoctorLine(what=what, state=OK, found=found)]
 
 
-async def _topics(settings: Settings, names: list[str]) -> list[Check]:
+async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     kafka = settings.kafka_config()
-    checks: list[Check] = []
+    checks: list[DoctorLine] = []
     async with connected_topics(kafka, settings.connect_seconds) as topics:
-        checks.append(Check(what="kafka", state=OK, found="answers"))
+        checks.append(DoctorLine(what="kafka", state=OK, found="answers"))
         for name in names:
             checks += await _guarded(
                 f"topic {name}", partial(_topic, topics, name), "chainctl chain create N"
@@ -246,16 +254,16 @@ async def _topics(settings: Settings, names: list[str]) -> list[Check]:
     return checks
 
 
-async def _topic(topics: Any, name: str) -> list[Check]:  # noqa: ANN401 - chainctl.topics.Topics
+async def _topic(topics: Any, name: str) -> list[DoctorLine]:  # noqa: ANN401 - chainctl.topics.Topics
     what = f"topic {name}"
     found = await topics.described(name)
     if not found.is_there:
-        return [Check(what=what, state=FAILED, found="none", to_do="chainctl chain create N")]
+        return [DoctorLine(what=what, state=FAILED, found="none", to_do="chainctl chain create N")]
     await topics.check(name)
     if found.replicas >= REPLICAS_MIN:
-        return [Check(what=what, state=OK, found=f"{found.replicas} replicas")]
+        return [DoctorLine(what=what, state=OK, found=f"{found.replicas} replicas")]
     return [
-        Check(
+        DoctorLine(
             what=what,
             state=WARNING,
             found=counted(found.replicas, "replica"),

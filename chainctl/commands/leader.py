@@ -25,7 +25,7 @@ from chainctl.running import run_async
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
-    from chainctl.options import Act
+    from chainctl.options import ActByHand
     from chainctl.settings import Settings
 
 _LEADER: Final = (
@@ -84,7 +84,7 @@ def command(settings: Settings, chain_id: int, watch_seconds: float | None, as_j
 @json_option
 @uses_settings("database", "connect_seconds")
 def step_down(
-    settings: Settings, chain_id: int, wait_seconds: float | None, act: Act, as_json: bool
+    settings: Settings, chain_id: int, wait_seconds: float | None, act: ActByHand, as_json: bool
 ) -> ExitCode:
     """Ask the leader of a chain to hand over.
 
@@ -108,7 +108,7 @@ def step_down(
 @json_option
 @uses_settings("database", "connect_seconds")
 def takeover(
-    settings: Settings, chain_id: int, wait_seconds: float | None, act: Act, as_json: bool
+    settings: Settings, chain_id: int, wait_seconds: float | None, act: ActByHand, as_json: bool
 ) -> ExitCode:
     """Let the next process lead at once, whether or not the old leader is alive.
 
@@ -152,7 +152,7 @@ async def _leader(
 
 
 async def _change(
-    settings: Settings, chain_id: int, what: str, act: Act, wait_seconds: float | None
+    settings: Settings, chain_id: int, what: str, act: ActByHand, wait_seconds: float | None
 ) -> LeaderAct:
     """Change the lease and record it, both or neither; then wait for the end of the term."""
     statement = "ask_to_step_down" if what == "step-down" else "free_lease"

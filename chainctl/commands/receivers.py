@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chainctl.database import Connection
-    from chainctl.options import Act
+    from chainctl.options import ActByHand
     from chainctl.settings import Settings
 
 # -- lag ------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class LagLine(Struct, frozen=True, kw_only=True):
     """Why it has halted; empty while it has not."""
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class LagBounds(Struct, frozen=True, kw_only=True):
     """How far behind a receiver may be; None: no bound."""
 
     seconds: float | None = None
@@ -113,7 +113,7 @@ def lag(
     \b
     chainctl lag --chain 1 --max-seconds 30s --max-rows 100000
     """
-    bounds = Bounds(seconds=max_seconds, rows=max_rows)
+    bounds = LagBounds(seconds=max_seconds, rows=max_rows)
 
     def show() -> ExitCode:
         lines = run_async(_lag(settings, chain_id, name))
@@ -313,7 +313,7 @@ def list_(settings: Settings, chain_id: int, watch_seconds: float | None, as_jso
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")
-def forget(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool) -> None:
+def forget(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json: bool) -> None:
     """Remove a receiver that no longer exists: its checkpoint, gap ledger and halt.
 
     Retention then waits for it no longer. A receiver that starts under the name again begins at
@@ -334,7 +334,9 @@ def forget(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")
-def move(settings: Settings, chain_id: int, name: str, to_id: int, act: Act, as_json: bool) -> None:
+def move(
+    settings: Settings, chain_id: int, name: str, to_id: int, act: ActByHand, as_json: bool
+) -> None:
     """Set a receiver's checkpoint to the end of a batch; its halt stays until `unhalt`.
 
     Forward, the receiver never processes the rows between; back, it processes them again. Stop the
@@ -353,7 +355,7 @@ def move(settings: Settings, chain_id: int, name: str, to_id: int, act: Act, as_
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")
-def reset(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool) -> None:
+def reset(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json: bool) -> None:
     """Set a receiver's checkpoint to the start of the chain, or to where archived rows end.
 
     The receiver processes every order again. Its halt stays until `unhalt`. Needs the owner's
@@ -368,7 +370,7 @@ def reset(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool)
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")
-def unhalt(settings: Settings, chain_id: int, name: str, act: Act, as_json: bool) -> None:
+def unhalt(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json: bool) -> None:
     """Let a halted receiver start again.
 
     It starts at its checkpoint; where the database still contradicts that, it halts again. Nothing
@@ -424,7 +426,7 @@ async def _agreement(connection: Connection, chain_id: int, name: str) -> str:
 
 
 async def _change(
-    settings: Settings, chain_id: int, name: str, what: str, act: Act, to_id: int | None
+    settings: Settings, chain_id: int, name: str, what: str, act: ActByHand, to_id: int | None
 ) -> ReceiverAct:
     """Change a receiver's rows and record the act, both or neither; a dry run does neither."""
     async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:

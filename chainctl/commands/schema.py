@@ -22,7 +22,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from chainctl.database import Connection
     from chainctl.schema.parts import SchemaPart
-    from chainctl.schema.upgrade import Step, Version
+    from chainctl.schema.upgrade import UpgradeStep, Version
     from chainctl.settings import Settings
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
@@ -157,7 +157,7 @@ def upgrade(
 
 async def _upgrade(
     settings: Settings, part: SchemaPart, target: int, finishes: bool, dry_run: bool
-) -> list[Step]:
+) -> list[UpgradeStep]:
     """Apply what leads to `target`, unless it is a `dry_run`; return it."""
     if target > part.version:
         raise SettingError("--to", target, f"at most {part.version}: use a newer orderchain")

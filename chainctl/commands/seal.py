@@ -189,6 +189,8 @@ async def _seals(settings: Settings, chains: tuple[int, ...]) -> list[SealLine]:
                     database_id=str(its_id["database_id"]),
                 )
             )
+    if not lines:
+        raise SettingError("--chain", "no chain", "a database that holds one")
     return lines
 
 

@@ -46,7 +46,7 @@ class Version(NamedTuple):
     """The version whose first half is applied, too; None while no upgrade is under way."""
 
 
-class Step(NamedTuple):
+class UpgradeStep(NamedTuple):
     """One half of a migration, and the version of the database after it."""
 
     title: str
@@ -78,7 +78,7 @@ def migrations_of(part: SchemaPart, folder: Path = MIGRATIONS) -> dict[int, Migr
 
 def steps_to(
     target: int, now: Version, migrations: Mapping[int, Migration], *, finishes: bool
-) -> list[Step]:
+) -> list[UpgradeStep]:
     """Return what leads from `now` to `target`; nothing if the database is there.
 
     Without `finishes` that is the first half of one migration at most, after which programs of
@@ -105,11 +105,11 @@ def steps_to(
     return [step for step in steps if step.leads_to.upgrade_to is not None]
 
 
-def _halves(migration: Migration) -> list[Step]:
+def _halves(migration: Migration) -> list[UpgradeStep]:
     number, title = migration.version, f"{migration.version:04}_{migration.name}"
     return [
-        Step(f"{title}.before", migration.before, Version(number - 1, number)),
-        Step(f"{title}.after", migration.after, Version(number, None)),
+        UpgradeStep(f"{title}.before", migration.before, Version(number - 1, number)),
+        UpgradeStep(f"{title}.after", migration.after, Version(number, None)),
     ]
 
 
@@ -123,7 +123,7 @@ async def read_version(connection: Connection, part: SchemaPart) -> Version | No
 
 
 async def apply_steps(
-    connection: Connection, part: SchemaPart, steps: Iterable[Step], before: Version
+    connection: Connection, part: SchemaPart, steps: Iterable[UpgradeStep], before: Version
 ) -> None:
     """Apply `steps` to a database of version `before`, each in a transaction of its own.
 

@@ -297,10 +297,10 @@ def test_receiver_is_moved_reset_and_forgotten_with_a_reason_and_without_sql(
     assert "a receiver of chain" in refused(
         "receivers", "forget", "m", *chain, "--reason", "x", settings=settings
     )
-    told = json.loads(call("acts", *chain, "--json", settings=settings).out)
-    assert [each["act"] for each in told] == ["forget", "unhalt", "reset", "move"]
-    assert told[0]["actor"] == "ann"
-    assert told[0]["reason"] == "a drill"
+    acts = json.loads(call("acts", *chain, "--json", settings=settings).out)
+    assert [each["act"] for each in acts] == ["forget", "unhalt", "reset", "move"]
+    assert acts[0]["actor"] == "ann"
+    assert acts[0]["reason"] == "a drill"
 
 
 def test_checkpoint_that_the_database_contradicts_is_listed_as_such(

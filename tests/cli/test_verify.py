@@ -237,6 +237,16 @@ def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
     assert told in refused("verify", "--chain", 1, "--source", "database", *options)
 
 
+@pytest.mark.parametrize("option", ["--expect-seal", "--expect-seals"])
+def test_seal_that_could_be_held_against_no_database_is_refused(
+    refused: Refused, option: str
+) -> None:
+    line = refused("verify", "--chain", 1, "--source", "topic", option, "1:aa")
+    assert f"{option} was '1:aa', expected a source database" in line
+    alone = refused("verify", "--chain", 1, "--source", "database", "--seal-public-key", "aa")
+    assert "--seal-public-key was 'aa', expected --expect-seals" in alone
+
+
 def test_verify_without_a_chain_is_refused(refused: Refused) -> None:
     assert "--all-chains" in refused("verify", "--source", "database")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from chainctl.commands.receivers import Bounds, LagLine
+from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
 from chainctl.commands.status import leader_state
 from chainctl.journal import encode_rows
@@ -71,14 +71,14 @@ def test_bad_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("bounds", "halted", "why"),
     [
-        (Bounds(seconds=10), "", None),
-        (Bounds(seconds=9.9), "", "is 10.0 s behind, above 9.9"),
-        (Bounds(rows=99), "", "is 100 rows behind, above 99"),
-        (Bounds(rows=100), "ForkFound at 7", "has halted: ForkFound at 7"),
+        (LagBounds(seconds=10), "", None),
+        (LagBounds(seconds=9.9), "", "is 10.0 s behind, above 9.9"),
+        (LagBounds(rows=99), "", "is 100 rows behind, above 99"),
+        (LagBounds(rows=100), "ForkFound at 7", "has halted: ForkFound at 7"),
     ],
 )
 def test_receiver_is_outside_its_bounds_when_late_or_halted(
-    bounds: Bounds, halted: str, why: str | None
+    bounds: LagBounds, halted: str, why: str | None
 ) -> None:
     line = LagLine(
         receiver="m", head_delivered=1, behind_ids=100, behind_rows=100, behind_seconds=10.0,

@@ -90,8 +90,8 @@ def test_operations_guide_lists_every_metric_and_no_other() -> None:
 
 def test_rules_are_those_that_prometheus_reads() -> None:
     promtool = shutil.which("promtool")
-    if promtool is None:  # the names are checked above in any case
-        return
+    if promtool is None:
+        pytest.skip("no promtool (Debian: apt-get install prometheus): only names are checked")
     done = subprocess.run(
         [promtool, "check", "rules", ALERTS],
         capture_output=True,
