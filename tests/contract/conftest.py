@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]
 AskToStepDown = Callable[[], Awaitable[None]]
+HoldCommits = Callable[[], AbstractAsyncContextManager[None]]
 OpenKeys = Callable[[], "KeyStore"]
 OpenGaps = Callable[..., "GapSource"]
 ChangeRow = Callable[[int, str, object], Awaitable[None]]
@@ -128,6 +129,30 @@ async def open_store(
     yield open_one
     for store in opened:
         await store.close()
+
+
+@pytest.fixture
+def hold_commits(request: pytest.FixtureRequest, kind: str, writer_dsn: str) -> HoldCommits:
+    """Keeps commits of chain 1 from being answered while its block runs.
+
+    In memory an outcome is never there before it is awaited; a real server may have answered by
+    then.
+    """
+
+    @asynccontextmanager
+    async def hold() -> AsyncIterator[None]:
+        if kind != "postgres":
+            yield
+            return
+        connection = await asyncpg.connect(request.getfixturevalue("database"))
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT FROM chain_head WHERE chain_id = 1 FOR UPDATE")
+                yield
+        finally:
+            await connection.close()
+
+    return hold
 
 
 @pytest.fixture

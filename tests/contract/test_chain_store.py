@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orderchain.batch import Batch
     from orderchain.ports import ChainStore, PendingCommit
 
-    from .conftest import AskToStepDown, OpenLease, OpenStore
+    from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -188,20 +188,21 @@ async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
 
 
 async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
-    open_store: OpenStore,
+    open_store: OpenStore, hold_commits: HoldCommits
 ) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = next_batch(term, core, 100), next_batch(term, core, 100)
 
-    pending = await store.begin(first, published_id=0)
-    following = pending.follow(second, published_id=0)
-    assert following is not None
-    waiting = asyncio.ensure_future(pending.outcome())
-    asyncio.get_running_loop().call_soon(waiting.cancel)
-    with pytest.raises((asyncio.CancelledError, UnknownOutcome)):
-        await waiting
+    async with hold_commits():
+        pending = await store.begin(first, published_id=0)
+        following = pending.follow(second, published_id=0)
+        assert following is not None
+        waiting = asyncio.ensure_future(pending.outcome())
+        asyncio.get_running_loop().call_soon(waiting.cancel)
+        with pytest.raises((asyncio.CancelledError, UnknownOutcome)):
+            await waiting
     again = await store.take_over_again("me", term)
     with pytest.raises(UnknownOutcome):
         await following.outcome()
