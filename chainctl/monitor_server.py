@@ -50,7 +50,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-class _AddressType(click.ParamType[Address]):
+class _AddressType(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
     """`[HOST:]PORT`; the host is loopback unless it is given."""
 
     name = "address"
