@@ -48,10 +48,19 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    """Return the commit; `-dirty` where a file differs that is no result of this benchmark."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    differs = _git(
+        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"
     )
-    return done.stdout.strip() or "unknown"
+    return (commit + ("-dirty" if differs else "")) or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", RESULTS.parents[1], *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
 
 
 def _processor() -> str:

@@ -81,16 +81,19 @@ def _comparison(scope: Scope) -> list[Arm]:
 
 STAGES: Final = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
 """How far a run goes, and the figure of its rate."""
+_STAGE_REPEATS_MAX: Final = 3
+"""The shape of a curve needs fewer repeats than the ratios of `comparison`, which has its ends."""
 
 
 def _batch_size(scope: Scope) -> list[Arm]:
     """Return every size at every stage, through the engine and both bare pipes."""
-    return [
+    found = [
         load_arm(scope, rival, rows, name=f"{rival} {rows} {stage}", stage=stage)
         for rows in ((100, 5_000) if scope.is_quick else (1, 10, *BATCH_ROWS))
         for stage in (("deliver",) if scope.is_quick else STAGES)
         for rival in (("engine",) if scope.is_quick else (*BARE, "engine"))
     ]
+    return [replace(arm, repeats_max=_STAGE_REPEATS_MAX) for arm in found]
 
 
 # -- switches: what do comparing keys and sealing cost? --------------------------------------------

@@ -136,7 +136,7 @@ def _line(axes: Any, spreads: Mapping[int, Spread], colour: str, label: str) -> 
 
 def _open_load(lines: Lines) -> Figure:
     figure, columns = _new("Latency under open load, from the intended time", width=11, columns=3)
-    colours = ("#0b6e4f", "#98c1d9", "#3d5a80", "#edae49", "#d1495b")
+    colours = ("#0b6e4f", "#3d5a80", "#d1495b")
     for axes, percentile in zip(columns, ("p50", "p99", "p99.9"), strict=True):
         for colour, size in zip(colours, (0, *FIXED_ROWS), strict=True):
             found = {

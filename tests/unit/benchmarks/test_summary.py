@@ -94,8 +94,8 @@ def test_self_clocking_is_held_against_the_best_fixed_size_of_its_own_round() ->
 
     lines = Lines(
         took("10 %, self-clocking", 30, 20, 300)
-        + took("10 %, batches of 100", 20, 80)
-        + took("10 %, batches of 500", 60, 40)
+        + took("10 %, batches of 500", 20, 80)
+        + took("10 %, batches of 5000", 60, 40)
     )
     found = rounds_against_best(lines, 10, "p99")
     assert found is not None
