@@ -1,6 +1,6 @@
 """The whole path over a Kafka that asks for TLS and a login, and lets each do no more than it must.
 
-Spark's part stands in `tests/spark/test_secured.py`.
+Spark's part stands in `tests/integration/chain_verifier/test_secured.py`.
 """
 
 from __future__ import annotations

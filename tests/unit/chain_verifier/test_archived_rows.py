@@ -16,7 +16,7 @@ from chain_verifier.archive.part_files import PartWriter
 from chain_verifier.archive.seal_run import SealedBatch, SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
 from orderchain.model import ChainHead, Mark, Standing
-from tests.spark.seeded_batches import Chain, Committed, sealed_chain
+from tests.integration.chain_verifier.seeded_batches import Chain, Committed, sealed_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

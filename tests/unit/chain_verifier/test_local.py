@@ -16,7 +16,14 @@ from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from orderchain.errors import InputError, SettingError, SourceBroken
-from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, plant, write_journal
+from tests.integration.chain_verifier.planting import (
+    CHAIN_ID,
+    Row,
+    chain_of,
+    head_of,
+    plant,
+    write_journal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

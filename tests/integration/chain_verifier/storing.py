@@ -9,14 +9,14 @@ import asyncpg
 
 from orderchain.seal import genesis_seal
 from orderchain.testing.batches import sealed
-from tests.spark.planting import CHAIN_ID, events_of
-from tests.spark.publishing import begin_term
+from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
+from tests.integration.chain_verifier.publishing import begin_term
 from tests.stored_pages import LET_TAMPER, store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.spark.planting import Row
+    from tests.integration.chain_verifier.planting import Row
 
 PARTITION_IDS = 200
 BATCH_ROWS = 10

@@ -1,6 +1,6 @@
 """Seeded data sets: every planted fault is found by its exact ids, and nothing else is.
 
-    SEEDED_SETS=1000 python -m pytest tests/spark -k seeded
+    SEEDED_SETS=1000 python -m pytest tests/integration/chain_verifier -k seeded
 
 is the long form; `SEEDED_FIRST=n` begins with another seed. Half of the sets are Parquet, three in
 ten journals, the others topics and sealed tables (`test_seeded_servers.py`). Every set of rows goes
@@ -20,9 +20,9 @@ from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
-from tests.spark.planting import CHAIN_ID, write_journal
-from tests.spark.seeded import SEEDS, is_for_spark, is_journal, is_parquet
-from tests.spark.seeded_rows import plant_rows, told, write_parquet
+from tests.integration.chain_verifier.planting import CHAIN_ID, write_journal
+from tests.integration.chain_verifier.seeded import SEEDS, is_for_spark, is_journal, is_parquet
+from tests.integration.chain_verifier.seeded_rows import plant_rows, told, write_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from chain_verifier.config import Source
-    from tests.spark.planting import Row
+    from tests.integration.chain_verifier.planting import Row
 
 CLEAN_BY_SPARK_EVERY = 5
 """Of the sets that go through Spark, so many go through it clean, too."""

@@ -8,15 +8,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from chain_verifier.findings import Kind
-from tests.spark.planting import Row
-from tests.spark.publishing import frame_of, heartbeat_of
-from tests.spark.seeded_rows import FAULTS_MAX, Told, expect
+from tests.integration.chain_verifier.planting import Row
+from tests.integration.chain_verifier.publishing import frame_of, heartbeat_of
+from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expect
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from tests.spark.seeded_batches import Chain
+    from tests.integration.chain_verifier.seeded_batches import Chain
 
 
 class Slice(Struct, frozen=True):

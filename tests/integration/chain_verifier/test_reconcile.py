@@ -12,8 +12,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import Report, Verdict
-from tests.spark.agreeing import verified_by_both
-from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, id_of, write_journal
+from tests.integration.chain_verifier.agreeing import verified_by_both
+from tests.integration.chain_verifier.planting import (
+    CHAIN_ID,
+    Row,
+    chain_of,
+    head_of,
+    id_of,
+    write_journal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,9 +25,9 @@ from chain_verifier.spark.verify import verify
 from chain_verifier.spark.written_findings import write_findings
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
-from tests.spark.agreeing import verified_by_both
-from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
-from tests.spark.storing import batches_of, execute, seal_of, store
+from tests.integration.chain_verifier.agreeing import verified_by_both
+from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
+from tests.integration.chain_verifier.storing import batches_of, execute, seal_of, store
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from orderchain.clients.kafka_options import (
 from orderchain.errors import ConnectError
 from orderchain.roles import AUDITOR
 from tests.certificates import HOST, Authority
+from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of
+from tests.integration.chain_verifier.publishing import frames_of, publish
+from tests.integration.chain_verifier.storing import store
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.secured_postgres import CERTIFIED, TRADER, secured_postgres_in
-from tests.spark.planting import CHAIN_ID, chain_of
-from tests.spark.publishing import frames_of, publish
-from tests.spark.storing import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,9 +24,15 @@ from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.roles import AUDITOR
 from tests.builders.topics import make_topics
-from tests.spark.agreeing import verified_by_both
-from tests.spark.planting import CHAIN_ID, chain_of, head_of, id_of, write_journal
-from tests.spark.publishing import (
+from tests.integration.chain_verifier.agreeing import verified_by_both
+from tests.integration.chain_verifier.planting import (
+    CHAIN_ID,
+    chain_of,
+    head_of,
+    id_of,
+    write_journal,
+)
+from tests.integration.chain_verifier.publishing import (
     FRAME_KEY,
     NONCE,
     frame_of,
@@ -34,7 +40,7 @@ from tests.spark.publishing import (
     heartbeat_of,
     publish,
 )
-from tests.spark.storing import execute, store
+from tests.integration.chain_verifier.storing import execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ from aiokafka import AIOKafkaProducer
 
 from orderchain.frame import encode_frame
 from orderchain.testing.batches import header_of, heartbeat_header
-from tests.spark.planting import CHAIN_ID, events_of
+from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.spark.planting import Row
+    from tests.integration.chain_verifier.planting import Row
 
 NONCE = bytes(range(16))
 FRAME_KEY = bytes(range(32))

@@ -23,10 +23,17 @@ from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from orderchain.roles import AUDITOR
 from tests.builders.topics import make_topics
-from tests.spark.seeded import SEEDS, is_sealed, is_topic
-from tests.spark.seeded_batches import LINK_KINDS, Chain, Harmed, commit, harm, sealed_chain
-from tests.spark.seeded_frames import Topic, publish_plan
-from tests.spark.seeded_rows import Told, told
+from tests.integration.chain_verifier.seeded import SEEDS, is_sealed, is_topic
+from tests.integration.chain_verifier.seeded_batches import (
+    LINK_KINDS,
+    Chain,
+    Harmed,
+    commit,
+    harm,
+    sealed_chain,
+)
+from tests.integration.chain_verifier.seeded_frames import Topic, publish_plan
+from tests.integration.chain_verifier.seeded_rows import Told, told
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:

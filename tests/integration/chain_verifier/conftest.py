@@ -13,7 +13,7 @@ from chain_verifier.config import ParquetSource
 from chain_verifier.scan_plan import How
 from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
-from tests.spark.planting import CHAIN_ID, Row
+from tests.integration.chain_verifier.planting import CHAIN_ID, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

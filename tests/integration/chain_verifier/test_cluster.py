@@ -17,8 +17,13 @@ import chainctl
 from chain_verifier.spark.session import POSTGRESQL_JDBC
 from tests.calling import Done
 from tests.cli.conftest import must
-from tests.spark.cluster import SUBMIT, WORKERS, SparkCluster, spark_environment
-from tests.spark.storing import execute
+from tests.integration.chain_verifier.cluster import (
+    SUBMIT,
+    WORKERS,
+    SparkCluster,
+    spark_environment,
+)
+from tests.integration.chain_verifier.storing import execute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

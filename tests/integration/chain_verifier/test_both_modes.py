@@ -17,9 +17,16 @@ from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
 from orderchain.roles import AUDITOR, GAP_READER
-from tests.spark.agreeing import verified_by_both
-from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, plant, write_journal
-from tests.spark.storing import execute, store
+from tests.integration.chain_verifier.agreeing import verified_by_both
+from tests.integration.chain_verifier.planting import (
+    CHAIN_ID,
+    Row,
+    chain_of,
+    head_of,
+    plant,
+    write_journal,
+)
+from tests.integration.chain_verifier.storing import execute, store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,10 +17,10 @@ from chain_verifier.follow.query import Follower
 from chainctl.verifying import follow as follow_topic
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
-from tests.spark.planting import CHAIN_ID, chain_of, head_of
-from tests.spark.publishing import frame_of, frames_of
-from tests.spark.storing import store
-from tests.spark.test_topic import Topic
+from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.publishing import frame_of, frames_of
+from tests.integration.chain_verifier.storing import store
+from tests.integration.chain_verifier.test_topic import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,14 @@ from chain_verifier.report import Verdict
 from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
-from tests.spark.planting import CHAIN_ID, chain_of, head_of
-from tests.spark.storing import DROP_RULES, PAGE_ROWS, batches_of, execute, store
+from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.storing import (
+    DROP_RULES,
+    PAGE_ROWS,
+    batches_of,
+    execute,
+    store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
