@@ -14,7 +14,7 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from chain_verifier.checks.frame_reading import FrameKeys
+    from chain_verifier.checks.topic_frames import FrameKeys
     from chain_verifier.findings import Findings
 
 

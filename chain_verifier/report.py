@@ -15,7 +15,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import VerifyRequest
     from chain_verifier.findings import Findings
 

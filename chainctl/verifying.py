@@ -396,9 +396,8 @@ def follow(
     Ends with KeyboardInterrupt, or with the error that broke it off. Raises SettingError for other
     sources, or without a folder for the checkpoint.
     """
-    from chain_verifier.config import DatabaseSource, TopicSource
-    from chain_verifier.follow.query import Follower
-    from chain_verifier.request_check import local_folder
+    from chain_verifier.config import DatabaseSource, TopicSource, local_folder
+    from chain_verifier.spark.follow import Follower
     from chain_verifier.spark.session import open_session
     from chain_verifier.verification import mark_finding
 

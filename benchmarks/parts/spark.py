@@ -34,8 +34,8 @@ from chain_verifier.config import (
 )
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
+from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.session import open_session
-from chain_verifier.spark.sources.database import DatabaseTable, chain_address
 from chain_verifier.spark.verify import verify
 
 if TYPE_CHECKING:

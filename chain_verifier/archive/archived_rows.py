@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import BrokenPart, batches_of, last_row_up_to, proven_batches
-from chain_verifier.archive.seal_run import SealRun
+from chain_verifier.checks.seals import SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
 from orderchain.model import Event, Mark, Run
 from orderchain.text import reason_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chain_verifier.archive.manifest import ArchivePart, Manifest
-    from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch
+    from chain_verifier.checks.seals import ArchivedRow, SealedBatch
     from orderchain.model import Standing
 
     Group = list[tuple[SealedBatch, list[ArchivedRow]]]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from chain_verifier.archive.place import SQL, ChainExtent, read_place
-from chain_verifier.archive.verify_archive import verify_archive
+from chain_verifier.archive.part_files import verify_archive
+from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
 from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, SettingError

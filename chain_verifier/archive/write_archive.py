@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,20 +16,50 @@ from chain_verifier.archive.manifest import (
     store_manifest,
 )
 from chain_verifier.archive.part_files import PartWriter, part_fault
-from chain_verifier.archive.place import SQL, ChainExtent, read_place
-from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch, SealRun
+from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
-from orderchain.errors import InputError, SettingError, SourceBroken
+from orderchain.errors import ChainMissing, InputError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR
+from orderchain.sql import load_sql, require_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
     from chain_verifier.archive.manifest import ArchivePart, Manifest
     from orderchain.clients.database_config import DatabaseConfig
+
+
+SQL: Final[Mapping[str, str]] = load_sql("chain_verifier.archive", "archive.sql")
+
+
+class ChainExtent(Struct, frozen=True, kw_only=True):
+    """One chain at one instant."""
+
+    database_id: UUID
+    last_id: int
+    published_id: int
+    partition_ids: int
+    boundary_id: int
+    """Rows up to it are only in the archive; 0 for none."""
+    boundary_seal: bytes
+    verified_id: int | None
+    """The verified mark; None when there is none."""
+
+
+async def read_place(connection: Any, chain_id: int) -> ChainExtent:  # noqa: ANN401 - asyncpg's own
+    """Return the extent of the chain. Raises ChainMissing or SchemaError."""
+    row = await connection.fetchrow(SQL["place"], chain_id)
+    require_version(row)
+    if row["last_id"] is None:
+        raise ChainMissing(chain_id)
+    return ChainExtent(
+        **{name: row[name] for name in ChainExtent.__struct_fields__ if name != "database_id"},
+        database_id=UUID(bytes=row["database_id"].bytes),
+    )
+
 
 _BATCHES_PAGE: Final = 1_000
 """Rows of `chain_batch` per round trip."""

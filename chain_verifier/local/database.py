@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_verifier.checks.bucket import Bucket, is_one_path, whole_path
-from chain_verifier.checks.frame_reading import FrameKeys
+from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
+from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind, collected
@@ -23,7 +23,7 @@ from orderchain.text import reason_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import VerifyRequest
     from chain_verifier.local.table import Row
     from orderchain.clients.database_config import DatabaseConfig

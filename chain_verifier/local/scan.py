@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.checks.bucket import Bucket
+from chain_verifier.checks.buckets import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.checks.buckets import Horizon
     from chain_verifier.local.table import Row
 
 _HASH_BYTES = 8

@@ -6,7 +6,8 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_verifier.checks.frame_reading import (
+from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
     LATE,
@@ -17,12 +18,9 @@ from chain_verifier.checks.frame_reading import (
     header_of,
     standing_of,
 )
-from chain_verifier.checks.published import Bounds, Published, place_of
-from chain_verifier.checks.topic_log import TopicLog, TopicRecord
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.findings import Finding, Findings, Kind, gathered
-from chain_verifier.local.spool import SQL, open_spool
-from chain_verifier.local.table import PAGE_ROWS, Row
+from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_spool
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Coroutine, Iterator, Sequence
 
-    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.checks.buckets import Horizon
 
     Records = list[tuple[int, bytes | None]]
     from chain_verifier.config import TopicSource

@@ -8,26 +8,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
-from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, TopicSource
+from chain_verifier.config import (
+    DatabaseSource,
+    JournalSource,
+    ParquetSource,
+    TopicSource,
+    local_folder,
+    require_sound,
+)
 from chain_verifier.findings import Finding, Findings, Kind, collected
-from chain_verifier.local.compare import compare, strays
 from chain_verifier.local.database import LocalDatabaseTable
-from chain_verifier.local.journal import LocalJournalTable
-from chain_verifier.local.source_check import examine, repeated_keys, rows_beyond
+from chain_verifier.local.source_check import compare, examine, repeated_keys, rows_beyond, strays
+from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
-from chain_verifier.request_check import local_folder, require_sound
 from chain_verifier.verification import Verification, silent
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.checks.bucket import Bucket, Horizon
+    from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.local.table import LocalTable
     from chain_verifier.report import Report
-    from chain_verifier.scan_plan import Examined, How
-    from chain_verifier.verification import Progress, Ranges
+    from chain_verifier.verification import Examined, How, Progress, Ranges
 
 
 def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
@@ -172,7 +176,7 @@ class LocalMode:
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`; only this and Parquet import pyarrow."""
-        from chain_verifier.local.written_findings import write_findings
+        from chain_verifier.local.parquet import write_findings
 
         write_findings(self._chain_id, findings, folder)
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.bucket import Bucket
-from chain_verifier.spark.sources.table import BLOCK, CONTENT, HAS_NULL, MALFORMED, POSITION
+from chain_verifier.checks.buckets import Bucket
+from chain_verifier.spark.table import BLOCK, CONTENT, HAS_NULL, MALFORMED, POSITION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame, Row
 
-    from chain_verifier.checks.bucket import Horizon
+    from chain_verifier.checks.buckets import Horizon
 
 
 _LOW_HALF: Final = 0xFFFF_FFFF

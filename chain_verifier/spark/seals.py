@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chain_verifier.config import KeptSeal
-    from chain_verifier.spark.sources.database import DatabaseTable
+    from chain_verifier.spark.database import DatabaseTable
 
 
 MISFITS_SCHEMA: Final = (

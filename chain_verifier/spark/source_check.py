@@ -4,7 +4,9 @@
 nodes that the driver adds to the sums of the executors. It is pure.
 
 The first look at a source checks whether its rows are one path as a whole: one sum over all rows,
-without buckets. Most chains are one path, and then there is nothing to locate.
+without buckets. Most chains are one path, and then there is nothing to locate. Else parts of the
+source are read again: the rows of buckets, the rows that no bucket can hold, and the rows of a file
+that come after a row that follows them in the chain.
 
 Rows that are known to form a path count as one edge: the hashes of the ids inside it would be added
 on one side and subtracted on the other. The theorem, and the odds of a collision:
@@ -15,37 +17,49 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.bucket import is_one_path, row_count, whole_path
-from chain_verifier.checks.locate import locate
-from chain_verifier.findings import Findings, gathered, joined
-from chain_verifier.scan_plan import Examined
-from chain_verifier.spark.disorder import rows_out_of_order
+from chain_verifier.checks.buckets import Link, is_one_path, locate, row_count, whole_path
+from chain_verifier.findings import Findings, Kind, gathered, joined
+from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
-from chain_verifier.spark.row_lookup import RowOpener, foreign_rows, rows_with_null
+from chain_verifier.spark.files import JournalTable
+from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import (
     BEYOND_ROWS,
     FOREIGN_ROWS,
     MALFORMED_ROWS,
     UNPLACED_ROWS,
     Scan,
+    class_of,
     is_one_ordered_path,
     looked_at,
+    placed,
     scan,
 )
-from chain_verifier.spark.sources.database import DatabaseTable
-from chain_verifier.spark.sources.journal import JournalTable
-from chain_verifier.spark.sources.table import HAS_NULL, MALFORMED, ROWS
+from chain_verifier.spark.table import (
+    BLOCK,
+    CONTENT,
+    HAS_NULL,
+    MALFORMED,
+    PAGE_FIRST_ID,
+    PAGE_LAST_ID,
+    POSITION,
+    ROWS,
+)
+from chain_verifier.verification import Examined
 from orderchain.errors import InputError, SourceBroken
 from orderchain.text import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import Column, DataFrame, Row
 
-    from chain_verifier.checks.bucket import Bucket, Horizon
-    from chain_verifier.scan_plan import How
-    from chain_verifier.spark.sources.table import Table
+    from chain_verifier.checks.buckets import Bucket, Horizon
+    from chain_verifier.spark.table import Table
+    from chain_verifier.verification import How
 
 
 _BITS: Final = 64
@@ -269,3 +283,127 @@ def _foreign(table: Table, horizon: Horizon, found: Scan) -> Findings:
     if not count:
         return Findings()
     return foreign_rows(table.name, table.rows, horizon, count)
+
+
+_ANY_BITS: Final = 1
+
+
+class RowOpener:
+    """The `Opener` of `chain_verifier.checks.buckets` on a Spark frame."""
+
+    def __init__(self, rows: DataFrame, horizon: Horizon, key: int) -> None:
+        self._rows = placed(rows, horizon)
+        self._horizon = horizon
+        self._key = key
+
+    def split(self, buckets: Sequence[Bucket], bits: int) -> list[Bucket]:
+        """Return the rows of `buckets`, all of one width, in buckets of 2^bits ids."""
+        rows = in_buckets(self._rows, buckets)
+        return scan(
+            rows, self._horizon, bits, self._key, positions=False, fingerprints=False
+        ).buckets
+
+    def links(self, buckets: Sequence[Bucket]) -> list[Link]:
+        """Return every row of `buckets`."""
+        rows = in_buckets(self._rows, buckets).select("id", "pid").collect()
+        return [Link(row["pid"], row["id"], row["id"]) for row in rows]
+
+
+def in_buckets(rows: DataFrame, buckets: Sequence[Bucket]) -> DataFrame:
+    """Return the rows whose ids fall into one of `buckets`.
+
+    A database can use the range over all of them, and the pages of that range; Spark then selects
+    the rows of the single buckets.
+    """
+    has_pages = PAGE_LAST_ID in rows.columns
+    lower_id = min(bucket.lower_id for bucket in buckets)
+    upper_id = max(bucket.upper_id for bucket in buckets)
+    chosen = rows.where(F.col("id") >= lower_id)
+    if has_pages:
+        chosen = chosen.where(F.col(PAGE_LAST_ID) >= lower_id)
+    if upper_id < 2**63:
+        chosen = chosen.where(F.col("id") < upper_id)
+        if has_pages:
+            chosen = chosen.where(F.col(PAGE_FIRST_ID) < upper_id)
+    return chosen.where(_is_in(buckets))
+
+
+def _is_in(buckets: Sequence[Bucket]) -> Column:
+    widths = sorted({bucket.bits for bucket in buckets})
+    found = F.lit(False)
+    for bits in widths:
+        numbers = [bucket.number for bucket in buckets if bucket.bits == bits]
+        found = found | F.shiftright("id", bits).isin(numbers)
+    return found
+
+
+def rows_with_null(source: str, rows: DataFrame, horizon: Horizon, count: int) -> Findings:
+    """Return the rows that have NULL in some column, which a scan has counted."""
+    counted_elsewhere = class_of(horizon, _ANY_BITS).isin(MALFORMED_ROWS, FOREIGN_ROWS, BEYOND_ROWS)
+    found = looked_at(rows, horizon).where(F.col(HAS_NULL) & ~counted_elsewhere)
+    names = F.array_compact(F.array(*map(_name_if_null, CONTENT))).alias("columns")
+    frame = finding_frame(found.select("id", "pid", names), kind=Kind.NULL.value, source=source)
+    return sampled(frame, {Kind.NULL: count})
+
+
+def _name_if_null(name: str) -> Column:
+    return F.when(F.col(name).isNull(), F.lit(name))
+
+
+def foreign_rows(source: str, rows: DataFrame, horizon: Horizon, count: int) -> Findings:
+    """Return the rows of other chains, which a scan has counted."""
+    found = _of_class(rows, horizon, FOREIGN_ROWS).select("id", "pid", "chain_id")
+    frame = finding_frame(found, kind=Kind.FOREIGN_CHAIN.value, source=source)
+    return sampled(frame, {Kind.FOREIGN_CHAIN: count})
+
+
+def rows_beyond(source: str, rows: DataFrame, horizon: Horizon, head: int) -> Findings:
+    """Return the rows after `head`, which may itself be after that of `horizon`."""
+    found = _of_class(rows, horizon, BEYOND_ROWS).where(F.col("id") > head).select("id", "pid")
+    return sampled(finding_frame(found, kind=Kind.BEYOND_HEAD.value, source=source, until_id=head))
+
+
+def _of_class(rows: DataFrame, horizon: Horizon, number: int) -> DataFrame:
+    return looked_at(rows, horizon).where(class_of(horizon, _ANY_BITS) == number)
+
+
+_HIGHEST = "highest_before"
+
+
+def rows_out_of_order(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
+    """Return the rows that come after a higher id, grouped by that id.
+
+    A row that occurs twice is a duplicate; only its first occurrence counts here. This sorts the
+    rows of each block, so it runs only if the scan found something.
+    """
+    firsts = _first_occurrences(placed(rows, horizon))
+    late = _with_highest_before(firsts).where(F.col("id") < F.col(_HIGHEST))
+    groups = late.groupBy(F.col(_HIGHEST).alias("after_id")).agg(
+        F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
+    )
+    return sampled(finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=source))
+
+
+def _first_occurrences(rows: DataFrame) -> DataFrame:
+    nth = F.row_number().over(Window.partitionBy("id").orderBy(BLOCK, POSITION))
+    return rows.select("id", BLOCK, POSITION).withColumn("nth", nth).where(F.col("nth") == 1)
+
+
+def _with_highest_before(firsts: DataFrame) -> DataFrame:
+    """Add the highest id that comes before a row, in its own block or in an earlier one."""
+    window = Window.partitionBy(BLOCK).orderBy(POSITION).rowsBetween(Window.unboundedPreceding, -1)
+    highest = F.greatest(F.max("id").over(window), _highest_of_blocks_before(firsts))
+    return firsts.withColumn(_HIGHEST, highest)
+
+
+def _highest_of_blocks_before(firsts: DataFrame) -> Column:
+    """Return, by block, the highest id of the earlier blocks; this reads one row per block."""
+    blocks = firsts.groupBy(BLOCK).agg(F.max("id").alias("id")).orderBy(BLOCK).collect()
+    before: int | None = None
+    highest = F.lit(None).cast("bigint")
+    for block in blocks:
+        highest = F.when(F.col(BLOCK) == block[BLOCK], F.lit(before).cast("bigint")).otherwise(
+            highest
+        )
+        before = block["id"] if before is None else max(before, block["id"])
+    return highest

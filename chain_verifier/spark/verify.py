@@ -7,22 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, TopicSource
+from chain_verifier.config import (
+    DatabaseSource,
+    JournalSource,
+    ParquetSource,
+    TopicSource,
+    require_sound,
+)
 from chain_verifier.findings import Findings
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
-from chain_verifier.request_check import require_sound
+from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.errors import as_broken
-from chain_verifier.spark.keys import repeated_keys
-from chain_verifier.spark.reconcile import compare, strays
-from chain_verifier.spark.row_lookup import rows_beyond
+from chain_verifier.spark.files import JournalTable, ParquetTable
+from chain_verifier.spark.finding_frame import require_free, write_findings
+from chain_verifier.spark.reconcile import compare, repeated_keys, strays
 from chain_verifier.spark.seals import check_seals
 from chain_verifier.spark.session import open_session, watched_stages
-from chain_verifier.spark.source_check import examine
-from chain_verifier.spark.sources.database import DatabaseTable, chain_address
-from chain_verifier.spark.sources.journal import JournalTable
-from chain_verifier.spark.sources.parquet import ParquetTable
-from chain_verifier.spark.sources.topic import TopicTable
-from chain_verifier.spark.written_findings import require_free, write_findings
+from chain_verifier.spark.source_check import examine, rows_beyond
+from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification, silent
 
 if TYPE_CHECKING:
@@ -30,13 +32,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.checks.bucket import Bucket, Horizon
+    from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import Report
-    from chain_verifier.scan_plan import Examined, How
     from chain_verifier.spark.session import Progress as Stages
-    from chain_verifier.spark.sources.table import Table
-    from chain_verifier.verification import Progress, Ranges
+    from chain_verifier.spark.table import Table
+    from chain_verifier.verification import Examined, How, Progress, Ranges
 
 
 _LONG_RUN_BYTES: Final = 128 * 2**20

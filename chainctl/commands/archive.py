@@ -42,7 +42,7 @@ def command(
     Goes on after the last archived row, up to the verified mark, in whole batches. Every part is
     read back and verified by its rows, links and seals before the manifest names it.
     """
-    from chain_verifier.request_check import local_folder
+    from chain_verifier.config import local_folder
 
     archive = local_folder("--archive", folder)
     if check:
@@ -62,7 +62,7 @@ def command(
 
 
 def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
-    from chain_verifier.archive.verify_archive import verify_archive
+    from chain_verifier.archive.part_files import verify_archive
 
     report = verify_archive(folder, chain_id)
     if as_json:

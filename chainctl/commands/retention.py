@@ -50,7 +50,7 @@ def command(
     that were detached stay until somebody drops them. Needs the owner's rights.
     """
     from chain_verifier.archive.retention import RetentionRequest, retain
-    from chain_verifier.request_check import local_folder
+    from chain_verifier.config import local_folder
 
     archive = local_folder("--archive", folder)
     request = RetentionRequest(

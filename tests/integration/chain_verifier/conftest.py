@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.bucket import Horizon
+from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import ParquetSource
-from chain_verifier.scan_plan import How
 from chain_verifier.spark.source_check import examine
-from chain_verifier.spark.sources.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
+from chain_verifier.spark.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
+from chain_verifier.verification import How
 from tests.integration.chain_verifier.planting import CHAIN_ID, Row
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from chain_verifier.scan_plan import Examined
-    from chain_verifier.spark.sources.table import Table
+    from chain_verifier.spark.table import Table
+    from chain_verifier.verification import Examined
 
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
     Examine = Callable[..., Examined]

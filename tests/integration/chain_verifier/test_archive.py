@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from chain_verifier.archive.manifest import chain_folder, load_manifest
+from chain_verifier.archive.part_files import verify_archive
 from chain_verifier.archive.retention import Retained, RetentionRequest, retain
-from chain_verifier.archive.verify_archive import verify_archive
 from chain_verifier.archive.write_archive import Archived, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally

@@ -14,7 +14,7 @@ from tests.integration.chain_verifier.planting import chain_of, head_of, id_of, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chain_verifier.scan_plan import Examined
+    from chain_verifier.verification import Examined
 
     Examine = Callable[..., Examined]
 

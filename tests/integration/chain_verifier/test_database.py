@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import Report, Verdict
-from chain_verifier.spark.sources.database import DatabaseTable
-from chain_verifier.spark.sources.table import HAS_NULL
+from chain_verifier.spark.database import DatabaseTable
+from chain_verifier.spark.table import HAS_NULL
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
 from orderchain.roles import AUDITOR, GAP_READER
@@ -248,7 +248,7 @@ def test_database_that_breaks_off_behind_its_head_is_no_verdict(
 def test_database_read_over_several_connections_is_the_same(
     spark: SparkSession, verified: Verified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chain_verifier.spark.sources.database._ROWS_A_CONNECTION", 100)
+    monkeypatch.setattr("chain_verifier.spark.database._ROWS_A_CONNECTION", 100)
     report = verified()
     assert report.verdict is Verdict.COMPLETE
     assert report.sources[0].rows == len(ROWS)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from chain_verifier.config import JournalSource
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.spark.sources.journal import JournalTable
+from chain_verifier.spark.files import JournalTable
 from orderchain.errors import InputError
 from tests.integration.chain_verifier.planting import Row, chain_of, head_of, write_journal
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.scan_plan import Examined
+    from chain_verifier.verification import Examined
 
 ROWS = chain_of(random.Random(3), 60)
 HEAD = head_of(ROWS)

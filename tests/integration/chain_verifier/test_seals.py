@@ -19,10 +19,10 @@ from chain_verifier.config import (
     VerifyRequest,
 )
 from chain_verifier.findings import Finding, Kind, gathered
+from chain_verifier.local.parquet import write_findings as write_findings_locally
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.local.written_findings import write_findings as write_findings_locally
+from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
-from chain_verifier.spark.written_findings import write_findings
 from orderchain.errors import SettingError
 from orderchain.roles import AUDITOR
 from tests.integration.chain_verifier.agreeing import verified_by_both

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
-from chain_verifier.follow.query import Follower
 from chain_verifier.local.verify import verify_locally
+from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from msgspec.structs import replace
 
-from chain_verifier.checks.frame_reading import FrameKeys
+from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource, JournalSource, TopicSource, VerifyRequest
 from chain_verifier.findings import Kind
 from chain_verifier.local.verify import verify_locally

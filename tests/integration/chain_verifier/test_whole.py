@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.bucket import Horizon
+from chain_verifier.checks.buckets import Horizon
 from chain_verifier.spark.source_check import KEY, node_hash, whole_chain, with_key
 from orderchain.limits import ID_MAX
 from tests.integration.chain_verifier.conftest import RowTable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.checks.bucket import Bucket
+    from chain_verifier.checks.buckets import Bucket
 
 ROWS = chain_of(random.Random(21), 40)
 HEAD = head_of(ROWS)

@@ -20,9 +20,8 @@ from chain_verifier.archive.manifest import (
     remove_unfinished,
     store_manifest,
 )
-from chain_verifier.archive.part_files import PartWriter
-from chain_verifier.archive.seal_run import ArchivedRow, SealedBatch, SealRun
-from chain_verifier.archive.verify_archive import verify_archive
+from chain_verifier.archive.part_files import PartWriter, verify_archive
+from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict

@@ -13,7 +13,7 @@ from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.manifest import Manifest, chain_folder, load_manifest, store_manifest
 from chain_verifier.archive.part_files import PartWriter
-from chain_verifier.archive.seal_run import SealedBatch, SealRun
+from chain_verifier.checks.seals import SealedBatch, SealRun
 from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
 from orderchain.model import ChainHead, Mark, Standing
 from tests.integration.chain_verifier.seeded_batches import Chain, Committed, sealed_chain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chain_verifier.checks.locate import Link, find_faults
+from chain_verifier.checks.buckets import Link, find_faults
 from chain_verifier.findings import Finding, Kind
 
 CHAIN = [(0, 10), (10, 20), (20, 30), (30, 40), (40, 50), (50, 60)]

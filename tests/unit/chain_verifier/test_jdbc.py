@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from chain_verifier.spark.sources.database import chain_address
+from chain_verifier.spark.database import chain_address
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import SettingError
 

@@ -106,7 +106,7 @@ def test_local_with_a_clean_chain_finds_nothing(
 def test_local_with_pages_of_few_rows_gives_the_same(
     journal: JournalSource, parquet: ParquetSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chain_verifier.local.journal.PAGE_ROWS", 3)
+    monkeypatch.setattr("chain_verifier.local.table.PAGE_ROWS", 3)
     monkeypatch.setattr("chain_verifier.local.parquet.PAGE_ROWS", 3)
     damaged = [*ROWS[:30], ROWS[31], ROWS[30], *ROWS[32:50], *ROWS[51:]]
     report = verified(written(journal, damaged), written(parquet, ROWS), head=HEAD)
@@ -178,6 +178,6 @@ def test_local_mode_imports_neither_pyspark_nor_py4j() -> None:
 
 def test_local_mode_names_the_same_columns_as_the_other() -> None:
     from chain_verifier.local.table import CONTENT
-    from chain_verifier.spark.sources import table
+    from chain_verifier.spark import table
 
     assert table.CONTENT == CONTENT

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_verifier.checks.bucket import Bucket, Horizon, is_one_path
-from chain_verifier.checks.locate import Link, find_faults, locate
+from chain_verifier.checks.buckets import Bucket, Horizon, Link, find_faults, is_one_path, locate
 from chain_verifier.findings import Finding, Kind
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chain_verifier.checks.topic_walk import FrameHead, TopicWalk
+from chain_verifier.checks.topic_frames import Arrived, FrameHead, Pursuit, TopicWalk
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.follow.log import FollowLog
-from chain_verifier.follow.topic_follower import Arrived, Pursuit
+from chain_verifier.spark.follow import FollowLog
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:

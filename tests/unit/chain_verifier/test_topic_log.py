@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from chain_verifier.checks.bucket import Horizon
-from chain_verifier.checks.frame_reading import SIGNED, UNKNOWN_TERM, UNSIGNED
-from chain_verifier.checks.published import Bounds, Published, without_skipped
-from chain_verifier.checks.topic_log import TopicLog, TopicRecord
+from chain_verifier.checks.buckets import Horizon
+from chain_verifier.checks.published import (
+    Bounds,
+    Published,
+    TopicLog,
+    TopicRecord,
+    without_skipped,
+)
+from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.database_facts import DatabaseHead
 from chain_verifier.findings import Finding, Findings, Kind, gathered
 

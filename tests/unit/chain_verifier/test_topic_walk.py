@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain_verifier.checks.topic_walk import EpochFall, FrameHead, FrameMark, TopicWalk
+from chain_verifier.checks.topic_frames import EpochFall, FrameHead, FrameMark, TopicWalk
 
 
 def walked(*frames: tuple[int, int], epochs: dict[int, int] | None = None) -> TopicWalk:

@@ -12,8 +12,8 @@ import pytest
 
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind, collected, gathered, joined
+from chain_verifier.local.parquet import write_findings
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
-from chain_verifier.local.written_findings import write_findings
 from chain_verifier.spark.finding_frame import FINDING_TYPES
 from orderchain.errors import InputError, RetryError, SettingError
 
@@ -45,7 +45,7 @@ def test_findings_of_every_row_are_all_written_and_few_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chain_verifier.local.parquet.PAGE_ROWS", PAGE)
-    monkeypatch.setattr("chain_verifier.local.written_findings._PAGE", PAGE)
+    monkeypatch.setattr("chain_verifier.local.parquet._PAGE", PAGE)
     base, own = write_chain(tmp_path / "base", "a"), write_chain(tmp_path / "own", "b")
     folder = tmp_path / "findings"
     request = VerifyRequest(chain_id=7, sources=(base, own), head=MANY, findings_folder=str(folder))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chain_verifier.follow import topic_follower
+from chain_verifier.spark import follow
 from matcher_receiver import stats as receiver
 from orderchain.monitoring import READY
 from outbox.consumer import pace
@@ -27,7 +27,7 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
 OPERATIONS = ROOT / "docs/operations.md"
 
-PARTS = (sequencer, topic, receiver, relay, unfinished, pace, topic_follower)
+PARTS = (sequencer, topic, receiver, relay, unfinished, pace, follow)
 EXPORTED = [
     READY, relay.WAITING, *chain.from_iterable(part.METRICS for part in PARTS)
 ]  # fmt: skip

@@ -90,14 +90,11 @@ PRIVATE: Final = {
     ),
     # Java's own classes behind a session of Spark.
     "_jvm": Private(
-        {
-            "chain_verifier/spark/sources/kafka_bounds.py",
-            "chain_verifier/spark/written_findings.py",
-        },
+        {"chain_verifier/spark/topic.py", "chain_verifier/spark/finding_frame.py"},
         lambda: "_jvm" in names_in(SparkSession.__init__),
     ),
     "_jsc": Private(
-        {"chain_verifier/spark/written_findings.py"},
+        {"chain_verifier/spark/finding_frame.py"},
         lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(

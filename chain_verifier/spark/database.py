@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.frame_reading import FrameKeys
+from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import (
     CONNECT_TIMEOUT_S,
     CONNECTIONS_MAX,
@@ -19,7 +19,7 @@ from chain_verifier.config import (
 from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.finding_frame import finding_frame, sampled
-from chain_verifier.spark.sources.table import (
+from chain_verifier.spark.table import (
     CONTENT,
     HAS_NULL,
     MALFORMED,

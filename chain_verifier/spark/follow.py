@@ -1,40 +1,45 @@
 """`verify --follow`: the checks on a topic as it grows, as a Structured Streaming query.
 
 Each micro-batch is a few frames. The walk over their places continues where the last micro-batch
-ended, and their rows are compared with the same rows of the database.
+ended, and their rows are compared with the same rows of the database. What was found, and the
+position, are kept in a folder.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.frame_reading import FORGED
 from chain_verifier.checks.published import place_of
-from chain_verifier.checks.topic_walk import FrameHead
+from chain_verifier.checks.topic_frames import FORGED, Arrived, FrameHead, Pursuit, WalkState
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.follow.log import FollowLog
-from chain_verifier.follow.topic_follower import METRICS, Arrived, FollowStats, Pursuit
+from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.reconcile import by_id, findings_of, pairs_of
-from chain_verifier.spark.sources.database import DatabaseTable
-from chain_verifier.spark.sources.frames import (
+from chain_verifier.spark.table import CONTENT
+from chain_verifier.spark.topic import (
     HEADS_SCHEMA,
     ROWS_SCHEMA,
     STANDING,
+    bounds_of,
     heads_decoder,
+    is_genuine,
     rows_decoder,
 )
-from chain_verifier.spark.sources.kafka_bounds import bounds_of
-from chain_verifier.spark.sources.table import CONTENT
-from chain_verifier.spark.sources.topic import is_genuine
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_options import spark_kafka_options
+from orderchain.errors import InputError
+from orderchain.monitoring import Metric
+from orderchain.private_file import private_opener
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +54,83 @@ if TYPE_CHECKING:
     Report = Callable[[Finding], None]
 
 
+_STATE: Final = "state.json"
+_FINDINGS: Final = "findings.jsonl"
+
+
+class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The position of a follower: the state and the findings of a step are written as one."""
+
+    number: int
+    """Spark's number of the micro-batch; it is repeated after a crash in its middle."""
+    chain_id: int
+    walk: WalkState
+    findings_bytes: int
+    """The length of the file of findings; bytes after it are of a step that did not end."""
+
+
+class FollowLog:
+    """One folder of one chain."""
+
+    def __init__(self, folder: Path, chain_id: int) -> None:
+        """Open or make the folder. Raises InputError when it belongs to another chain."""
+        self._folder = folder
+        self._chain_id = chain_id
+        folder.mkdir(parents=True, exist_ok=True)
+        self.step = self._read()
+
+    @property
+    def spark_folder(self) -> str:
+        """Where Spark keeps its own offsets."""
+        return str(self._folder / "spark")
+
+    @property
+    def findings_path(self) -> Path:
+        """All findings so far, one JSON object per line."""
+        return self._folder / _FINDINGS
+
+    def is_done(self, number: int) -> bool:
+        """Whether the step `number` was written: Spark repeats the last one after a crash."""
+        return self.step is not None and number <= self.step.number
+
+    def write(self, number: int, walk: WalkState, findings: list[Finding]) -> None:
+        """Write a step: after a crash it is there with all its findings, or not at all."""
+        begin = self.step.findings_bytes if self.step else 0
+        lines = b"".join(msgspec.json.encode(finding) + b"\n" for finding in findings)
+        with open(self.findings_path, "ab", opener=private_opener) as file:
+            file.truncate(begin)
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        step = Step(
+            number=number,
+            chain_id=self._chain_id,
+            walk=walk,
+            findings_bytes=begin + len(lines),
+        )
+        aside = self._folder / f"{_STATE}.new"
+        with open(aside, "wb", opener=private_opener) as file:
+            file.write(msgspec.json.encode(step))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._folder / _STATE)
+        self.step = step
+
+    def _read(self) -> Step | None:
+        path = self._folder / _STATE
+        if not path.exists():
+            return None
+        try:
+            step = msgspec.json.decode(path.read_bytes(), type=Step)
+        except msgspec.DecodeError as error:
+            raise InputError(
+                "checkpoint", str(path), f"the state of a follower ({reason_of(error)})"
+            ) from error
+        if step.chain_id != self._chain_id:
+            raise InputError("checkpoint", f"chain {step.chain_id}", f"chain {self._chain_id}")
+        return step
+
+
 FRAMES_A_STEP: Final = 500
 """Maximum number of records per micro-batch: they are judged on the driver, and their rows are read
 from the database at once."""
@@ -61,6 +143,35 @@ SILENT_SECONDS_MAX: Final = 60.0
 
 _LOOK_SECONDS: Final = 0.5
 """How often the query is checked to be still running."""
+
+
+class FollowStats(Struct, frozen=True, kw_only=True):
+    """How far a follower is."""
+
+    verified_id: int
+    """All rows of the topic up to it were looked at."""
+    step_age_seconds: float
+    """Since the last step ended; a topic with a leader has a heartbeat at least every few s."""
+    findings: int
+    """Findings that this follower reported."""
+
+
+METRICS: Final = (
+    Metric[FollowStats](
+        "orderchain_verifier_verified_id", "gauge", "Orders of the topic up to it were verified.",
+        lambda stats: stats.verified_id,
+    ),
+    Metric[FollowStats](
+        "orderchain_verifier_verified_age_seconds", "gauge",
+        "Seconds since the verifier last looked at new records, or started.",
+        lambda stats: stats.step_age_seconds,
+    ),
+    Metric[FollowStats](
+        "orderchain_verifier_findings_total", "counter", "Findings of this process.",
+        lambda stats: stats.findings,
+    ),
+)  # fmt: skip
+"""What a follower exports, with the label `chain`."""
 
 
 class Follower:

@@ -1,0 +1,286 @@
+"""The frames of a topic, as a receiver reads them: decoded, walked, and followed. Pure.
+
+A record is a frame with rows, or there is a reason why it is none. A walk takes frames in the order
+of their offsets. A publisher resends a tail whenever it does not know that the tail arrived, and
+Kafka repeats what a retry sent twice; a receiver drops both. So only the first occurrence of a row
+counts. A pursuit is a walk over a topic that grows: it checks each next frame as it arrives.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from chain_verifier.findings import Finding, Kind
+from orderchain.errors import FrameError
+from orderchain.frame import decode_header, decode_linked_body, is_signed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from orderchain.frame import FrameHeader
+    from orderchain.model import Event
+
+    Ranges = Sequence[tuple[int, int]]
+
+
+class FrameHead(Struct, frozen=True, gc=False):
+    """A frame with rows, reduced to its place in the chain."""
+
+    offset: int
+    first_pid: int
+    first_id: int
+    last_id: int
+    count: int
+    epoch: int
+
+
+class FrameMark(Struct, frozen=True):
+    """What is special about a frame that does not simply continue where the previous one ended."""
+
+    highest_before: int
+    """The highest id of the earlier frames."""
+    seen: tuple[tuple[int, int], ...]
+    """Ranges (after, until] of ids that earlier frames already hold."""
+
+    def is_seen(self, row_id: int) -> bool:
+        """Whether an earlier frame holds the range of `row_id`."""
+        return any(after < row_id <= until for after, until in self.seen)
+
+
+class EpochFall(Struct, frozen=True):
+    """A frame of new rows whose epoch is below that of earlier rows."""
+
+    id: int
+    epoch: int
+    expected_epoch: int
+
+
+class WalkState(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that a walk must remember to continue later."""
+
+    frames: int
+    first_pid: int | None
+    highest: int
+    epoch: int
+    seen: tuple[tuple[int, int], ...]
+
+
+class TopicWalk:
+    """What the frames of a topic hold, taken one by one in the order of offsets."""
+
+    def __init__(self, state: WalkState | None = None) -> None:
+        self.frames = 0
+        self.first_pid: int | None = None
+        """The pid of the first frame: where the topic begins."""
+        self.highest = 0
+        """The highest id of all frames so far."""
+        self.marks: dict[int, FrameMark] = {}
+        """By offset."""
+        self.is_late = False
+        """Whether some frame holds new rows after later ones."""
+        self.falls: list[EpochFall] = []
+        self._epoch = 0
+        # Ranges (after, until] that were seen, disjoint, in order, not touching.
+        self._afters: list[int] = []
+        self._untils: list[int] = []
+        if state is not None:
+            self._go_on(state)
+
+    def state(self) -> WalkState:
+        """Return what another walk needs to continue from here, without marks and falls."""
+        seen = tuple(zip(self._afters, self._untils, strict=True))
+        return WalkState(self.frames, self.first_pid, self.highest, self._epoch, seen)
+
+    def _go_on(self, state: WalkState) -> None:
+        self.frames = state.frames
+        self.first_pid = state.first_pid
+        self.highest = state.highest
+        self._epoch = state.epoch
+        self._afters = [after for after, _ in state.seen]
+        self._untils = [until for _, until in state.seen]
+
+    def add(self, frame: FrameHead) -> None:
+        """Take the next frame."""
+        self.frames += 1
+        if self.first_pid is None:
+            self.first_pid = self.highest = frame.first_pid
+        seen = self._seen_in(frame.first_pid, frame.last_id)
+        if seen or frame.first_pid < self.highest:
+            self.marks[frame.offset] = FrameMark(self.highest, seen)
+        if seen != ((frame.first_pid, frame.last_id),):
+            self._note_new(frame)
+        self._cover(frame.first_pid, frame.last_id)
+        self.highest = max(self.highest, frame.last_id)
+
+    def _note_new(self, frame: FrameHead) -> None:
+        if frame.first_pid < self.highest:
+            self.is_late |= self._has_new_below(frame)
+        elif frame.epoch < self._epoch:
+            self.falls.append(EpochFall(frame.first_id, frame.epoch, self._epoch))
+        else:
+            self._epoch = frame.epoch
+
+    def _has_new_below(self, frame: FrameHead) -> bool:
+        until = min(frame.last_id, self.highest)
+        return self._seen_in(frame.first_pid, until) != ((frame.first_pid, until),)
+
+    def _seen_in(self, after: int, until: int) -> tuple[tuple[int, int], ...]:
+        """Return what was seen of (after, until], cut to it."""
+        index = bisect_right(self._untils, after)
+        found = []
+        while index < len(self._afters) and self._afters[index] < until:
+            found.append((max(after, self._afters[index]), min(until, self._untils[index])))
+            index += 1
+        return tuple(found)
+
+    def _cover(self, after: int, until: int) -> None:
+        """Add (after, until], and join the ranges that touch it."""
+        first = bisect_left(self._untils, after)
+        end = bisect_right(self._afters, until)
+        if first < end:
+            after = min(after, self._afters[first])
+            until = max(until, self._untils[end - 1])
+        self._afters[first:end] = [after]
+        self._untils[first:end] = [until]
+
+
+OTHER_CHAIN: Final = "chain"
+"""The reason counted for a frame of another chain, in addition to those of `docs/wire.md`."""
+
+FIRST: Final = 0
+REPEATED: Final = 1
+LATE: Final = 2
+"""New, but published after a row that follows it in the chain."""
+FORGED: Final = 3
+"""A row of a frame that the database disowns."""
+
+
+SIGNED: Final = "signed"
+"""Sent by a leader whom the database knows."""
+UNSIGNED: Final = "unsigned"
+"""Not signed with the key of the term that it names: forged, or corrupted in transit."""
+UNKNOWN_TERM: Final = "unknown term"
+"""From a term that the database does not know: from a lost life, or from another database."""
+
+
+class FrameKeys:
+    """The keys of all terms of a chain, by nonce. No text that is made of this shows them."""
+
+    def __init__(self, by_nonce: Mapping[bytes, bytes]) -> None:
+        self._by_nonce = dict(by_nonce)
+
+    def __repr__(self) -> str:
+        return f"FrameKeys({len(self._by_nonce)} terms)"
+
+    def sender_of(self, value: bytes, header: FrameHeader) -> str:
+        """Return how the sender of the frame `value` is known: SIGNED, UNSIGNED or UNKNOWN_TERM."""
+        key = self._by_nonce.get(header.publisher_nonce)
+        if key is None:
+            return UNKNOWN_TERM
+        return SIGNED if is_signed(value, key) else UNSIGNED
+
+
+def header_of(value: bytes | None, chain_id: int) -> FrameHeader | str:
+    """Return the header of a frame, or the reason why a record is no frame of the chain.
+
+    The whole frame is decoded: if a receiver drops it because of its body, it is no frame here
+    either.
+    """
+    try:
+        header = decode_header(value)
+        if header.chain_id != chain_id:
+            return OTHER_CHAIN
+        if value is not None and not header.is_heartbeat:
+            decode_linked_body(value, header)
+    except FrameError as error:
+        return error.reason
+    return header
+
+
+def events_of(value: bytes | None, chain_id: int) -> list[Event]:
+    """Return the rows of a frame of the chain; none for any other record."""
+    try:
+        header = decode_header(value)
+        if value is None or header.chain_id != chain_id or header.is_heartbeat:
+            return []
+        return decode_linked_body(value, header)
+    except FrameError:
+        return []
+
+
+def standing_of(row_id: int, mark: FrameMark | None, *, is_forged: bool) -> int:
+    """Return the standing on the topic of a row of a frame with `mark`: one of the four numbers."""
+    if is_forged:
+        return FORGED
+    if mark is None:
+        return FIRST
+    if mark.is_seen(row_id):
+        return REPEATED
+    return LATE if row_id < mark.highest_before else FIRST
+
+
+class Arrived(Struct, frozen=True, kw_only=True):
+    """A genuine frame or heartbeat, with what the database says of it."""
+
+    frame: FrameHead
+    is_heartbeat: bool
+    batch_epoch: int | None
+    """The epoch under which the database holds its batch; None for a heartbeat."""
+
+
+class Pursuit:
+    """Follows one topic, with the state that the next process needs to continue."""
+
+    def __init__(self, source: str, state: WalkState | None, *, is_cut: bool) -> None:
+        """Begin, or continue from `state`. `is_cut`: retention has removed earlier records."""
+        self._source = source
+        self._walk = TopicWalk(state)
+        self._is_cut = is_cut
+
+    def state(self) -> WalkState:
+        """Return what to keep."""
+        return self._walk.state()
+
+    def take(self, arrived: Sequence[Arrived], skips: Ranges) -> list[Finding]:
+        """Return what is wrong with these frames, given in the order of offsets."""
+        return [finding for one in arrived for finding in self._take(one, skips)]
+
+    def _take(self, one: Arrived, skips: Ranges) -> Iterator[Finding]:
+        frame, walk = one.frame, self._walk
+        yield from self._gap(frame, skips)
+        if one.is_heartbeat:
+            # What it reports as published was looked for now: a gap is not reported twice.
+            walk.highest = max(walk.highest, frame.last_id)
+            if walk.first_pid is None:
+                walk.first_pid = frame.last_id
+            return
+        before = walk.highest
+        walk.is_late, walk.falls = False, []
+        walk.add(frame)
+        walk.marks.clear()
+        if walk.is_late:
+            yield self._finding(
+                Kind.OUT_OF_ORDER,
+                id=frame.first_id,
+                until_id=frame.last_id,
+                after_id=before,
+                count=frame.count,
+            )
+        if one.batch_epoch is not None and frame.epoch != one.batch_epoch:
+            epochs = {"epoch": frame.epoch, "expected_epoch": one.batch_epoch}
+            yield self._finding(Kind.WRONG_EPOCH, id=frame.first_id, **epochs)
+
+    def _gap(self, frame: FrameHead, skips: Ranges) -> Iterator[Finding]:
+        walk = self._walk
+        after = walk.highest
+        if walk.first_pid is None and self._is_cut:
+            return
+        is_skipped = any(low <= after and frame.first_pid <= high for low, high in skips)
+        if frame.first_pid > after and not is_skipped:
+            yield self._finding(Kind.GAP, after_id=after, until_id=frame.first_pid)
+
+    def _finding(self, kind: Kind, **fields: Any) -> Finding:  # noqa: ANN401 - own type per field
+        return Finding(kind=kind, source=self._source, **fields)

@@ -1,1 +1,0 @@
-"""`verify --follow`: the checks on a topic as it grows."""

@@ -1,0 +1,233 @@
+"""Rows in files: the journal of a receiver, and Parquet.
+
+A journal is JSON Lines, in the order in which the rows were handed on. It is read as lines, so that
+each keeps its place and none is misread.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.config import literal_path, require_readable
+from chain_verifier.spark.errors import as_broken, reason_of
+from chain_verifier.spark.table import (
+    BLOCK,
+    CONTENT,
+    EVENT_TYPES,
+    HAS_NULL,
+    MALFORMED,
+    POSITION,
+    any_null,
+)
+from orderchain.errors import InputError
+from orderchain.journal import END_BYTES, last_id, no_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from chain_verifier.config import JournalSource, ParquetSource
+
+
+_CORRUPT: Final = "_corrupt_record"
+_LINE: Final = "line"
+_TEXT: Final = "payload_text"
+
+_JSON_TYPES: Final = EVENT_TYPES | {"payload": "string", _CORRUPT: "string"}
+_JSON_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in _JSON_TYPES.items())
+_JSON_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "allowSingleQuotes": "false",
+}
+
+
+class JournalTable:
+    """The rows of one journal, as it was when it was opened: what is appended later is left out."""
+
+    has_positions: Final = True
+
+    def __init__(self, spark: SparkSession, source: JournalSource) -> None:
+        self.name = source.name
+        self._path = Path(source.path).absolute()
+        require_readable(source)
+        with self._path.open("rb") as file:
+            self._look_at_end(file)
+        # Made once: Spark lists the file now, and reads no line that begins after this end.
+        self._lines = _numbered_lines(spark, self._path)
+        if self._bytes and not self._lines.inputFiles():
+            raise InputError("journal", source.path, "a file name that begins with neither _ nor .")
+
+    def _look_at_end(self, file: BinaryIO) -> None:
+        self._bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, self._bytes - END_BYTES))
+        *lines, torn = file.read().split(b"\n")
+        self._is_torn = bool(torn)
+        self.span = last_id(lines)
+
+    def may_end_torn(self) -> bool:
+        """Whether the last line may be cut off: by a crash, or because a receiver is writing it."""
+        return self._is_torn or self._path.stat().st_size != self._bytes
+
+    @property
+    def rows(self) -> DataFrame:
+        """The rows, each with its place in the file."""
+        fields = F.from_json(F.col(_LINE), _JSON_SCHEMA, _JSON_OPTIONS)
+        named = self._lines.withColumn("fields", fields).select(_LINE, BLOCK, POSITION, "fields.*")
+        decoded = named.withColumnRenamed("payload", _TEXT).withColumn(
+            "payload", F.try_to_binary(_TEXT, F.lit("base64"))
+        )
+        is_no_base64 = F.col(_TEXT).isNotNull() & F.col("payload").isNull()
+        is_malformed = F.col(_CORRUPT).isNotNull() | ~_is_one_object() | is_no_base64
+        return (
+            decoded.withColumn(MALFORMED, is_malformed)
+            .withColumn(HAS_NULL, any_null())
+            .select(*CONTENT, HAS_NULL, MALFORMED, BLOCK, POSITION, _LINE)
+        )
+
+    def malformed_error(self) -> InputError:
+        """Return the error that names the first line that is no row of a journal."""
+        found = self.rows.where(MALFORMED).orderBy(BLOCK, POSITION).select(_LINE).head()
+        line = "" if found is None else str(found[0])
+        return no_row(self.name, line, self._number_of(line))
+
+    def _number_of(self, line: str) -> int | None:
+        with self._path.open("rb") as file:
+            for number, found in enumerate(file, 1):
+                if found.rstrip(b"\n").decode(errors="replace") == line:
+                    return number
+        return None
+
+
+def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:
+    return (
+        spark.read.option("lineSep", "\n")
+        .text(literal_path(f"file://{path}"))
+        .select(
+            F.col("value").alias(_LINE),
+            F.col("_metadata.file_block_start").alias(BLOCK),
+            F.monotonically_increasing_id().alias(POSITION),
+        )
+    )
+
+
+def _is_one_object() -> Column:
+    """Return whether a line is one JSON object to its end: the parser stops after the first one.
+
+    Otherwise, two lines that ran into each other would pass for one. The line is parsed once more
+    only where that may have happened.
+    """
+    line = F.col(_LINE)
+    objects = F.json_array_length(F.concat(F.lit("["), line, F.lit("]")))
+    is_single = F.when(line.contains("}{"), F.coalesce(objects == 1, F.lit(False)))
+    return line.endswith("}") & is_single.otherwise(F.lit(True))
+
+
+_ALSO_FITTING: Final = {
+    "chain_id": {"bigint", "smallint", "tinyint"},
+    "id": {"int"},
+    "pid": {"int"},
+}
+"""Types that hold the same values and are cast to ours."""
+
+
+_OLD_READERS: Final = "spark.sql.sources.useV1SourceList"
+_FROM_FOOTERS: Final = "spark.sql.parquet.aggregatePushdown"
+
+
+class _Footers(NamedTuple):
+    """What the statistics of all row groups show together."""
+
+    span: int
+    has_null: bool
+
+
+class ParquetTable:
+    """The rows of one file or folder. The order of rows means nothing here: only ids count."""
+
+    has_positions: Final = False
+
+    def __init__(self, spark: SparkSession, source: ParquetSource) -> None:
+        self.name = source.name
+        self._spark = spark
+        self._path = source.path
+        try:
+            self._found = spark.read.parquet(source.path)
+        except (PySparkException, Py4JError) as error:
+            raise InputError(
+                "parquet", source.path, f"Parquet that can be read ({reason_of(error)})"
+            ) from error
+        self._require_columns()
+        footers = self._footers()
+        self.span = self._span(footers)
+        self._may_have_null = footers is None or footers.has_null
+
+    def _require_columns(self) -> None:
+        found = dict(self._found.dtypes)
+        for name, kind in EVENT_TYPES.items():
+            if found.get(name) not in {kind} | _ALSO_FITTING.get(name, set()):
+                raise InputError(f"{self.name}, column {name}", found.get(name), f"the type {kind}")
+
+    def _span(self, footers: _Footers | None) -> int:
+        if footers is not None:
+            return footers.span
+        with as_broken(self.name):
+            row = self._found.agg(F.min("id"), F.max("id")).head()
+        return 0 if row is None or row[0] is None else int(row[1]) - int(row[0]) + 1
+
+    def _footers(self) -> _Footers | None:
+        """Return what the files' footers show; None if they have no statistics.
+
+        A look at every id would cost a third of the check, and one at every column for NULLs as
+        much as all the rest. The links do not depend on the footers: whatever footers say of ends,
+        each row is counted where it is, and a row without id or pid is seen in its place.
+        """
+        counts = [F.count(name) for name in CONTENT]
+        try:
+            with _footers_read(self._spark):
+                extremes = (
+                    self._spark.read.schema(self._found.schema)
+                    .parquet(self._path)
+                    .agg(F.min("id"), F.max("id"), F.count("*"), *counts)
+                )
+                row = extremes.head()
+        except (PySparkException, Py4JError):
+            return None
+        if row is None or row[0] is None:
+            return None
+        has_null = any(count != row[2] for count in row[3:])
+        return _Footers(int(row[1]) - int(row[0]) + 1, has_null)
+
+    @property
+    def rows(self) -> DataFrame:
+        """The rows, in our types."""
+        columns = [F.col(name).cast(kind).alias(name) for name, kind in EVENT_TYPES.items()]
+        return (
+            self._found.select(*columns)
+            .withColumn(HAS_NULL, any_null(CONTENT) if self._may_have_null else F.lit(False))
+            .withColumn(MALFORMED, F.lit(False))
+        )
+
+
+@contextmanager
+def _footers_read(spark: SparkSession) -> Iterator[None]:
+    """Make Spark answer from Parquet's footers where it can; only its newer reader does this."""
+    sources = str(spark.conf.get(_OLD_READERS))
+    usual = {_OLD_READERS: sources, _FROM_FOOTERS: str(spark.conf.get(_FROM_FOOTERS))}
+    newer = ",".join(name for name in sources.split(",") if name != "parquet")
+    try:
+        spark.conf.set(_OLD_READERS, newer)
+        spark.conf.set(_FROM_FOOTERS, "true")
+        yield
+    finally:
+        for name, value in usual.items():
+            spark.conf.set(name, value)

@@ -1,0 +1,346 @@
+"""What was published of a chain: the frames of its topic, up to the end found at the start.
+
+The records are decoded inside Spark's Python workers. Each decoder is a function for `mapInArrow`:
+record batches of (offset, value) in, others out.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.topic_frames import (
+    FIRST,
+    FORGED,
+    LATE,
+    REPEATED,
+    SIGNED,
+    events_of,
+    header_of,
+    standing_of,
+)
+from chain_verifier.config import CONNECT_TIMEOUT_S
+from chain_verifier.findings import Findings, Kind, gathered, joined
+from chain_verifier.spark.errors import as_broken, reason_of
+from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.scan import looked_at
+from chain_verifier.spark.table import CONTENT, EVENT_TYPES, HAS_NULL, MALFORMED
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_options import java_kafka_options, spark_kafka_options
+from orderchain.errors import ConnectError, TopicError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from chain_verifier.checks.buckets import Horizon
+    from chain_verifier.checks.topic_frames import FrameKeys, FrameMark
+    from chain_verifier.config import TopicSource
+    from chain_verifier.spark.database import DatabaseTable
+    from orderchain.model import Event
+
+    Decoder = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+
+_BYTES: Final = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+
+
+def bounds_of(spark: SparkSession, kafka: KafkaConfig, topic: str, partition: int) -> Bounds:
+    """Return the bounds of a partition. Raises ConnectError, or TopicError if it does not exist."""
+    jvm: Any = spark._jvm
+    with _consumer(jvm, kafka) as consumer:
+        found = consumer.partitionsFor(topic)
+        numbers = [] if found is None else [one.partition() for one in found]
+        if partition not in numbers:
+            raise TopicError("topic", f"{topic}, partition {partition}", "a topic that exists")
+        place = jvm.org.apache.kafka.common.TopicPartition(topic, partition)
+        places = jvm.java.util.Collections.singletonList(place)
+        return Bounds(
+            first=consumer.beginningOffsets(places).get(place),
+            end=consumer.endOffsets(places).get(place),
+        )
+
+
+@contextmanager
+def _consumer(jvm: Any, kafka: KafkaConfig) -> Iterator[Any]:  # noqa: ANN401 - a Java object
+    timeout_ms = CONNECT_TIMEOUT_S * 1000
+    settings = {
+        **java_kafka_options(kafka),
+        "client.id": kafka.client_id_of("verifier"),
+        "key.deserializer": _BYTES,
+        "value.deserializer": _BYTES,
+        "allow.auto.create.topics": "false",
+        "default.api.timeout.ms": str(timeout_ms),
+        "request.timeout.ms": str(timeout_ms),
+    }
+    try:
+        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+    except (Py4JError, TypeError) as error:
+        reason = reason_of(error)
+        if not (kafka.is_tls or kafka.is_sasl):
+            # Java waits for a broker that hangs up as it does for a missing one.
+            reason += "; does it ask for TLS or a login? security_protocol is PLAINTEXT"
+        expected = f"a broker that answers ({reason})"
+        raise ConnectError("kafka", kafka.bootstrap_servers, expected) from error
+
+
+HEADS_SCHEMA: Final = (
+    "offset bigint, reason string, is_heartbeat boolean, first_pid bigint, first_id bigint, "
+    "last_id bigint, count int, epoch bigint, seal_before binary, seal_after binary, "
+    "is_batch_end boolean, sender string"
+)
+"""One row per record; `reason` says why it is no frame that can be used, else it is NULL. `sender`
+is one of those of `topic_frames`, NULL if no keys are known."""
+
+STANDING: Final = "standing"
+HIGHEST: Final = "highest_before"
+
+ROWS_SCHEMA: Final = (
+    ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
+    + f", {STANDING} int, {HIGHEST} bigint"
+)
+"""The rows of all frames; `standing` is one of the numbers of `topic_frames`, and `highest_before`
+the highest id of the earlier frames, if it is known."""
+
+_NO_HEAD: Final = (None,) * 10
+
+
+def heads_decoder(chain_id: int, keys: FrameKeys | None) -> Decoder:
+    """Return what shows for each record whether it is a frame, and which, and by `keys` whose.
+
+    The whole frame is decoded: if a receiver drops it because of its body, it is no frame here
+    either.
+    """
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            records = zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+            yield _heads_batch(
+                [(offset, *_head_of(value, chain_id, keys)) for offset, value in records]
+            )
+
+    return decode
+
+
+def _head_of(value: bytes | None, chain_id: int, keys: FrameKeys | None) -> tuple[object, ...]:
+    header = header_of(value, chain_id)
+    if value is None or isinstance(header, str):
+        return (header, *_NO_HEAD)
+    return (
+        None,
+        header.is_heartbeat,
+        header.first_pid,
+        header.first_id,
+        header.last_id,
+        header.count,
+        header.epoch,
+        header.seal_before,
+        header.seal_after,
+        header.is_batch_end,
+        None if keys is None else keys.sender_of(value, header),
+    )
+
+
+def _heads_batch(heads: list[tuple[object, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    names = [column.split()[0] for column in HEADS_SCHEMA.split(", ")]
+    int64, text, flag, blob = pa.int64(), pa.string(), pa.bool_(), pa.binary()
+    types = [int64, text, flag, int64, int64, int64, pa.int32(), int64, blob, blob, flag, text]
+    columns = list(zip(*heads, strict=True)) or [()] * len(names)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def rows_decoder(chain_id: int, marks: Mapping[int, FrameMark], forged: Collection[int]) -> Decoder:
+    """Return what yields the rows of every frame of `chain_id`, with the standing of each row.
+
+    `marks` are those of a walk over the same frames; `forged` are the offsets of frames that the
+    database disowns.
+    """
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for offset, value in zip(batch["offset"], batch["value"], strict=True):
+                events = events_of(value.as_py(), chain_id)
+                if events:
+                    at = offset.as_py()
+                    yield _rows_batch(chain_id, events, marks.get(at), is_forged=at in forged)
+
+    return decode
+
+
+def _rows_batch(
+    chain_id: int, events: list[Event], mark: FrameMark | None, *, is_forged: bool
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    count = len(events)
+    standing = [standing_of(event.id, mark, is_forged=is_forged) for event in events]
+    highest = None if mark is None else mark.highest_before
+    columns = {
+        "chain_id": pa.array([chain_id] * count, pa.int32()),
+        "id": pa.array([event.id for event in events], pa.int64()),
+        "pid": pa.array([event.pid for event in events], pa.int64()),
+        "key": pa.array([event.key for event in events], pa.string()),
+        "event_time_ns": pa.array([event.event_time_ns for event in events], pa.int64()),
+        "payload": pa.array([event.payload for event in events], pa.binary()),
+        STANDING: pa.array(standing, pa.int32()),
+        HIGHEST: pa.array([highest] * count, pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+_HEAD_COLUMNS: Final = (
+    "offset", "reason", "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch",
+    "sender",
+)  # fmt: skip
+
+
+class TopicTable(Published):
+    """The rows of a topic, each at its first occurrence; an identical repeat is no further row.
+
+    Opening it reads every record once, to learn which frames there are; the rows are decoded when
+    they are looked at. With a `database`, frames that are not signed by one of its leaders, or
+    whose seals are not those of its batches, are kept apart. Raises ConnectError, TopicError or
+    SourceBroken.
+    """
+
+    has_positions: Final = False
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: TopicSource,
+        chain_id: int,
+        database: DatabaseTable | None = None,
+    ) -> None:
+        self.name = source.name
+        self._spark = spark
+        kafka = KafkaConfig.of(source.kafka)
+        self._options = spark_kafka_options(kafka)
+        self._chain_id = chain_id
+        self._database = database
+        self._head = None if database is None else database.head
+        self._topic, self._partition = place_of(source, chain_id, self._head)
+        self._bounds = bounds_of(spark, kafka, self._topic, self._partition)
+        self._log = TopicLog(self.name)
+        with as_broken(self.name):
+            self._read_frames()
+            self._changed = self._changed_repeats()
+
+    @property
+    def rows(self) -> DataFrame:
+        """The first occurrence of each row, and the repeats with other content."""
+        firsts = self._standing(FIRST, LATE)
+        found = firsts if self._changed is None else firsts.unionByName(self._changed)
+        return found.withColumns({HAS_NULL: F.lit(False), MALFORMED: F.lit(False)})
+
+    @property
+    def forged_rows(self) -> DataFrame | None:
+        """The rows of frames that the database disowns; None without such frames."""
+        return self._standing(FORGED) if self._log.forged else None
+
+    def disorder(self, horizon: Horizon) -> Findings:
+        """Return what is wrong with the order of the frames. Raises SourceBroken."""
+        epochs = gathered(self._log.wrong_epochs())
+        if not self._log.walk.is_late:
+            return epochs
+        late = looked_at(self._decoded(), horizon).where(F.col(STANDING) == LATE)
+        groups = late.groupBy(F.col(HIGHEST).alias("after_id")).agg(
+            F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
+        )
+        with as_broken(self.name):
+            frame = finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=self.name)
+            return joined([epochs, sampled(frame)])
+
+    def _read_frames(self) -> None:
+        # Read after the end of the topic was fixed: no frame before this end is of a later term.
+        keys = None if self._database is None else self._database.frame_keys()
+        decoder = heads_decoder(self._chain_id, keys)
+        heads = self._records().mapInArrow(decoder, HEADS_SCHEMA).persist()
+        try:
+            for head in self._judged(heads).orderBy("offset").toLocalIterator():
+                self._log.take(TopicRecord(**head.asDict()))
+        finally:
+            heads.unpersist()
+
+    def _judged(self, heads: DataFrame) -> DataFrame:
+        """Add whether a frame matches the database, and under which epoch its batch is stored."""
+        if self._database is None:
+            judged = {"is_genuine": F.lit(True), "batch_epoch": F.col("epoch")}
+            return heads.withColumns(judged).select(*_HEAD_COLUMNS, *judged)
+        batches = self._database.batches()
+        joined_rows = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
+        judged = {"is_genuine": F.coalesce(is_genuine(), F.lit(False))}
+        return joined_rows.withColumns(judged).select(*_HEAD_COLUMNS, *judged, "batch_epoch")
+
+    def _changed_repeats(self) -> DataFrame | None:
+        """Return the rows that are repeated with other content; None if there are none.
+
+        Only the ids that occur twice are looked at, so only what was published again is shuffled.
+        """
+        seen = list(self._log.seen_again())
+        if not seen:
+            return None
+        low, high = min(after for after, _ in seen), max(until for _, until in seen)
+        within = (F.col("id") > low) & (F.col("id") <= high)
+        firsts = self._standing(FIRST, LATE).where(within)
+        repeats = self._standing(REPEATED).where(F.col("id") > self._removed_until()).distinct()
+        changed = repeats.join(firsts, list(CONTENT), "left_anti")
+        return None if changed.isEmpty() else changed
+
+    def _removed_until(self) -> int:
+        return self.first_start if self._bounds.first else 0
+
+    def _standing(self, *standings: int) -> DataFrame:
+        return self._decoded().where(F.col(STANDING).isin(*standings)).select(*CONTENT)
+
+    def _decoded(self) -> DataFrame:
+        decoder = rows_decoder(self._chain_id, self._log.walk.marks, frozenset(self._log.forged))
+        return self._records().mapInArrow(decoder, ROWS_SCHEMA)
+
+    def _records(self) -> DataFrame:
+        place = {"first": self._bounds.first, "end": self._bounds.end}
+        bounds = {
+            name: json.dumps({self._topic: {str(self._partition): offset}})
+            for name, offset in place.items()
+        }
+        reader = self._spark.read.format("kafka").options(
+            **self._options,
+            startingOffsets=bounds["first"],
+            endingOffsets=bounds["end"],
+            assign=json.dumps({self._topic: [self._partition]}),
+            # What retention removes during the read must not look like what was never there.
+            failOnDataLoss="true",
+            minPartitions=str(self._spark.sparkContext.defaultParallelism),
+        )
+        return reader.load().select("offset", "value")
+
+
+def is_genuine() -> Column:
+    """Return whether a frame is (a slice of) the batch after the seal that it names, and signed by
+    a leader of the chain.
+    """
+    at_head = F.col("last_id") == F.col("anchor_id")
+    within = (F.col("first_pid") >= F.col("anchor_id")) & (
+        F.col("last_id") <= F.col("batch_last_id")
+    )
+    ends = (F.col("last_id") == F.col("batch_last_id")) & (
+        F.col("seal_after") == F.col("batch_seal")
+    )
+    is_signed = F.col("sender") == SIGNED
+    return is_signed & F.when(F.col("is_heartbeat"), at_head).otherwise(
+        within & (~F.col("is_batch_end") | ends)
+    )
