@@ -19,8 +19,7 @@ from demo.scenario import Plan, ScenarioOutcome, play
 from demo.spark_check import EVERY_SOURCE, SparkVerdict, verify, verify_arguments
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
-from local_stack.folders import make_shared_folder
-from local_stack.service_user import service_account
+from local_stack.folders import make_shared_folder, service_account
 from orderchain.text import counted
 
 if TYPE_CHECKING:

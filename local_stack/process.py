@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process as AsyncioProcess
     from collections.abc import Mapping, Sequence
 
-    from local_stack.service_user import Account
+    from local_stack.folders import Account
 
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"

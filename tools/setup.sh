@@ -132,7 +132,7 @@ install_project() {
 }
 
 fetch_jars() {
-  .venv/bin/python -m local_stack.fetch
+  .venv/bin/python -m local_stack.jars
   .venv/bin/python -m chain_verifier.spark.connectors
 }
 

@@ -45,7 +45,7 @@ class Machine:
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
-        for program in ("redis-server", "pgbouncer", "initdb"):
+        for program in ("redis-server", "pgbouncer", "promtool", "initdb"):
             self.has_program(program, "exit 1")
         self.redis_server = "redis-server"
         self.has_venv_module()
@@ -91,7 +91,7 @@ def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> Non
     assert machine.calls() == [
         "venv",
         "pip",
-        "local_stack.fetch",
+        "local_stack.jars",
         "chain_verifier.spark.connectors",
     ]
     second = machine.set_up()
@@ -108,7 +108,7 @@ def test_setup_after_a_change_installs_again_into_the_same_venv(
     with (machine.project / changed).open("a") as file:
         file.write("# changed\n")
     assert machine.set_up().returncode == 0
-    assert machine.calls() == ["pip", "local_stack.fetch", "chain_verifier.spark.connectors"]
+    assert machine.calls() == ["pip", "local_stack.jars", "chain_verifier.spark.connectors"]
 
 
 def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:
