@@ -1,4 +1,4 @@
-# Everything begins with `make setup`, which is quick and offline once it was done.
+# Everything begins with the set-up, which is quick and offline once it was done. `demo` needs a part of it.
 
 BIN := .venv/bin
 TEST_JOBS := $(or $(JOBS),2)
@@ -10,9 +10,10 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and fetch what is missing (PYTHON=... chooses the interpreter)
-	@tools/setup.sh
+	@tools/setup.sh all
 
-demo: setup ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEMO_ARGS="...")
+demo: ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEMO_ARGS="...")
+	@tools/setup.sh demo
 	@$(BIN)/chainctl demo $(if $(INPUT),--input "$(INPUT)") $(if $(ORDERS),--orders $(ORDERS)) \
 		$(if $(SEED),--seed $(SEED)) $(DEMO_ARGS)
 

@@ -1,4 +1,10 @@
-"""A process of the demo, from both its ends."""
+"""A process of the demo, from both its ends, and the messages between: one JSON object per line.
+
+The demo writes a job to the standard input of a process it has started, as the first line, and
+commands after it. (On a command line every user of the machine could read the passwords.) The
+process writes reports to its standard output. When its standard input ends, the demo is gone, and
+the process ends too.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +14,12 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from demo.messages import LINE_BYTES_MAX, command_decoder, line_of, report_decoder
+from demo.lossy_link import Addable, LinkCounters, LinkFaults
 from local_stack.process import send_to_child
 from orderchain.errors import OrderchainError
 from orderchain.text import reason_of
@@ -21,10 +28,186 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable, Coroutine
 
-    from msgspec import Struct
 
-    from demo.messages import Command, Report
+# -- messages --------------------------------------------------------------------------------------
 
+LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The longest line: reports have a few dozen numbers, and Spark's a sample of what it found."""
+
+
+class SequencingJob(Struct, frozen=True, kw_only=True):
+    """What the sequencing process is to do."""
+
+    database: str
+    kafka: str
+    chain_id: int
+    input: str
+    """Path of the file whose rows are the orders."""
+    batch_rows: int
+    """Rows of one commit, and of one frame."""
+    pause_at_row: int
+    """It stops after this row until the command to go on."""
+
+
+class MatchingJob(Struct, frozen=True, kw_only=True):
+    """What the matching service is to do."""
+
+    database: str
+    gap_database: str
+    kafka: str
+    chain_id: int
+    receiver: str
+    """Name under which the checkpoint is stored."""
+    topic: str
+    handler: str
+    """One of `demo.handlers.HANDLERS`."""
+    journal: str
+    """Path of the journal that is written."""
+    faults: LinkFaults
+    last_key: str
+    """Key of the input's last row: the frame that ends with it is lost."""
+    life: int
+    """How often the service was started before, for this chain."""
+    save_rows: int
+    """State and checkpoint are stored after this many rows, and when nothing else is to do."""
+
+
+class CheckingJob(Struct, frozen=True, kw_only=True):
+    """What Spark is to verify."""
+
+    database: str
+    chain_id: int
+    journal: str
+    """Path of the journal; it need not be there before the command to go on."""
+    is_long: bool
+    """Whether Spark is tuned for a run that lasts."""
+
+
+class GoOn(Struct, frozen=True, tag="go on"):
+    """To the sequencing service, which waits after each part: sequence the second, then close.
+
+    To the verifier, which waits once Spark is up: verify.
+    """
+
+
+class FinishAt(Struct, frozen=True, tag="finish at"):
+    """To the matching service: the chain ends here. Save, and end once this id is processed."""
+
+    id: int
+
+
+Command = GoOn | FinishAt
+
+
+Stage = Literal["under way", "first part", "all", "closed"]
+
+
+class Sequenced(Struct, frozen=True, kw_only=True, tag="sequenced"):
+    """From the sequencing service: its progress at intervals, and when it waits or has ended."""
+
+    stage: Stage
+    """What is done: after `first part` and `all` it waits for the command to go on, and sends
+    heartbeats meanwhile."""
+
+    rows: int
+    first_id: int
+    last_id: int
+    frames: int
+    """Frames with rows that Kafka has acknowledged."""
+    seconds: float
+    """Time spent on sequencing; waiting does not count."""
+
+
+class ReceiverCounters(Addable, kw_only=True):
+    """What the receiver did with what the link passed on."""
+
+    frames_live: int = 0
+    """Frames whose rows were handed on, whole or in part."""
+    frames_duplicate: int = 0
+    """Frames dropped because all their rows had been delivered."""
+    frames_refused: int = 0
+    """Frames dropped for any other reason: broken, of an unknown publisher, without a link."""
+    rows_live: int = 0
+    """Rows that came by frames."""
+    rows_filled: int = 0
+    """Rows that were read from the database, to fill gaps."""
+    rows_caught_up: int = 0
+    """Rows that were read from the database at the start."""
+    gaps: int = 0
+    """Gaps filled."""
+
+
+class Live(Struct, frozen=True, kw_only=True, tag="live"):
+    """From the matching service: it has caught up and follows the live frames."""
+
+    head: int
+    """Id of the last row processed."""
+
+
+class Resumed(Struct, frozen=True, kw_only=True, tag="resumed"):
+    """From the matching service, once at its start: its place before it reads anything."""
+
+    head: int
+    """head_delivered as stored with the state; 0 at the first start."""
+    journal_rows_cut: int
+    """Rows after the checkpoint that were cut off the journal: delivered again from now on."""
+
+
+class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
+    """From the matching service: its progress."""
+
+    head: int
+    """Id of the last row processed."""
+    rows: int
+    """Rows processed in this life."""
+    events: int
+    """Rows in the state: those of all its lives, each once."""
+    seconds: float
+    """From its first row to its last."""
+    receiver: ReceiverCounters
+    link: LinkCounters
+    saves: int
+    """Times that state and checkpoint were stored, in one transaction each."""
+
+
+class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
+    """From the matching service at its end: everything is delivered, stored and digested."""
+
+    delivered: Delivered
+    last_gap_shown_by: str
+    """What showed the last gap: `frame`, `heartbeat`, `poll`; empty without one."""
+    counters: dict[str, int]
+    digest: str
+
+
+class SparkProgress(Struct, frozen=True, kw_only=True, tag="spark progress"):
+    """From the verifier: its progress."""
+
+    step: str
+    done: float
+    """Steps that are done, of `demo.spark_check.STEPS`, with the share of the one under way."""
+
+
+class SparkReport(Struct, frozen=True, kw_only=True, tag="spark report"):
+    """From the verifier at its end."""
+
+    report: dict[str, Any]
+    """As `chainctl verify --json` prints it."""
+
+
+Report = Sequenced | Live | Resumed | Delivered | Finished | SparkProgress | SparkReport
+
+_encoder: Final = msgspec.json.Encoder()
+command_decoder: Final = msgspec.json.Decoder(Command)
+report_decoder: Final = msgspec.json.Decoder(Report)
+
+
+def line_of(message: Struct) -> bytes:
+    """Return a message as a line."""
+    return _encoder.encode(message) + b"\n"
+
+
+# -- as the demo sees a process --------------------------------------------------------------------
 
 STDERR_LINES_KEPT: Final = 20
 """The last lines show why a process died; one that writes forever must not fill our memory."""
@@ -96,13 +279,13 @@ class Child:
 
     async def stop(self) -> None:
         """End it if it still runs: first politely, then for good."""
-        if self._process.returncode is None:
-            send_to_child(self._process, signal.SIGTERM)
-            try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # With its Java, if it has one: they share a session of their own.
+            send_to_child(self._process, number, whole_session=True)
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._process.wait()
-            except TimeoutError:
-                await self.kill()
+                    break
         await self._gone()
 
     async def _gone(self) -> None:
@@ -145,6 +328,8 @@ def _told(status: int | None) -> str:
         return "no status"
     return f"signal {-status}" if status < 0 else f"status {status}"
 
+
+# -- as a process sees itself ----------------------------------------------------------------------
 
 _Job = TypeVar("_Job")
 

@@ -9,28 +9,52 @@ import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from chainctl.output import Stopwatch, progress, talk
 from chainctl.running import run_async
-from demo.chain_setup import set_stage
-from demo.preparation import check_input, preparing
-from demo.scenario import Plan, ScenarioOutcome, play
-from demo.spark_check import EVERY_SOURCE, SparkVerdict, verify, verify_arguments
+from demo.preparation import Prepared, check_input, preparing
+from demo.scenario import Plan, ScenarioOutcome, Stage, play, set_stage
+from demo.spark_check import STEPS, checked_by, starting_spark
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
-from local_stack.folders import make_shared_folder
-from local_stack.service_user import service_account
+from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
 from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from demo.options import DemoOptions
+    from demo import DemoOptions
 
 
 FOLDER: Final = "demo"
 """The folder below the stack's where the demos keep their inputs and journals."""
+
+LAST: Final = "last.json"
+"""The file in that folder that says what the last demo has left."""
+
+
+class LastDemo(Struct, frozen=True, kw_only=True):
+    """What the last demo on a stack has left; `chainctl ... --demo` looks at it."""
+
+    chain: int
+    journal: str
+
+    @property
+    def second_journal(self) -> str:
+        """Where another receiver writes the same chain."""
+        return str(Path(self.journal).with_name("journal-again.jsonl"))
+
+
+def last_demo(stack: LocalStack) -> LastDemo | None:
+    """Return what the last demo on `stack` has left; None where none has run to its end."""
+    try:
+        return msgspec.json.decode((stack.directory / FOLDER / LAST).read_bytes(), type=LastDemo)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
@@ -42,35 +66,46 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     watch = Stopwatch()
     if options.input is not None:
         check_input(options.input)
-    with _demo_folder(stack) as folder, preparing(options, folder) as preparation:
-        stack.up(talk)
-        talk("Reading the input" if options.input else "Generating orders")
-        prepared = preparation.result()
-        stage = run_async(set_stage(stack))
+    with _demo_folder(stack) as folder:
+        stage, prepared = _prepare(stack, options, folder)
     plan = Plan(
         stage=stage, prepared=prepared, faults=options.faults(), journal=folder / "journal.jsonl"
     )
     phases = {"stack and input": watch.seconds}
-    outcome, verdict = run_async(_perform(plan, phases))
-    return summarize(
-        plan, options, outcome, verdict, commands=_commands(stack, plan), phases=phases
-    )
+    outcome, report = run_async(_perform(plan, phases))
+    _leave(stack, plan)
+    return summarize(plan, options, outcome, report, commands=_commands(stack), phases=phases)
 
 
-async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[ScenarioOutcome, SparkVerdict]:
+def _prepare(stack: LocalStack, options: DemoOptions, folder: Path) -> tuple[Stage, Prepared]:
+    """Start the servers while the input is generated or read; make a chain."""
+    what, reads = ("Reading the input", 1) if options.input else ("Generating orders", 2)
+    talk(f"{what}, starting the servers")
+    total = None if options.input else reads * options.orders
+    with (
+        progress("input", total) as bar,
+        preparing(options, folder, bar.move_to) as preparation,
+    ):
+        stack.up(talk)
+        prepared = preparation.result()
+        bar.move_to(reads * prepared.straight.rows, "making a chain")
+        return run_async(set_stage(stack)), prepared
+
+
+async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[ScenarioOutcome, dict[str, Any]]:
     """Play, then have Spark judge; note in `phases` how long each took."""
-    stage, rows = plan.stage, plan.rows
+    chain_id, rows = plan.stage.chain_id, plan.rows
     watch = Stopwatch()
-    talk(
-        f"Sequencing {counted(rows, 'order')} into chain {stage.chain_id}, seed {plan.faults.seed}"
-    )
-    with progress("orders", rows) as bar:
-        outcome = await play(plan, bar)
-    phases["orders"] = watch.seconds
-    talk("Spark verifies database and journal")
-    verdict = await verify(stage, plan.journal, rows)
+    talk(f"Sequencing {counted(rows, 'order')} into chain {chain_id}, seed {plan.faults.seed}")
+    async with starting_spark(plan) as verifier:
+        with progress("orders", rows) as bar:
+            outcome = await play(plan, bar)
+        phases["orders"] = watch.seconds
+        talk("Spark verifies database and journal")
+        with progress("Spark", STEPS) as bar:
+            report = await checked_by(verifier, rows, bar)
     phases["Spark"] = watch.seconds - phases["orders"]
-    return outcome, verdict
+    return outcome, report
 
 
 @contextmanager
@@ -87,27 +122,29 @@ def _demo_folder(stack: LocalStack) -> Iterator[Path]:
         raise
 
 
-def _commands(stack: LocalStack, plan: Plan) -> dict[str, str]:
-    """Return the shell lines that look at what the demo leaves, each ready to paste."""
-    chainctl = _chainctl()
-    environment = [*chainctl, "stack", "env"]
+def _leave(stack: LocalStack, plan: Plan) -> None:
+    """Write down what this demo leaves, whole or not at all: another demo may end meanwhile."""
+    left = LastDemo(chain=plan.stage.chain_id, journal=str(plan.journal))
+    path = stack.directory / FOLDER / LAST
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_bytes(msgspec.json.encode(left))
+    new.replace(path)
+
+
+def _commands(stack: LocalStack) -> dict[str, str]:
+    """Return the shell lines that look at what the demo leaves, as typed in a new shell here."""
+    called = _chainctl()
     if stack.directory != default_directory({}):
-        environment += ["--stack-dir", str(stack.directory)]
-    chain = str(plan.stage.chain_id)
-    again = plan.journal.with_name("journal-again.jsonl")
-    receive = [*chainctl, "receive", "--chain", chain, "--output", str(again)]
-    return {
-        "settings": f'eval "$({shlex.join(environment)})"',
-        "receive": shlex.join(receive),
-        "verify": shlex.join(
-            [*chainctl, *verify_arguments(plan.stage, plan.journal, EVERY_SOURCE)]
-        ),
-    }
+        called = f"{DIRECTORY_VARIABLE}={shlex.quote(str(stack.directory))} {called}"
+    return {command: f"{called} {command} --demo" for command in ("status", "receive", "verify")}
 
 
-def _chainctl() -> list[str]:
-    """Return how this program was called, from any folder."""
+def _chainctl() -> str:
+    """Return how this program is called from the current folder."""
     called = Path(sys.argv[0])
-    if called.name == "chainctl" and called.is_file():
-        return [str(called.absolute())]
-    return [sys.executable, "-m", "chainctl"]
+    if called.name != "chainctl" or not called.is_file():
+        return shlex.join([sys.executable, "-m", "chainctl"])
+    path = called.absolute()
+    return shlex.quote(
+        str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    )

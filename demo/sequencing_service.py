@@ -13,13 +13,12 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from demo.messages import GoOn, Sequenced, SequencingJob
-from demo.processes import Pipe, run_process
+from demo.processes import GoOn, Pipe, Sequenced, SequencingJob, run_process
 from orderchain.errors import OrderchainError
 from sequencer.intake.file import FileIntake, FileOptions
 
 if TYPE_CHECKING:
-    from demo.messages import Stage
+    from demo.processes import Stage
     from sequencer import Ack, Sequencer
     from sequencer.intake.file import Portion
 

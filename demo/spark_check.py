@@ -1,28 +1,27 @@
-"""Spark's verdict on what a demo has left, by `chainctl verify` in a process of its own."""
+"""Spark's verdict on what a demo has left, from a process that starts it meanwhile.
+
+Spark's start takes longer than its check of a demo, and needs nothing of it: so it starts while
+orders are sequenced.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import sys
-from asyncio.subprocess import PIPE
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from chainctl.exits import ExitCode
-from demo.processes import STOP_SECONDS, ChildDied
+from demo.processes import CheckingJob, Child, GoOn, Pipe, SparkProgress, SparkReport, run_process
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import AsyncIterator
 
-    from demo.chain_setup import Stage
+    from chainctl.output import ProgressBar
+    from demo.scenario import Plan
 
 
 SOURCES: Final = ("database", "journal:{journal}")
@@ -31,6 +30,9 @@ SOURCES: Final = ("database", "journal:{journal}")
 EVERY_SOURCE: Final = ("database", "topic", "journal:{journal}")
 """What the printed command verifies."""
 
+STEPS: Final = 3 + len(SOURCES)
+"""Start, open, check each, compare."""
+
 VERIFY_SECONDS: Final = 300.0
 """Spark's start and its smallest jobs take 10 to 20 s on 2 cores, on a slow machine a few times
 that."""
@@ -38,9 +40,15 @@ that."""
 VERIFY_ROWS_PER_SECOND: Final = 20_000
 """A pace that every machine keeps, for the deadline of a large input."""
 
+LONG_ROWS: Final = 500_000
+"""From this many rows on, Java's thorough compiler pays for itself."""
+
+
+# -- the verdict -----------------------------------------------------------------------------------
+
 
 class VerifiedSource(Struct, frozen=True):
-    """What `chainctl verify` says of one source."""
+    """What the report says of one source."""
 
     source: str
     verdict: str
@@ -50,7 +58,7 @@ class VerifiedSource(Struct, frozen=True):
 
 
 class VerifiedComparison(Struct, frozen=True):
-    """What `chainctl verify` says of two sources."""
+    """What the report says of two sources."""
 
     source: str
     against: str
@@ -59,43 +67,37 @@ class VerifiedComparison(Struct, frozen=True):
 
 
 class VerifyReport(Struct, frozen=True):
-    """The part of what `chainctl verify` prints that the demo judges by."""
+    """The part of the report that the demo judges by."""
 
+    is_clean: bool
     sources: list[VerifiedSource]
     comparisons: list[VerifiedComparison]
 
 
-class SparkVerdict(Struct, frozen=True, kw_only=True):
-    """What `chainctl verify` said."""
-
-    exit_code: int
-    report: dict[str, Any]
-    """Its JSON, as it was printed."""
-
-    def objections(self, rows: int) -> list[str]:
-        """Return what it found against complete and equal sources of `rows` rows, one per line."""
-        report = msgspec.convert(self.report, VerifyReport)
-        objections = [
-            f"{source.source}: {source.rows} rows, {source.verdict}{_counted(source.counts)}; "
-            f"{rows} in the input"
-            for source in report.sources
-            if (source.verdict, source.rows) != ("complete", rows)
-        ]
-        objections += [
-            f"{compared.source} and {compared.against} differ{_counted(compared.counts)}"
-            for compared in report.comparisons
-            if not compared.is_equal
-        ]
-        verified = len(report.sources), len(report.comparisons)
-        due = len(SOURCES), len(SOURCES) - 1
-        if verified != due:
-            objections.append(
-                f"{verified[0]} sources and {verified[1]} comparisons verified, "
-                f"due were {due[0]} and {due[1]}"
-            )
-        if self.exit_code != ExitCode.CLEAN and not objections:
-            objections.append(f"the verifier ended with {self.exit_code}")
-        return objections
+def objections(checked: dict[str, Any], rows: int) -> list[str]:
+    """Return what a report has against complete and equal sources of `rows` rows, one per line."""
+    report = msgspec.convert(checked, VerifyReport)
+    found = [
+        f"{source.source}: {source.rows} rows, {source.verdict}{_counted(source.counts)}; "
+        f"{rows} in the input"
+        for source in report.sources
+        if (source.verdict, source.rows) != ("complete", rows)
+    ]
+    found += [
+        f"{compared.source} and {compared.against} differ{_counted(compared.counts)}"
+        for compared in report.comparisons
+        if not compared.is_equal
+    ]
+    verified = len(report.sources), len(report.comparisons)
+    due = len(SOURCES), len(SOURCES) - 1
+    if verified != due:
+        found.append(
+            f"{verified[0]} sources and {verified[1]} comparisons verified, "
+            f"due were {due[0]} and {due[1]}"
+        )
+    if not report.is_clean and not found:
+        found.append("the verifier's report is not clean")
+    return found
 
 
 def _counted(findings: dict[str, int]) -> str:
@@ -103,53 +105,73 @@ def _counted(findings: dict[str, int]) -> str:
     return f" ({told})" if told else ""
 
 
-def verify_arguments(stage: Stage, journal: Path, sources: Sequence[str]) -> list[str]:
-    """Return the arguments of `chainctl` that verify the demo's chain in `sources`, and compare
-    them.
+# -- as the demo sees it ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def starting_spark(plan: Plan) -> AsyncIterator[Child]:
+    """Start Spark in a process of its own, which has ended when the block ends."""
+    job = CheckingJob(
+        database=plan.stage.audit_database,
+        chain_id=plan.stage.chain_id,
+        journal=str(plan.journal),
+        is_long=plan.rows >= LONG_ROWS,
+    )
+    verifier = await Child.start("verifier", "demo.spark_check", job)
+    try:
+        yield verifier
+    finally:
+        await verifier.stop()
+
+
+async def checked_by(verifier: Child, rows: int, bar: ProgressBar) -> dict[str, Any]:
+    """Have Spark verify database and journal, and compare them; return its report.
+
+    Raises ChildDied when the check did not complete, OrderchainError when it takes too long.
     """
-    arguments = ["verify", "--chain", str(stage.chain_id)]
-    for source in sources:
-        arguments += ["--source", source.format(journal=journal)]
-    return arguments
-
-
-async def verify(stage: Stage, journal: Path, rows: int) -> SparkVerdict:
-    """Have Spark verify database and journal, and compare them.
-
-    Raises ChildDied when the check did not complete.
-    """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "chainctl", *verify_arguments(stage, journal, SOURCES), "--json",
-        stdout=PIPE, stderr=PIPE, start_new_session=True, env=os.environ | _settings(stage),
-    )  # fmt: skip
+    await verifier.tell(GoOn())
     try:
         async with asyncio.timeout(VERIFY_SECONDS + rows / VERIFY_ROWS_PER_SECOND):
-            stdout, stderr = await process.communicate()
+            while not isinstance(report := await verifier.report(), SparkReport):
+                if isinstance(report, SparkProgress):
+                    bar.move_to(report.done, report.step)
     except TimeoutError:
         raise OrderchainError("Spark did not answer in time") from None
-    finally:
-        await _end(process)
-    if process.returncode not in (ExitCode.CLEAN, ExitCode.FINDINGS):
-        lines = stderr.decode(errors="replace").split("\n")
-        last_line = next((line for line in reversed(lines) if line.strip()), "")
-        raise ChildDied("verifier", process.returncode, last_line.strip())
-    return SparkVerdict(exit_code=process.returncode, report=msgspec.json.decode(stdout))
+    return report.report
 
 
-def _settings(stage: Stage) -> dict[str, str]:
-    """Return what must override any other database in the caller's environment."""
-    dsn = stage.audit_database
-    return {"CHAINCTL_DATABASE": dsn, "CHAINCTL_AUDIT_DATABASE": dsn, "CHAINCTL_KAFKA": stage.kafka}
+# -- the process -----------------------------------------------------------------------------------
 
 
-async def _end(process: Process) -> None:
-    """End the verifier and its Java, which share a session of their own, if they still run."""
-    if process.returncode is not None:
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
-                return
+async def check(pipe: Pipe) -> None:
+    """Do the job that the demo gives: start Spark, wait for the word, verify.
+
+    Everything but the wait blocks: there is nothing else to do here.
+    """
+    from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
+    from chain_verifier.spark.session import open_session
+    from chain_verifier.spark.verify import verify
+
+    job = await pipe.job(CheckingJob)
+    pipe.report(SparkProgress(step="starting Spark", done=0))
+    step, steps_done = "", 0
+
+    def begin(line: str) -> None:
+        nonlocal step, steps_done
+        step, steps_done = line.replace(f"journal:{job.journal}", "journal"), steps_done + 1
+        pipe.report(SparkProgress(step=step, done=steps_done))
+
+    def follow(done: int, tasks: int) -> None:
+        pipe.report(SparkProgress(step=step, done=steps_done + done / max(tasks, 1)))
+
+    with open_session(None, is_long_run=job.is_long) as spark:
+        await pipe.command()
+        sources = DatabaseSource(database=job.database), JournalSource(path=job.journal)
+        request = VerifyRequest(chain_id=job.chain_id, sources=sources)
+        report = verify(request, spark, begin, follow)
+        # Before Spark has stopped: that takes a second, which nobody needs to wait for.
+        pipe.report(SparkReport(report=report.to_dict()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(check))

@@ -10,14 +10,14 @@ from msgspec import Struct
 
 from demo.handlers import HANDLERS
 from demo.lossy_link import LinkCounters
-from demo.messages import ReceiverCounters
+from demo.processes import ReceiverCounters
+from demo.spark_check import objections
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from demo.expected_state import Straight
-    from demo.options import DemoOptions
+    from demo import DemoOptions
+    from demo.preparation import Straight
     from demo.scenario import Life, Plan, ScenarioOutcome
-    from demo.spark_check import SparkVerdict
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -68,14 +68,14 @@ def summarize(
     plan: Plan,
     options: DemoOptions,
     outcome: ScenarioOutcome,
-    verdict: SparkVerdict,
+    report: dict[str, Any],
     *,
     commands: dict[str, str],
     phases: dict[str, float],
 ) -> Summary:
-    """Return the summary, the judgement included."""
+    """Return the summary, the judgement included. `report` is Spark's."""
     straight, finished, lives = plan.prepared.straight, outcome.finished, outcome.lives
-    not_whole = _objections(straight, outcome, verdict)
+    not_whole = _objections(straight, outcome, report)
     return Summary(
         whole=not not_whole,
         not_whole=not_whole,
@@ -99,8 +99,8 @@ def summarize(
         book=finished.counters,
         digest=finished.digest,
         digest_straight=straight.digest,
-        spark_clean=not verdict.objections(straight.rows),
-        spark=verdict.report,
+        spark_clean=not objections(report, straight.rows),
+        spark=report,
         journal=str(plan.journal),
         commands=commands,
         phases=phases,
@@ -108,7 +108,7 @@ def summarize(
     )
 
 
-def _objections(straight: Straight, outcome: ScenarioOutcome, verdict: SparkVerdict) -> list[str]:
+def _objections(straight: Straight, outcome: ScenarioOutcome, report: dict[str, Any]) -> list[str]:
     """Return what speaks against a whole demo; empty when all results are the same."""
     finished, rows = outcome.finished, straight.rows
     told = finished.counters | {
@@ -121,12 +121,12 @@ def _objections(straight: Straight, outcome: ScenarioOutcome, verdict: SparkVerd
         "rows delivered": rows,
         "rows sequenced": rows,
     }
-    objections = [
+    found = [
         f"{name}: {told.get(name)}, straight from the input {due.get(name)}"
         for name in sorted(told.keys() | due.keys())
         if told.get(name) != due.get(name)
     ]
-    return objections + verdict.objections(rows)
+    return found + objections(report, rows)
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
         StackMissing,
         StatementFailed,
     )
-    from local_stack.folders import default_cache_directory, default_directory
+    from local_stack.folders import Progress, default_cache_directory, default_directory, silent
     from local_stack.kafka import KafkaServer, KafkaServerConfig, ProxiedListener, SecuredListener
-    from local_stack.locking import Progress, silent
     from local_stack.postgres import PostgresServer, PostgresServerConfig
     from local_stack.stack import LocalStack, ServerStatus, StackStatus
 
@@ -52,7 +51,7 @@ _HOMES: Final = {
     "LocalStack": "stack",
     "PostgresServerConfig": "postgres",
     "PostgresServer": "postgres",
-    "Progress": "locking",
+    "Progress": "folders",
     "ProxiedListener": "kafka",
     "SecuredListener": "kafka",
     "ServerFailed": "errors",
@@ -64,7 +63,7 @@ _HOMES: Final = {
     "StatementFailed": "errors",
     "default_cache_directory": "folders",
     "default_directory": "folders",
-    "silent": "locking",
+    "silent": "folders",
 }
 """The module of each name. A name is imported when it is first used: pytest loads our plugin in
 every project of an environment, and must not pay for servers that it does not start."""

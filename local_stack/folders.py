@@ -1,21 +1,107 @@
-"""Where the stack keeps its data and its downloads, and who can reach a folder.
+"""Where the stack keeps its data and its downloads, who owns them, and who works in them now.
 
 Nothing here ever changes the mode or the owner of a folder that the stack did not make.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pwd
+import shutil
 import stat
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from local_stack.errors import FolderUnusable
+import msgspec
+
+from local_stack.errors import FolderUnusable, SetupNeeded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from local_stack.service_user import Account
+# -- the account that the servers run as -----------------------------------------------------------
+# PostgreSQL refuses to run as root, and rightly so. Root therefore runs both servers as a system
+# user of our own; any other user runs them under their own account.
+
+SERVICE_USER: Final = "orderchain"
+
+_USERADD_DEADLINE_S: Final = 30.0
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """The account that a server runs as."""
+
+    name: str
+    user_id: int
+    group_id: int
+    switched: bool
+    """Whether this differs from the account that we run as: then files must be handed over, and
+    programs started as another user."""
+
+    def popen_arguments(self) -> dict[str, Any]:
+        """What `subprocess` needs to start a program as this account, with none of the caller's
+        groups."""
+        if not self.switched:
+            return {}
+        return {"user": self.user_id, "group": self.group_id, "extra_groups": ()}
+
+    def own(self, path: Path) -> None:
+        """Hand a file or folder that we made over to this account."""
+        if self.switched:
+            os.chown(path, self.user_id, self.group_id, follow_symlinks=False)
+
+
+def service_account() -> Account:
+    """Our own account; or, for root, the system user, which is made when it is missing.
+
+    Raises:
+        SetupNeeded: root has no way to make the user.
+    """
+    if os.geteuid() != 0:
+        return _current_account()
+    entry = _look_up(SERVICE_USER)
+    if entry is None:
+        _make_user(SERVICE_USER)
+        entry = _look_up(SERVICE_USER)
+    if entry is None or entry.pw_uid == 0:
+        raise SetupNeeded(
+            f"add a system user to run the servers as: useradd --system {SERVICE_USER}"
+        )
+    return Account(name=SERVICE_USER, user_id=entry.pw_uid, group_id=entry.pw_gid, switched=True)
+
+
+def _current_account() -> Account:
+    user_id = os.geteuid()
+    try:
+        name = pwd.getpwuid(user_id).pw_name
+    except KeyError:  # a container may run under a number that has no name
+        name = str(user_id)
+    return Account(name=name, user_id=user_id, group_id=os.getegid(), switched=False)
+
+
+def _look_up(name: str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None
+
+
+def _make_user(name: str) -> None:
+    program = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        return
+    command = [program, "--system", "--user-group", "--no-create-home"]
+    command += ["--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", name]
+    # It fails when a start at the same moment made the user; the look-up that follows shows it.
+    subprocess.run(command, check=False, capture_output=True, timeout=_USERADD_DEADLINE_S)
+
+
+# -- folders ---------------------------------------------------------------------------------------
 
 DIRECTORY_VARIABLE: Final = "CHAINCTL_STACK_DIR"
 
@@ -126,3 +212,56 @@ def write_file(path: Path, text: str, mode: int, account: Account | None = None)
     if account is not None:
         account.own(temporary)
     temporary.replace(path)
+
+
+# -- a lock between processes, and how a start reports its progress --------------------------------
+
+Progress = Callable[[str], None]
+"""Takes one line, without a newline. Called from the thread that called the stack."""
+
+
+def silent(line: str) -> None:
+    """Drop the line."""
+
+
+_POLL_S: Final = 0.1
+
+
+@contextmanager
+def exclusive(path: Path, *, deadline_s: float, progress: Progress = silent) -> Iterator[None]:
+    """Hold the lock file `path` (made when missing, never removed: removing it would allow two
+    holders).
+
+    The kernel releases it when the process ends, however it ends.
+
+    Raises:
+        FolderUnusable: the file cannot be opened, or another process held it for `deadline_s`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FolderUnusable(f"cannot open {path}: {error.strerror}") from error
+    try:
+        _acquire(descriptor, path, deadline_s, progress)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, deadline_s: float, progress: Progress) -> None:
+    end = time.monotonic() + deadline_s
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise FolderUnusable(
+                    f"another process has held {path} for {deadline_s:.0f} s"
+                ) from None
+            if not told:
+                progress(f"Waiting for another process that holds {path}")
+                told = True
+            time.sleep(_POLL_S)
+        else:
+            return

@@ -1,26 +1,97 @@
-"""Fetches Apache Kafka from its published jars, once, with the resolver that is in PySpark's
-wheel.
+"""Fetches Apache Kafka from its published jars, once, with the resolver that is in PySpark's wheel.
 
-`python -m local_stack.fetch` does it ahead of the first start.
+`python -m local_stack.jars` does it ahead of the first start; `make setup` runs it.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from local_stack.errors import FetchFailed, SetupNeeded
-from local_stack.folders import make_folder
-from local_stack.java import find_java
-from local_stack.locking import Progress, exclusive, silent
+from local_stack.errors import FetchFailed, SetupNeeded, StackError
+from local_stack.folders import (
+    Progress,
+    default_cache_directory,
+    exclusive,
+    first_closed,
+    make_folder,
+    silent,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from local_stack.folders import Account
+
+# -- Java ------------------------------------------------------------------------------------------
+# It must be the system's own: the runtimes that come as Python wheels lack the module
+# jdk.incubator.vector, without which Spark 4 does not start.
+
+MAJOR_MIN: Final = 17
+"""Spark 4 and Kafka 4 need it."""
+
+_INSTALLED: Final = Path("/usr/lib/jvm")
+_VERSION_DEADLINE_S: Final = 30.0
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def find_java(environ: Mapping[str, str], account: Account | None = None) -> Path:
+    """The first Java of the required version: `JAVA_HOME`, then `PATH`, then what the system
+    installed.
+
+    With `account`, one that this account cannot reach is skipped.
+
+    Raises:
+        SetupNeeded: there is none.
+    """
+    for program in _candidates(environ):
+        if _major(program) >= MAJOR_MIN and _within_reach(program, account):
+            return program
+    raise SetupNeeded(
+        f"Java {MAJOR_MIN} or newer is needed: run `make setup` as root, "
+        "or install it (Debian and Ubuntu: apt-get install default-jre-headless)"
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    home = environ.get("JAVA_HOME")
+    if home:
+        yield Path(home) / "bin/java"
+    on_path = shutil.which("java", path=environ.get("PATH"))
+    if on_path:
+        yield Path(on_path)
+    yield from sorted(_INSTALLED.glob("*/bin/java"))
+
+
+def _within_reach(program: Path, account: Account | None) -> bool:
+    return account is None or first_closed(program.resolve().parent, account) is None
+
+
+def _major(program: Path) -> int:
+    """The major version of a Java, 0 when it is not there or does not run."""
+    try:
+        done = subprocess.run(
+            [program, "-version"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_DEADLINE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = _VERSION.search(done.stderr + done.stdout)
+    return int(found.group(1)) if found else 0
+
+
+# -- Kafka -----------------------------------------------------------------------------------------
 
 KAFKA_VERSION: Final = "4.1.1"
 
@@ -167,3 +238,29 @@ def _open_for_all(folder: Path) -> None:
     folder.chmod(0o755)
     for jar in folder.iterdir():
         jar.chmod(0o644)
+
+
+# -- as a program ----------------------------------------------------------------------------------
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    """Fetch Kafka for later starts. Returns 0, 2 when something must be installed, 3 when it could
+    not be fetched."""
+    try:
+        fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=_tell)
+    except SetupNeeded as error:
+        _tell(str(error))
+        return 2
+    except StackError as error:
+        _tell(str(error))
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

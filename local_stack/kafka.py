@@ -22,18 +22,19 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from local_stack.folders import (
+    Account,
+    Progress,
     default_cache_directory,
     make_private_folder,
     make_shared_folder,
     require_reachable,
+    service_account,
+    silent,
     write_file,
 )
-from local_stack.jars import fetch_kafka
-from local_stack.java import find_java
-from local_stack.locking import Progress, silent
+from local_stack.jars import fetch_kafka, find_java
 from local_stack.ports import LOOPBACK
 from local_stack.server import LaunchListener, Server
-from local_stack.service_user import Account, service_account
 
 if TYPE_CHECKING:
     from local_stack.process import ProcessIdentity

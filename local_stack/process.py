@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process as AsyncioProcess
     from collections.abc import Mapping, Sequence
 
-    from local_stack.service_user import Account
+    from local_stack.folders import Account
 
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
@@ -60,15 +60,20 @@ def send(process: ProcessIdentity, number: signal.Signals) -> bool:
     return True
 
 
-def send_to_child(child: AsyncioProcess, number: signal.Signals) -> None:
+def send_to_child(
+    child: AsyncioProcess, number: signal.Signals, *, whole_session: bool = False
+) -> None:
     """Send a signal to a child of asyncio, unless it has ended.
+
+    With `whole_session`, for a child that was started in a session of its own, it also reaches what
+    the child has started.
 
     The child's own methods first check whether it has ended. asyncio does not learn what they find,
     and returns 255 as the exit status. A signal to its number checks nothing.
     """
     if child.returncode is None:
         with suppress(ProcessLookupError):  # about to be noticed
-            os.kill(child.pid, number)
+            (os.killpg if whole_session else os.kill)(child.pid, number)
 
 
 def wait_gone(process: ProcessIdentity, deadline_s: float) -> bool:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from local_stack.folders import Account
     from local_stack.process import ProcessIdentity
-    from local_stack.service_user import Account
 
 START_DEADLINE_S: Final = 90.0
 """Kafka is up in 3 s on two idle cores; a loaded machine may take ten times that."""

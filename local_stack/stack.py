@@ -16,24 +16,26 @@ import msgspec
 
 from local_stack.errors import FolderUnusable, ServerFailed, StackMissing
 from local_stack.folders import (
+    Progress,
     default_cache_directory,
+    exclusive,
     make_shared_folder,
     require_reachable,
+    service_account,
+    silent,
     write_file,
 )
 from local_stack.kafka import KafkaServer, KafkaServerConfig
-from local_stack.locking import Progress, exclusive, silent
 from local_stack.ports import free_port, is_free
 from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
 from local_stack.process import ProcessIdentity
-from local_stack.service_user import service_account
 from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from local_stack.service_user import Account
+    from local_stack.folders import Account
 
 
 FORMAT: Final = 1

@@ -1,27 +1,38 @@
 #!/usr/bin/env bash
-# Makes everything that the project needs on this machine; run by `make setup`.
+# Makes what the project needs on this machine: `tools/setup.sh demo` for `make demo`, `tools/setup.sh all` for everything
+# else, which is that and what only tests, checks and benchmarks need.
 #
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
 #                       sudo; otherwise one line says what to install, and the exit code is 2)
-#   .venv               the project itself, editable, with every extra, in the versions of constraints.txt
+#   .venv               the project itself, editable, with the extras of the level, in the versions of constraints.txt
 #   jars                Apache Kafka and Spark's connectors, in a cache that all checkouts share
 #
-# The second time it does nothing and needs no network. PYTHON=/path/to/python chooses the interpreter.
+# What does not need each other is fetched at the same time. The second time it does nothing and needs no network.
+# PYTHON=/path/to/python chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cd "$(pwd -P)"
 
-stamp=.venv/.setup
-log=.venv/setup.log
+level=${1:-all}
 java_major_min=17
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 stop() { say "$*"; exit 2; }
 
+case $level in
+  demo) extras=cli,stack,spark size="about 150 MB" ;;
+  all) extras=dev size="about 260 MB" ;;
+  *) stop "the level was '$level', expected demo or all" ;;
+esac
+
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
 fingerprint() { { pwd; cat pyproject.toml constraints.txt tools/setup.sh; } | cksum; }
 
-is_done() { [ -x .venv/bin/python ] && [ -r "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; }
+stamp() { echo ".venv/.setup-$1"; }
+
+is_done() { # LEVEL
+  [ -x .venv/bin/python ] && [ -r "$(stamp "$1")" ] && [ "$(cat "$(stamp "$1")")" = "$(fingerprint)" ]
+}
 
 # --- what the system must have ---------------------------------------------------------------------------------------
 
@@ -52,11 +63,14 @@ java_package() {
   echo default-jre-headless
 }
 
-missing_packages() {
+missing_venv() {
   "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 ||
     "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
-  has_java || java_package
 }
+
+missing_java() { has_java || java_package; }
+
+missing_packages() { { missing_venv; missing_java; } | xargs; }
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 
@@ -67,51 +81,80 @@ can_install() {
 # RUNLEVEL=1: a package's own service is not started.
 apt() { as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 "$@"; }
 
-install_packages() {
+install_packages() { apt install -y --no-install-recommends "$@"; }
+
+# The virtual environment waits for python3-venv, which is small; Java is installed beside all that comes then.
+begin_packages() {
   local missing
-  missing=$(missing_packages | xargs)
+  missing=$(missing_packages)
   [ -n "$missing" ] || return 0
   can_install || stop "please install what is missing, as root: apt-get install --no-install-recommends $missing"
-  apt_log=$(mktemp)
-  watched "reading the lists of packages" "$apt_log" apt update
-  missing=$(missing_packages | xargs) # what is on offer is known only now
-  # shellcheck disable=SC2086 # one word a package
-  watched "installing $missing" "$apt_log" apt install -y --no-install-recommends $missing
-  rm -f "$apt_log"
-  missing=$(missing_packages | xargs)
-  [ -z "$missing" ] || stop "still missing after the installation: $missing"
+  begin "reading the lists of packages" apt update
+  finish
+  missing=$(missing_venv)
+  if [ -n "$missing" ]; then
+    begin "installing $missing" install_packages "$missing"
+    finish
+    [ -z "$(missing_venv)" ] || stop "still missing after the installation: $missing"
+  fi
+  missing=$(missing_java) # what is on offer is known only now
+  [ -z "$missing" ] || begin "installing $missing (about 50 MB)" install_packages "$missing"
 }
 
-# --- progress --------------------------------------------------------------------------------------------------------
+# --- several things at once ------------------------------------------------------------------------------------------
 
-# watched LABEL LOG COMMAND...: runs it with its output in LOG, tells how long it takes, and shows LOG's end if it fails.
-watched() {
-  local label=$1 output=$2 begin=$SECONDS every=10 status=0 next
-  shift 2
+declare -A labels=() outputs=() # by process id
+temporary=$(mktemp -d)
+columns=$(stty size <&2 2>/dev/null | cut -d ' ' -f 2) || columns=
+trap 'for child in "${!labels[@]}"; do kill -- "-$child" 2>/dev/null || true; done; rm -rf "$temporary"' EXIT
+
+# begin LABEL COMMAND...: starts it beside what was begun before, in a process group of its own.
+begin() {
+  local label=$1 output
+  shift
+  output=$(mktemp "$temporary/XXXXXX.log")
+  say "$label ..."
+  set -m
+  "$@" >"$output" 2>&1 </dev/null &
+  set +m
+  labels[$!]=$label outputs[$!]=$output
+}
+
+# finish: waits for all that was begun, tells how long it takes, and shows the end of what one has said if it fails.
+finish() {
+  local begin=$SECONDS every=10 next child
   [ -t 2 ] && every=1
   next=$((begin + every))
-  say "$label ..."
-  "$@" >>"$output" 2>&1 </dev/null &
-  child=$!
-  while kill -0 "$child" 2>/dev/null; do
+  while [ ${#labels[@]} -gt 0 ]; do
     sleep 0.2
+    for child in "${!labels[@]}"; do
+      kill -0 "$child" 2>/dev/null && continue
+      wait "$child" || failed "$child"
+      unset "labels[$child]"
+    done
     [ "$SECONDS" -ge "$next" ] || continue
-    report "$label ... $((SECONDS - begin)) s$(doing "$output")"
+    report "$((SECONDS - begin)) s:$(for child in "${!labels[@]}"; do doing "$child"; done)"
     next=$((SECONDS + every))
   done
-  wait "$child" || status=$?
-  child=
+  [ -t 2 ] && printf '\r\033[K' >&2 || true
+}
+
+failed() {
   [ -t 2 ] && printf '\r\033[K' >&2
-  [ "$status" = 0 ] && return
-  tail -n 15 "$output" >&2
-  say "$label failed (exit $status)"
+  tail -n 15 "${outputs[$1]}" >&2
+  say "${labels[$1]}: failed"
+  unset "labels[$1]"
   exit 3
 }
 
-report() { if [ -t 2 ]; then printf '\r\033[Ksetup: %s' "$1" >&2; else say "$1"; fi; }
+report() { if [ -t 2 ]; then printf '\r\033[Ksetup: %s' "$(cut -c "1-$((${columns:-80} - 8))" <<<"$1")" >&2; else say "$1"; fi; }
 
-# What pip is at, such as "Downloading pyspark-4.0.0.tar.gz (434 MB)".
-doing() { sed -n 's/^ *\(\(Downloading\|Building\|Installing\) .*\)/, \1/p' "$1" | tail -n 1 | cut -c 1-60; }
+# What one is at, such as "Downloading pyspark-4.0.0.tar.gz (434 MB)", or "17 jars, 23 MB".
+doing() {
+  local last
+  last=$(sed -n 's/^ *\(\(Downloading\|Building\|Installing\|Fetching\) .*\)/\1/p' "${outputs[$1]}" | tail -n 1)
+  printf ' [%s]' "$(cut -c 1-48 <<<"${last:-${labels[$1]}}")"
+}
 
 # --- the virtual environment -----------------------------------------------------------------------------------------
 
@@ -122,32 +165,54 @@ make_venv() {
   "$python" -m venv --clear .venv
 }
 
-install_project() {
-  mkdir -p .venv/tmp
-  : >"$log"
-  TMPDIR=$PWD/.venv/tmp watched "fetching the Python packages (about 450 MB)" "$log" \
-    .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check --no-input \
-    --constraint constraints.txt --editable '.[dev]'
-  rm -rf .venv/tmp
+pip_install() {
+  TMPDIR=$temporary .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check --no-input \
+    --constraint constraints.txt "$@"
 }
 
-fetch_jars() {
-  .venv/bin/python -m local_stack.fetch
-  .venv/bin/python -m chain_verifier.spark.connectors
+# What the extras $1 name, one requirement a line, but for Spark.
+requirements() {
+  .venv/bin/python -c '
+import re, sys, tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+def named(names):
+    for requirement in (one for name in names.split(",") for one in extras[name]):
+        ours = re.fullmatch(r"orderchain\[(.*)\]", requirement)
+        yield from named(ours[1]) if ours else [requirement]
+print(*sorted({one for one in named(sys.argv[1]) if not one.startswith("pyspark")}), sep="\n")
+' "$1"
 }
 
-if is_done; then exit 0; fi
+# Spark comes as sources of 434 MB, mostly jars. Its wheel only moves them: compressing them again takes 20 s and gains nothing.
+begin_python_packages() {
+  requirements "$extras" >"$temporary/requirements.txt"
+  begin "fetching Python packages ($size)" pip_install --editable . --requirement "$temporary/requirements.txt"
+  is_done demo || begin "fetching Spark (434 MB)" pip_install --config-settings=--build-option=--compression=stored pyspark
+}
+
+begin_jars() {
+  begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
+  begin "fetching Spark's connectors (15 MB)" .venv/bin/python -m chain_verifier.spark.connectors
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+if is_done "$level"; then exit 0; fi
 if command -v flock >/dev/null; then # two at once: the second waits, and then finds it done
   exec 9<pyproject.toml
   flock 9
-  if is_done; then exit 0; fi
+  if is_done "$level"; then exit 0; fi
 fi
-child=
-trap '[ -z "$child" ] || kill "$child" 2>/dev/null || true' EXIT
 python=$(find_python)
-install_packages
+begin_packages
 make_venv
-install_project
-fetch_jars
-fingerprint >"$stamp"
-say "done"
+begin_python_packages
+finish
+if ! is_done demo; then
+  [ -z "$(missing_java)" ] || stop "still missing after the installation: $(missing_java)"
+  begin_jars
+  finish
+  fingerprint >"$(stamp demo)"
+fi
+fingerprint >"$(stamp "$level")"
+say "done, after $SECONDS s"

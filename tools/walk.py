@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec.structs import replace
 
-from demo.chain_setup import set_stage
+from demo.scenario import set_stage
 from local_stack import LocalStack, default_directory
 from orderchain import ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 

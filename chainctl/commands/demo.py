@@ -11,7 +11,7 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
-from demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
+from demo import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -119,6 +119,15 @@ def _show(summary: Summary) -> None:
 
     table(("what", "result"), summary_rows(summary))
     data("")
-    data("The stack stays up (chainctl stack down stops it). To look at what is left:")
-    for line in summary.commands.values():
-        data(f"  {line}")
+    data("The servers stay up (chainctl stack down stops them). To look at what is left:")
+    width = max(map(len, summary.commands.values()), default=0)
+    for command, line in summary.commands.items():
+        data(f"  {line:{width}}   {_SHOWS[command]}")
+
+
+_SHOWS = {
+    "status": "heads, leader and receivers of the chain",
+    "receive": "the whole chain once more, in order, into a journal of its own",
+    "verify": "Spark verifies database, topic and journal, and compares them",
+}
+"""What the printed commands do."""

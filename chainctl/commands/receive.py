@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import click
 from msgspec import Struct
 
+from chainctl.demo_option import demo_option
 from chainctl.exits import Terminated
 from chainctl.monitor_server import Watch, http_option, watched
-from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
+from chainctl.options import (
+    ROW_ID,
+    Seconds,
+    chain_option,
+    json_option,
+    uses_settings,
+)
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import report_ready, run_async
 from chainctl.wiring import gap_source, head_reports, with_archive
@@ -157,6 +164,7 @@ class Received(Struct, frozen=True, kw_only=True):
     "and proven by their seals.",
 )
 @http_option
+@demo_option
 @json_option
 @uses_settings("database", "gap_database", "kafka", "connect_seconds", "log_format")
 def command(

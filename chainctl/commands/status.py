@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.database import SQL, looking, utc
+from chainctl.demo_option import demo_option
 from chainctl.options import (
     Span,
     chain_option,
@@ -40,6 +41,7 @@ _TOP_SECONDS: Final = 2.0
 @click.command()
 @chain_option
 @watch_option
+@demo_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def command(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chainctl.demo_option import demo_option
 from chainctl.monitor_server import http_option
 from chainctl.options import CHAIN_ID, ROW_ID, json_option, uses_settings
 from chainctl.verifying import VerifyOptions, run_verification
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     help="Write the report for people: one page of HTML that needs nothing beside itself.",
 )  # fmt: skip
 @http_option
+@demo_option
 @json_option
 @uses_settings("database", "audit_database", "kafka", "log_format")
 def command(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - click's own

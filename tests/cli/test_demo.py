@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -26,6 +28,8 @@ SAMPLE_PATH = "sse_l2_20230711/events.csv.xz"
 CHAINCTL = Path(sys.executable).with_name("chainctl")
 DEADLINE_SECONDS = 500
 SEED = 20_261
+BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
+"""What rich draws bars of."""
 
 pytestmark = [
     pytest.mark.postgres,
@@ -77,11 +81,38 @@ def run(environment: dict[str, str]) -> Run:
     return run_chainctl
 
 
-def pasted(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def on_a_terminal(
+    environment: dict[str, str], *arguments: str
+) -> tuple[subprocess.CompletedProcess[bytes], str]:
+    """Run `chainctl` with its stderr on a terminal; return also what the terminal was sent."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # how the end of the other side shows
+            while True:
+                shown.extend(os.read(ours, 65_536))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    done = subprocess.run(
+        [CHAINCTL, *arguments],
+        env=environment | {"TERM": "xterm", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    os.close(theirs)
+    reading.join()
+    os.close(ours)
+    return done, shown.decode(errors="replace")
+
+
+def typed(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run a command of the summary as it is printed, in a shell that knows nothing else."""
-    commands = summary["commands"]
     return subprocess.run(
-        ["bash", "-c", f"set -e; {commands['settings']}; {commands[command]}"],
+        ["bash", "-c", summary["commands"][command]],
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
         capture_output=True,
         text=True,
@@ -99,6 +130,7 @@ def lines_of(path: Path) -> int:
 def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -> None:
     done = run("demo", "--orders", "20000", "--seed", str(SEED), "--json")
     assert done.returncode == 0, done.stderr
+    assert BAR not in done.stderr
     summary = json.loads(done.stdout)
 
     assert summary["whole"] is True
@@ -124,11 +156,14 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -
     assert [source["rows"] for source in summary["spark"]["sources"]] == [20_000, 20_000]
     assert lines_of(Path(summary["journal"])) == 20_000
 
-    received = pasted("receive", summary)
+    seen = typed("status", summary)
+    assert seen.returncode == 0, seen.stderr
+    assert re.search(r"^head_persisted +20000$", seen.stdout, re.MULTILINE)
+    received = typed("receive", summary)
     assert received.returncode == 0, received.stderr
     again = Path(summary["journal"]).with_name("journal-again.jsonl")
     assert again.read_bytes() == Path(summary["journal"]).read_bytes()
-    verified = pasted("verify", summary)
+    verified = typed("verify", summary)
     assert verified.returncode == 0, verified.stderr
     for source in ("database", "topic", f"journal:{summary['journal']}"):
         assert f"  {source}: 20,000 rows, ids 1 to 20000: complete" in verified.stdout
@@ -156,28 +191,26 @@ def test_demo_on_real_events_rebuilds_the_venues_books(run: Run) -> None:
 
 
 @pytest.mark.spark
-def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table(
-    run: Run, tmp_path: Path
+def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table_below_its_bars(
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / "readings.jsonl.gz"
     with gzip.open(path, "wt") as file:
         for number in range(300):
             file.write(json.dumps({"sensor": f"s{number % 7}", "value": number}) + "\n")
-    done = run("demo", "--input", str(path), "--loss", "0", "--duplicate", "0", "--reorder", "0")
-    assert done.returncode == 0, done.stderr
-    summary, _, _ = done.stdout.partition("\n\n")
+    arguments = ("--loss", "0", "--duplicate", "0", "--reorder", "0")
+    done, shown = on_a_terminal(environment, "demo", "--input", str(path), *arguments)
+    assert done.returncode == 0, shown
+    for stage in ("input", "orders", "Spark"):
+        assert re.search(rf"{stage} \S*{BAR}", shown), stage
+    summary, _, commands = done.stdout.decode().partition("\n\n")
     table = dict(re.split(r"  +", line, maxsplit=1) for line in summary.splitlines())
     assert table["worked off by"] == "payload digest"
     assert table["book"] == "payloads 300"
     assert table["frames dropped"].startswith("0 of ")
     assert table["verdict"] == "WHOLE"
-    chain = re.search(r"chain (\d+)", table["orders sequenced"])
-    assert chain is not None
-    assert f"receive --chain {chain[1]} --output " in done.stdout
-    assert (
-        f"verify --chain {chain[1]} --source database --source topic --source journal:"
-        in done.stdout
-    )
+    for command in ("status", "receive", "verify"):
+        assert f"chainctl {command} --demo   " in commands
 
 
 class Started:
@@ -298,6 +331,20 @@ def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
     assert len(done.err.splitlines()) == 1
     assert done.out == ""
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "receive", "verify"])
+def test_what_no_demo_has_left_is_looked_for_in_vain(
+    command: str, call: Call, tmp_path: Path
+) -> None:
+    folder = tmp_path / "none"
+    done = call(command, "--demo", settings={"CHAINCTL_STACK_DIR": str(folder)})
+    assert done.code == 2
+    assert (
+        done.err
+        == f"chainctl: --demo was {str(folder)!r}, expected the folder of a stack with a demo\n"
+    )
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

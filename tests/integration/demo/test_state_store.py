@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 
 from chainctl.settings import Settings
-from demo.chain_setup import make_table
-from demo.state_store import StateStore, StoredState, open_state_store
+from demo.matching_service import StateStore, StoredState, open_state_store
+from demo.scenario import make_table
 from orderchain.errors import CheckpointLost, ConnectError
 from orderchain.model import Event, Mark, Run
 from orderchain.roles import GAP_READER, RECEIVER_WRITER

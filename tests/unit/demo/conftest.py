@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from demo.order_flow import COLUMNS, order_flow
+from demo.preparation import COLUMNS, order_flow
 
 Payload = Callable[..., bytes]
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from demo.expected_state import apply_straight
+from demo import DemoOptions
 from demo.handlers import MATCHING, PAYLOADS, VENUE, Matching, PayloadDigest
-from demo.options import DemoOptions
-from demo.order_flow import write_order_flow
-from demo.preparation import check_input, preparing
+from demo.preparation import apply_straight, check_input, preparing, write_order_flow
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:

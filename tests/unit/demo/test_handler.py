@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from demo.handlers import HANDLERS, MATCHING, PAYLOADS, VENUE, PayloadDigest, handler_kind
-from demo.order_flow import COLUMNS
+from demo.preparation import COLUMNS
 
 SSE_COLUMNS = (
     "seq", "ts_ms", "symbol", "action", "order_no", "contra_order_no", "side", "price_e4", "qty",

@@ -11,13 +11,13 @@ from chainctl.journal import Journal
 from demo.handlers import PayloadDigest
 from demo.lossy_link import LinkFaults
 from demo.matching_service import MatchingService
-from demo.messages import FinishAt, Finished, MatchingJob
+from demo.processes import FinishAt, Finished, MatchingJob
 from orderchain.model import Event, Mark, Run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from demo.state_store import StoredState
+    from demo.matching_service import StoredState
 
 CHAIN_ID = 3
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hashlib import sha256
 
 from demo.handlers import CANCEL, NEW, Matching
-from demo.order_flow import (
+from demo.preparation import (
     COLUMNS,
     LIVE_ORDERS_MAX,
     OPENING_MS,

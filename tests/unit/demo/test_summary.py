@@ -7,15 +7,12 @@ import msgspec
 import pytest
 
 from chainctl import main as chainctl_main
+from demo import DemoOptions
 from demo import run as demo_run
-from demo.chain_setup import Stage
-from demo.expected_state import Straight
 from demo.lossy_link import LinkCounters
-from demo.messages import Delivered, Finished, ReceiverCounters, Resumed, Sequenced
-from demo.options import DemoOptions
-from demo.preparation import Prepared
-from demo.scenario import Life, Plan, ScenarioOutcome
-from demo.spark_check import SparkVerdict
+from demo.preparation import Prepared, Straight
+from demo.processes import Delivered, Finished, ReceiverCounters, Resumed, Sequenced
+from demo.scenario import Life, Plan, ScenarioOutcome, Stage
 from demo.summary import Summary, summarize, summary_rows
 
 ROWS = 1_000
@@ -32,7 +29,8 @@ STAGE = Stage(
 SEQUENCED = Sequenced(
     stage="closed", rows=ROWS, first_id=1, last_id=ROWS, frames=100, seconds=0.5
 )  # fmt: skip
-SPARK = {
+SPARK: dict[str, Any] = {
+    "is_clean": True,
     "sources": [
         {"source": "database", "verdict": "complete", "rows": ROWS, "counts": {}},
         {"source": "journal:j", "verdict": "complete", "rows": ROWS, "counts": {}},
@@ -65,7 +63,7 @@ def delivered(events: int, rows: int, seconds: float = 1.0) -> Delivered:
 
 def summary(
     *, digest: str = STRAIGHT.digest, events: int = ROWS, payloads: int = ROWS,
-    spark: dict[str, object] | None = None, exit_code: int = 0,
+    spark: dict[str, object] | None = None,
 ) -> Summary:  # fmt: skip
     last = delivered(events, ROWS - 300)
     outcome = ScenarioOutcome(
@@ -81,9 +79,9 @@ def summary(
             digest=digest,
         ),
     )
-    verdict = SparkVerdict(exit_code=exit_code, report=SPARK | (spark or {}))
+    report = SPARK | (spark or {})
     return summarize(
-        plan(), OPTIONS, outcome, verdict, commands={}, phases={"orders": 4.0, "Spark": 5.0}
+        plan(), OPTIONS, outcome, report, commands={}, phases={"orders": 4.0, "Spark": 5.0}
     )
 
 
@@ -106,7 +104,7 @@ def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
         ({"digest": "e" * 64}, [f"state: {'e' * 64}, straight from the input {'d' * 64}"]),
         ({"events": ROWS - 1}, ["rows delivered: 999, straight from the input 1000"]),
         ({"payloads": ROWS - 1}, ["payloads: 999, straight from the input 1000"]),
-        ({"exit_code": 1}, ["the verifier ended with 1"]),
+        ({"spark": {"is_clean": False}}, ["the verifier's report is not clean"]),
         (
             {"spark": {"sources": SPARK["sources"][:1]}},
             ["1 sources and 1 comparisons verified, due were 2 and 1"],

@@ -8,6 +8,7 @@ import pytest
 
 from local_stack.errors import FolderUnusable
 from local_stack.folders import (
+    Account,
     default_cache_directory,
     default_directory,
     first_closed,
@@ -15,7 +16,6 @@ from local_stack.folders import (
     require_reachable,
     write_file,
 )
-from local_stack.service_user import Account
 
 if TYPE_CHECKING:
     from pathlib import Path

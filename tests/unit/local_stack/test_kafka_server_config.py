@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener, SecuredListener
+from local_stack.folders import Account
 from local_stack.kafka import _new_cluster_id
-from local_stack.service_user import Account
 
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from local_stack.errors import FolderUnusable
-from local_stack.locking import exclusive
+from local_stack.folders import exclusive
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig, StackError
-from local_stack.service_user import Account
+from local_stack.folders import Account
 
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
 

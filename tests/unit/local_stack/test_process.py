@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from local_stack import process as processes
-from local_stack.service_user import Account
+from local_stack.folders import Account
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ import pytest
 from local_stack import process as processes
 from local_stack import server as server_module
 from local_stack.errors import ServerFailed
+from local_stack.folders import Account
 from local_stack.server import Server
-from local_stack.service_user import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

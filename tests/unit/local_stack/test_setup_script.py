@@ -18,6 +18,8 @@ case "$*" in
   *"-m venv"*)
     mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo "$PWD/.venv/" >.venv/bin/pip
     chmod +x .venv/bin/pip && echo venv >>"$CALLS" ;;
+  *tomllib*) echo "requirements of $3" >>"$CALLS" ;;
+  *"-m pip"*pyspark*) echo pip pyspark >>"$CALLS" ;;
   *"-m pip"*) echo pip >>"$CALLS" ;;
   *) echo "$2" >>"$CALLS" ;;
 esac
@@ -45,7 +47,7 @@ class Machine:
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
-        for program in ("redis-server", "pgbouncer", "initdb"):
+        for program in ("redis-server", "pgbouncer", "promtool", "initdb"):
             self.has_program(program, "exit 1")
         self.redis_server = "redis-server"
         self.has_venv_module()
@@ -58,7 +60,7 @@ class Machine:
         marker = Path(f"{self.calls_path}.venv")
         marker.touch() if there else marker.unlink()
 
-    def set_up(self, script: str = "setup.sh") -> subprocess.CompletedProcess[str]:
+    def set_up(self, script: str = "setup.sh", *level: str) -> subprocess.CompletedProcess[str]:
         environment = {
             "PATH": f"{self.programs}:{os.defpath}",
             "CALLS": str(self.calls_path),
@@ -66,7 +68,7 @@ class Machine:
             "REDIS_SERVER": self.redis_server,
         }
         return subprocess.run(
-            [self.project / "tools" / script],
+            [self.project / "tools" / script, *level],
             check=False,
             capture_output=True,
             text=True,
@@ -85,17 +87,35 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+JARS = {"local_stack.jars", "chain_verifier.spark.connectors"}
+EVERYTHING = {"venv", "pip", "pip pyspark", "requirements of dev", *JARS}
+
+
 def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> None:
     first = machine.set_up()
     assert first.returncode == 0, first.stderr
-    assert machine.calls() == [
-        "venv",
-        "pip",
-        "local_stack.fetch",
-        "chain_verifier.spark.connectors",
-    ]
-    second = machine.set_up()
-    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    calls = machine.calls()
+    assert set(calls) == EVERYTHING
+    assert len(calls) == len(EVERYTHING)
+    assert calls[0] == "venv"
+    assert set(calls[-2:]) == JARS
+    for level in ("all", "demo"):
+        again = machine.set_up("setup.sh", level)
+        assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert machine.calls() == []
+
+
+def test_setup_of_a_demo_leaves_the_rest_to_the_setup_of_all(machine: Machine) -> None:
+    demo = machine.set_up("setup.sh", "demo")
+    assert demo.returncode == 0, demo.stderr
+    assert set(machine.calls()) == EVERYTHING - {"requirements of dev"} | {
+        "requirements of cli,stack,spark"
+    }
+    assert machine.set_up("setup.sh", "demo").stderr == ""
+    assert machine.calls() == []
+    assert machine.set_up("setup.sh", "all").returncode == 0
+    assert machine.calls() == ["requirements of dev", "pip"]
+    assert machine.set_up("setup.sh", "all").stderr == ""
     assert machine.calls() == []
 
 
@@ -108,7 +128,13 @@ def test_setup_after_a_change_installs_again_into_the_same_venv(
     with (machine.project / changed).open("a") as file:
         file.write("# changed\n")
     assert machine.set_up().returncode == 0
-    assert machine.calls() == ["pip", "local_stack.fetch", "chain_verifier.spark.connectors"]
+    assert set(machine.calls()) == EVERYTHING - {"venv"}
+
+
+def test_setup_of_an_unknown_level_is_refused(machine: Machine) -> None:
+    done = machine.set_up("setup.sh", "some")
+    assert done.returncode == 2
+    assert done.stderr == "setup: the level was 'some', expected demo or all\n"
 
 
 def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:
@@ -172,9 +198,17 @@ def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:
     assert done.stderr == "setup: Python 3.11, 3.12 or 3.13 is needed\n"
 
 
-def test_setup_with_a_failed_installation_shows_why_and_is_tried_again(machine: Machine) -> None:
-    machine.has_program("python3.11", PYTHON.replace("echo pip", "echo no network; false"))
+@pytest.mark.parametrize("failing", ["echo pip >", "echo pip pyspark >", 'echo "$2" >'])
+def test_setup_with_a_failed_part_shows_why_and_is_tried_again(
+    machine: Machine, failing: str
+) -> None:
+    assert failing in PYTHON
+    broken = PYTHON.replace(failing, f"echo no network; false {failing}")
+    machine.has_program("python3.11", broken)
     done = machine.set_up()
     assert done.returncode == 3
     assert "no network" in done.stderr
-    assert not (machine.project / ".venv/.setup").exists()
+    assert not list((machine.project / ".venv").glob(".setup*"))
+    machine.has_program("python3.11", PYTHON)
+    (machine.project / ".venv/bin/python").unlink()
+    assert machine.set_up().returncode == 0

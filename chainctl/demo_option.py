@@ -1,0 +1,42 @@
+"""`--demo`: a command looks at what the last demo has left."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import click
+
+from chainctl.commands.stack import stack_of
+from chainctl.settings import load_settings
+from orderchain.errors import SettingError
+
+
+def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Make what the last demo has left the default of every option. Raises SettingError."""
+    if not wanted or context.resilient_parsing:
+        return
+    from demo.run import last_demo
+    from demo.spark_check import EVERY_SOURCE
+
+    stack = stack_of(load_settings({}, os.environ).settings)
+    left = last_demo(stack)
+    if left is None:
+        raise SettingError("--demo", str(stack.directory), "the folder of a stack with a demo")
+    servers = {
+        name.replace("CHAINCTL_", "setting_").lower(): value
+        for name, value in stack.environment().items()
+    }
+    context.default_map = servers | {
+        "setting_gap_database": [servers["setting_gap_database"]],
+        "chain_id": left.chain,
+        "chains": [left.chain],
+        "path": left.second_journal,
+        "sources": [source.format(journal=left.journal) for source in EVERY_SOURCE],
+    }
+
+
+demo_option: Final = click.option(
+    "--demo", is_flag=True, is_eager=True, expose_value=False, callback=_take_last_demo,
+    help="Take servers, chain and files from the last demo, where no option names others.",
+)  # fmt: skip
