@@ -12,7 +12,7 @@ from chainctl.database import connected
 from chainctl.settings import Settings
 from demo.state_store import SQL
 from orderchain.errors import OrderchainError
-from orderchain.roles import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.sql import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from chainctl.commands.chain import Creation

@@ -21,7 +21,7 @@ from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, SettingError, SourceBroken
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Findings, Kind
-from orderchain.topic import default_topic
+from orderchain.frame import default_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

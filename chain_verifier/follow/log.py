@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from chain_verifier.checks.topic_walk import WalkState
 from orderchain.errors import InputError
-from orderchain.private_file import private_opener
+from orderchain.files import private_opener
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from chain_verifier.spark.sources.kafka_bounds import bounds_of
 from chain_verifier.spark.sources.table import CONTENT
 from chain_verifier.spark.sources.topic import is_genuine
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import spark_kafka_options
+from orderchain.clients.options import spark_kafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

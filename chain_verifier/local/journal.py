@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from chain_verifier.local.table import PAGE_ROWS, Row
 from orderchain.errors import InputError, SourceBroken
-from orderchain.journal import END_BYTES, LINE_BYTES_MAX, found_row, last_id, no_row
+from orderchain.files import END_BYTES, LINE_BYTES_MAX, found_row, last_id, no_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

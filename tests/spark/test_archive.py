@@ -20,7 +20,7 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import InputError, SettingError, SourceBroken
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.spark.planting import CHAIN_ID, chain_of, head_of
 from tests.spark.storing import DROP_RULES, PAGE_ROWS, batches_of, execute, store
 

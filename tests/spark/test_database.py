@@ -19,7 +19,7 @@ from chain_verifier.spark.sources.database import DatabaseTable
 from chain_verifier.spark.sources.table import HAS_NULL
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
-from orderchain.roles import AUDITOR, GAP_READER
+from orderchain.sql import AUDITOR, GAP_READER
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of, write_journal
 from tests.spark.storing import execute as execute_in

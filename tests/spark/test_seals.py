@@ -24,7 +24,7 @@ from chain_verifier.local.written_findings import write_findings as write_findin
 from chain_verifier.spark.verify import verify
 from chain_verifier.spark.written_findings import write_findings
 from orderchain.errors import SettingError
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.spark.agreeing import verified_by_both
 from tests.spark.planting import CHAIN_ID, Row, chain_of, head_of
 from tests.spark.storing import batches_of, execute, seal_of, store

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from chain_verifier.checks.published import Bounds
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.spark.errors import reason_of
-from orderchain.clients.kafka_options import java_kafka_options
+from orderchain.clients.options import java_kafka_options
 from orderchain.errors import ConnectError, TopicError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from chain_verifier.spark.sources.frames import (
 from chain_verifier.spark.sources.kafka_bounds import bounds_of
 from chain_verifier.spark.sources.table import CONTENT, HAS_NULL, MALFORMED
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import spark_kafka_options
+from orderchain.clients.options import spark_kafka_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
