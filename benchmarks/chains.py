@@ -20,7 +20,7 @@ from orderchain.clients.kafka import make_admin, started
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.postgres import connect
 from orderchain.limits import CHAIN_ID_MAX
-from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

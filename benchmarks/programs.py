@@ -22,7 +22,7 @@ from benchmarks.chains import benchmark_stack, open_site
 from benchmarks.host import RESULTS, describe_host
 from benchmarks.processes import ROOT, RunFailed
 from benchmarks.spreads import as_spread, cell
-from orderchain.collector import calm_collector
+from orderchain.monitoring import calm_collector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ from msgspec import Meta, Struct
 
 from chain_verifier.config import KeptSeal
 from orderchain.errors import InputError, SettingError
+from orderchain.files import PRIVATE_MODE
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.private_file import PRIVATE_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection

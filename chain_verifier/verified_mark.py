@@ -11,8 +11,7 @@ from msgspec import Struct
 from chain_verifier.config import ContradictedMark
 from chain_verifier.server import connection_to
 from orderchain.errors import ChainMissing, ConnectError, InputError
-from orderchain.roles import AUDITOR
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import AUDITOR, load_sql, require_version
 
 if TYPE_CHECKING:
     from orderchain.clients.database_config import DatabaseConfig

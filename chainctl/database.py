@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.errors import ChainMissing, ConnectError
-from orderchain.roles import AUDITOR, OWNER
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import AUDITOR, OWNER, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

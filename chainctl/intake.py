@@ -12,9 +12,9 @@ from chainctl.exits import under_way
 from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
 from chainctl.running import report_ready
-from orderchain.batch import IntakeMark
 from orderchain.errors import ChainMissing, InputError, OrderError, SteppedDown
-from orderchain.roles import SEQUENCER_WRITER
+from orderchain.model import IntakeMark
+from orderchain.sql import SEQUENCER_WRITER
 from orderchain.text import counted
 from sequencer.intake.file import Portion
 

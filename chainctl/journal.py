@@ -1,4 +1,4 @@
-"""A receiver's journal, which is its own checkpoint; `orderchain.journal` has its format.
+"""A receiver's journal, which is its own checkpoint; `orderchain.files` has its format.
 
 Lines are only ever appended, in the order of the chain. Each run of rows is handed to the system at
 once, and forced to the disk at the latest when the next run comes a second later, and at the end.
@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 import msgspec
 
 from orderchain.errors import InputError, SettingError
-from orderchain.journal import END_BYTES, LINE_BYTES_MAX, JournalRow, lines_of, written_row
-from orderchain.private_file import PRIVATE_MODE
+from orderchain.files import (
+    END_BYTES,
+    LINE_BYTES_MAX,
+    PRIVATE_MODE,
+    JournalRow,
+    lines_of,
+    written_row,
+)
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:

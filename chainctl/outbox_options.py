@@ -14,8 +14,7 @@ from chainctl.options import Integer, Seconds, json_option, uses_settings
 from chainctl.schema.parts import PARTS
 from chainctl.settings import checked_dsn, variable_of
 from orderchain.errors import SchemaError, SettingError
-from orderchain.roles import OUTBOX_OPERATOR
-from orderchain.sql import require_version
+from orderchain.sql import OUTBOX_OPERATOR, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from chainctl.exits import Terminated
-from orderchain.collector import calm_collector
+from orderchain.monitoring import calm_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

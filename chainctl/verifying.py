@@ -17,8 +17,8 @@ from chainctl.monitor_server import Address, watched_beside
 from chainctl.output import data, data_json_line, data_text, progress, talk
 from chainctl.verified_mark import Beginning, beginning_of, move_mark, who
 from orderchain.errors import OrderchainError, SettingError
-from orderchain.private_file import write_private
-from orderchain.roles import AUDITOR
+from orderchain.files import write_private
+from orderchain.sql import AUDITOR
 from orderchain.text import counted
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ from demo.processes import (
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import SessionConfig, connected
 from orderchain.errors import CheckpointLost, OrderchainError
-from orderchain.roles import RECEIVER_WRITER
-from orderchain.sql import load_sql
+from orderchain.sql import RECEIVER_WRITER, load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -35,8 +35,7 @@ from demo.processes import (
     SequencingJob,
 )
 from orderchain.errors import OrderchainError
-from orderchain.roles import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
-from orderchain.sql import load_sql
+from orderchain.sql import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
 from orderchain.text import counted
 
 if TYPE_CHECKING:

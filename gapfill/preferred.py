@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from gapfill.config import Seconds
 from gapfill.reader import GapReader
-from orderchain.backoff import Backoff
+from orderchain.clock import Backoff
 from orderchain.config import Config
 from orderchain.errors import (
     ConnectError,

@@ -31,9 +31,8 @@ from orderchain.model import (
     first_break,
     is_linked,
 )
-from orderchain.roles import GAP_READER
 from orderchain.seal import PageImage, genesis_seal, page_events
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import GAP_READER, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -29,7 +29,7 @@ from local_stack.kafka import KafkaServer, KafkaServerConfig
 from local_stack.ports import free_port, is_free
 from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
 from local_stack.process import ProcessIdentity
-from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES
+from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:

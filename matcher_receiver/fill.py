@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
-    from matcher_receiver.gap_log import GapLedger
     from matcher_receiver.head_poller import HeadWatch
-    from matcher_receiver.stats import Counters
+    from matcher_receiver.stats import Counters, GapLedger
     from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.model import Cause, Outcome, Run

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.decisions import Compare, Halt
-from matcher_receiver.gap_log import archived_gap
+from matcher_receiver.stats import archived_gap
 from matcher_receiver.waits import AWAY, SECOND_NS
 from orderchain.errors import OrderchainError, RowsArchived
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
-    from matcher_receiver.gap_log import GapLedger
-    from matcher_receiver.stats import Counters
+    from matcher_receiver.stats import Counters, GapLedger
     from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.model import Cause, Event, Mark, Standing

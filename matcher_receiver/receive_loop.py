@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import State
-    from matcher_receiver.gap_log import GapLedger
-    from matcher_receiver.stats import Counters
+    from matcher_receiver.stats import Counters, GapLedger
     from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.model import Mark, Standing

@@ -7,17 +7,14 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 
-from matcher_receiver.checkpoint import CheckpointProgress
+from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
-from matcher_receiver.gap_log import GapLedger, archived_gap
-from matcher_receiver.halt_record import records_of, store_halt
-from matcher_receiver.late_broker import OptionalFrames
+from matcher_receiver.live_frames import OptionalFrames
 from matcher_receiver.receive_loop import Reception
-from matcher_receiver.stats import METRICS, Counters, ReceiverStats
+from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
 from matcher_receiver.waits import AWAY, StopAsked, Waits, to_the_end
-from orderchain.backoff import Backoff
-from orderchain.clock import SystemClock
+from orderchain.clock import Backoff, SystemClock
 from orderchain.errors import HaltError, NotYetReadable, RowsArchived, SettingError, StoppedError
 from orderchain.limits import ID_MAX
 from orderchain.monitoring import LAG_LIMITS

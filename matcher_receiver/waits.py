@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from matcher_receiver.stats import Counters
-    from orderchain.backoff import Backoff
-    from orderchain.clock import Clock
+    from orderchain.clock import Backoff, Clock
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

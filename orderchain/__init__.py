@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from orderchain.clients.database_config import DatabaseConfig as DatabaseConfig
     from orderchain.clients.kafka_config import KafkaConfig as KafkaConfig
-    from orderchain.collector import calm_collector as calm_collector
+    from orderchain.monitoring import calm_collector as calm_collector
     from orderchain.errors import (
         BatchDamaged as BatchDamaged,
         BrokerAway as BrokerAway,
@@ -138,7 +138,6 @@ _NAMES = {
     ),
     "orderchain.clients.database_config": ("DatabaseConfig",),
     "orderchain.clients.kafka_config": ("KafkaConfig",),
-    "orderchain.collector": ("calm_collector",),
     "orderchain.errors": (
         "BatchDamaged",
         "BrokerAway",
@@ -182,7 +181,7 @@ _NAMES = {
     ),
     "orderchain.front_door": ("open_receiver",),
     "orderchain.model": ("Event", "Gap", "Mark", "Run", "Snapshot"),
-    "orderchain.monitoring": ("LagLimits", "Monitor", "MonitoredPart", "Sample"),
+    "orderchain.monitoring": ("LagLimits", "Monitor", "MonitoredPart", "Sample", "calm_collector"),
     "outbox": (
         "Consumer",
         "ConsumerConfig",

@@ -1,9 +1,16 @@
-"""Time as a port: cores receive values, shells ask a clock, simulations bring their own."""
+"""Time: a clock as a port, and the pauses between tries.
+
+Cores receive values, shells ask a clock, simulations bring their own. Pauses grow, are bounded, and
+are always jittered.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from random import Random
+from typing import Final, Protocol
+
+from orderchain.errors import SettingError
 
 
 class Clock(Protocol):
@@ -23,3 +30,69 @@ class SystemClock:
 
     monotonic_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
+
+
+_DOUBLINGS_MAX: Final = 60
+"""Every step is at its bound by then; a larger power of two would eventually overflow a float."""
+
+_JITTER: Final = (0.5, 1.0)
+"""The share of a step to wait. Many processes that lost the same server come back spread over half
+a step, instead of together."""
+
+
+def step_seconds(first_seconds: float, seconds_max: float, tries: int) -> float:
+    """Return the step after `tries` failures in a row, from 0: doubled each time, not jittered.
+
+    For callers that count tries elsewhere, such as in a table. They jitter with `jittered_seconds`.
+    """
+    doublings = min(max(tries, 0), _DOUBLINGS_MAX)
+    return float(min(seconds_max, first_seconds * 2.0**doublings))
+
+
+def jittered_seconds(step: float, random: Random) -> float:
+    """Return a random time between half of `step` and the whole of it."""
+    return step * random.uniform(*_JITTER)
+
+
+class Backoff:
+    """The pauses of one call that fails: from `first_seconds`, doubled up to `seconds_max`.
+
+    `is_first_at_once`: the first retry does not wait, since a connection that broke while idle is
+    most often back at once. `random`: for simulations, which pass a seeded one. Raises SettingError
+    unless 0 < `first_seconds` <= `seconds_max`.
+    """
+
+    def __init__(
+        self,
+        first_seconds: float,
+        seconds_max: float,
+        *,
+        is_first_at_once: bool = False,
+        random: Random | None = None,
+    ) -> None:
+        if not 0 < first_seconds <= seconds_max:
+            expected = f"more than 0 and at most {seconds_max}"
+            raise SettingError("first_seconds", first_seconds, expected)
+        self._first_seconds = first_seconds
+        self._seconds_max = seconds_max
+        self._is_first_at_once = is_first_at_once
+        self._random = random or Random()  # noqa: S311 - jitter, not a secret
+        self._tries = 0
+
+    @property
+    def tries(self) -> int:
+        """Pauses since the last `reset`."""
+        return self._tries
+
+    def next_seconds(self) -> float:
+        """Return how long to wait now, and count a try."""
+        grown = self._tries - self._is_first_at_once
+        self._tries += 1
+        if grown < 0:
+            return 0.0
+        step = step_seconds(self._first_seconds, self._seconds_max, grown)
+        return jittered_seconds(step, self._random)
+
+    def reset(self) -> None:
+        """Start over: the call has succeeded."""
+        self._tries = 0

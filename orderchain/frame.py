@@ -5,7 +5,7 @@ which only the database knows. Readers call `is_signed` before they believe a fi
 
 A frame never halts a chain: every fault in it is a `FrameError`, and costs at most a read of the
 database. So decoding is strict: sizes are capped before anything is decoded, and the body is
-decoded into bounded, typed structs only.
+decoded into bounded, typed structs only. What the protocol needs of a topic is here, too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from blake3 import blake3
 
-from orderchain.errors import FrameError
+from orderchain.errors import FrameError, TopicError
 from orderchain.limits import CHAIN_ID_MAX, FRAME_BYTES_MAX, FRAME_ROWS_MAX, ID_MAX
 from orderchain.model import Event, is_linked
 from orderchain.seal import SEAL_BYTES
 from orderchain.text import counted, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MAGIC: Final = b"OCHN"
 VERSION: Final = 2
@@ -242,3 +242,25 @@ def _is_within_bounds(header: FrameHeader, *, is_heartbeat: bool, body: int) -> 
         and 0 <= header.first_pid < header.first_id <= header.last_id
         and header.last_id - header.first_id >= header.count - 1
     )
+
+
+def default_topic(chain_id: int) -> str:
+    """Return the topic of a chain that was created without naming one."""
+    return f"orderchain.{chain_id}"
+
+
+def topic_refusal(topic: str, partitions: int, settings: Mapping[str, str]) -> TopicError | None:
+    """Return what is wrong with a topic with so many partitions and such settings, else None.
+
+    One chain, one partition: Kafka keeps no order between partitions. No compaction: it removes
+    records that have the same key, and the engine's have.
+    """
+    if partitions == 0:
+        return TopicError("topic", topic, "a topic that exists")
+    if partitions != 1:
+        found = f"{topic} with {partitions} partitions"
+        return TopicError("topic", found, "a topic with exactly 1 partition")
+    policy = settings.get("cleanup.policy", "")
+    if "compact" in policy:
+        return TopicError("topic", f"{topic} with cleanup.policy={policy}", "no compaction")
+    return None

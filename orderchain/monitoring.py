@@ -3,10 +3,13 @@
 `app = Monitor(sequencer, receiver)` serves `/metrics` as the text that Prometheus reads, `/livez`,
 and `/readyz`, which is 503 with one line of why. Mount it in your own application, or run it with
 an ASGI server. It needs the extra `monitoring`; a part needs nothing to be looked at.
+
+A process that holds many orders also sets Python's garbage collector here.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
+
 
 _Stats_contra = TypeVar("_Stats_contra", contravariant=True)
 
@@ -205,3 +209,21 @@ def _add(family: Family, sample: Sample) -> None:
         family.add_sample(f"{sample.name}_bucket", {**labels, "le": bound}, count)
     family.add_sample(f"{sample.name}_count", labels, sum(value.counts))
     family.add_sample(f"{sample.name}_sum", labels, value.sum_seconds)
+
+
+_YOUNG_OBJECTS: Final = 50_000
+_MIDDLE_PASSES: Final = 20
+_OLD_PASSES: Final = 100
+
+
+def calm_collector() -> None:
+    """Make the collector run rarely, and exclude the objects that exist at the start.
+
+    Call it once when a process starts, after the imports. An order that is submitted alone makes a
+    future and often a task, which are freed without the collector. With Python's own settings, the
+    collector passes over all of them repeatedly; with 10,000 orders waiting that takes a third of
+    the time. Cycles are still found, only later.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, _MIDDLE_PASSES, _OLD_PASSES)

@@ -13,9 +13,21 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
     from orderchain.errors import HaltError
-    from orderchain.model import ClientNumber, Event, Gap, KeyPage, Mark, Run, Snapshot, Standing
+    from orderchain.model import (
+        ClientNumber,
+        Event,
+        Gap,
+        IntakeMark,
+        KeyPage,
+        LeaseSight,
+        Mark,
+        Run,
+        Snapshot,
+        Standing,
+        Term,
+    )
+    from orderchain.seal import Batch
 
 
 class PendingCommit(Protocol):

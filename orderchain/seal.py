@@ -1,4 +1,4 @@
-"""The seal of a batch, and the page images that it covers.
+"""A batch, its seal, and the page images that the seal covers.
 
 The byte image of rows, column by column: what COPY sends and the seal covers are the same bytes.
 
@@ -310,3 +310,31 @@ def seal_over(
     """Return the same seal, for a known digest of the content."""
     fields = (previous, epoch, first_id, last_id, row_count, committed_at_us, content)
     return sha256(_BATCH.pack(*fields)).digest()
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """Linked rows that are committed together, with the seal over them."""
+
+    chain_id: int
+    epoch: int
+    pid: int
+    """Last id of the previous batch; the pid of the first row."""
+    first_id: int
+    last_id: int
+    seal_before: bytes
+    seal: bytes
+    committed_at_us: int
+    """Set by the sequencer, in microseconds since 1970 UTC; never falls along a chain."""
+    events: list[Event]
+    pages: tuple[PageImage, ...]
+    """The images of `events`: what COPY sends and the seal covers."""
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows; at least 1."""
+        return len(self.events)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(page.size for page in self.pages)

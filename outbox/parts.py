@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.backoff import Backoff
+from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of
 from outbox.errors import LASTING, PartEnded

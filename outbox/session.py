@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.durability import check_durability
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
-from orderchain.clients.session import Connections, Session, SessionConfig
+from orderchain.clients.session import Connections, Session, SessionConfig, check_durability
 from orderchain.errors import ConnectError, RetryError
-from orderchain.roles import OUTBOX_CONSUMER, OUTBOX_RELAY
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_RELAY, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable

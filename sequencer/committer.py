@@ -7,7 +7,7 @@ import logging
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.backoff import Backoff
+from orderchain.clock import Backoff
 from orderchain.errors import (
     ConnectError,
     Fenced,
@@ -24,10 +24,10 @@ from sequencer.stats import Latency
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from orderchain.batch import Batch, IntakeMark, Term
     from orderchain.clock import Clock
-    from orderchain.model import Event
+    from orderchain.model import Event, IntakeMark, Term
     from orderchain.ports import ChainStore
+    from orderchain.seal import Batch
     from sequencer.config import SequencerConfig
     from sequencer.keys.keeper import KeyKeeper
     from sequencer.keys.memory import Claims, KeyMemory

@@ -13,17 +13,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal
 
-from orderchain.batch import TERM_SPREAD_IDS, Batch
 from orderchain.errors import ClockError, OrderchainError, SettingError
 from orderchain.limits import ID_MAX
-from orderchain.model import Event
-from orderchain.seal import column_pages, next_seal
+from orderchain.model import TERM_SPREAD_IDS, Event
+from orderchain.seal import Batch, column_pages, next_seal
 from sequencer.order import OrderColumns, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.batch import Term
+    from orderchain.model import Term
     from sequencer.order import Order
 
 

@@ -16,9 +16,9 @@ from sequencer.submission import reject_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orderchain.batch import Batch, IntakeMark
-    from orderchain.model import Event
+    from orderchain.model import Event, IntakeMark
     from orderchain.ports import PendingCommit
+    from orderchain.seal import Batch
     from sequencer.core import SequencerCore
     from sequencer.keys.memory import Claims, KeyMemory
     from sequencer.order import Order, OrderColumns

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from orderchain.clients.durability import check_durability
+from orderchain.clients.session import check_durability
 from orderchain.clock import SystemClock
 from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
 from orderchain.sql import load_sql
@@ -25,9 +25,9 @@ from sequencer.publisher import highest_id
 from sequencer.stores.session import side_session
 
 if TYPE_CHECKING:
-    from orderchain.batch import LeaseSight, Term
     from orderchain.clients.postgres import Record
     from orderchain.clock import Clock
+    from orderchain.model import LeaseSight, Term
     from orderchain.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
 

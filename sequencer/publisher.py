@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from orderchain.backoff import Backoff
+from orderchain.clock import Backoff
 from orderchain.errors import FrameError, RetryError
 from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
 from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from random import Random
 
-    from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
+    from orderchain.model import Term
     from orderchain.ports import FrameSink
+    from orderchain.seal import Batch
     from sequencer.config import SequencerConfig
 
 

@@ -20,7 +20,6 @@ from orderchain.errors import (
 )
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.text import reason_of
-from sequencer.batcher import Batcher
 from sequencer.committer import Committer
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
@@ -30,15 +29,15 @@ from sequencer.stats import METRICS, Latency, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.submission import Entry, check_positions, sift
+from sequencer.submission import Batcher, Entry, check_positions, sift
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
     from random import Random
     from types import TracebackType
 
-    from orderchain.batch import IntakeMark, Term
     from orderchain.clock import Clock
+    from orderchain.model import IntakeMark, Term
     from orderchain.monitoring import LagLimits, Sample
     from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig

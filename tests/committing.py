@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.batch import Batch, IntakeMark
+    from orderchain.model import IntakeMark
     from orderchain.ports import ChainStore
+    from orderchain.seal import Batch
 
 
 async def commit(

@@ -26,7 +26,7 @@ from local_stack import KafkaServer, SecuredListener
 from local_stack import KafkaServerConfig as StackConfig
 from local_stack.ports import free_port
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import librdkafka_options
+from orderchain.clients.options import librdkafka_options
 from tests.certificates import HOST, Authority, Files
 
 if TYPE_CHECKING:

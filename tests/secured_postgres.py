@@ -19,7 +19,7 @@ from local_stack.folders import write_file
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER, Installation
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.certificates import HOST, Authority, Files
 
 if TYPE_CHECKING:

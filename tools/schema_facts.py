@@ -19,7 +19,7 @@ from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OWNER
+from orderchain.sql import OWNER
 
 if TYPE_CHECKING:
     from chainctl.schema.facts import Fact

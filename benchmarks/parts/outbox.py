@@ -27,7 +27,7 @@ from benchmarks.spreads import compared, interleave
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import create_topic, make_admin, make_consumer, make_producer, started
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.collector import calm_collector
+from orderchain.monitoring import calm_collector
 from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer

@@ -33,7 +33,7 @@ from benchmarks.parts.outbox import (
 )
 from benchmarks.processes import End, job_of, say
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
-from orderchain.collector import calm_collector
+from orderchain.monitoring import calm_collector
 from outbox import Message, Relay, draw_message_ids
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls

@@ -23,10 +23,9 @@ from benchmarks.load import EVENT_TIME_NS, order_batches
 from benchmarks.spreads import compared, interleave
 from matcher_receiver import Receiver, ReceiverConfig
 from matcher_receiver.core import ReceiveCore
-from orderchain.batch import Term
 from orderchain.frame import HEADER_BYTES, decode_header
 from orderchain.limits import FRAME_BYTES_MAX, ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.model import ChainHead, FrameTerm, Mark, Run, Standing
+from orderchain.model import ChainHead, FrameTerm, Mark, Run, Standing, Term
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.publisher import batch_frames

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from benchmarks.chains import Site
     from benchmarks.question import Figures
-    from orderchain.batch import Batch, Term
-    from orderchain.model import Event
+    from orderchain.model import Event, Term
+    from orderchain.seal import Batch
     from sequencer import Sequencer
 
 _Keys = Callable[[int], str]

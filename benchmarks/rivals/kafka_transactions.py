@@ -24,7 +24,7 @@ from benchmarks.rivals.records import (
     new_topic,
 )
 from benchmarks.rivals.rival import NotWhole, Producer, Receiver, Rival, Tally
-from orderchain.clients.kafka_options import librdkafka_options
+from orderchain.clients.options import librdkafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,7 @@ from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
 from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, SettingError
-from orderchain.roles import OWNER
+from orderchain.sql import OWNER
 from orderchain.text import counted
 
 if TYPE_CHECKING:

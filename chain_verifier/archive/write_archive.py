@@ -21,8 +21,7 @@ from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import ChainMissing, InputError, SettingError, SourceBroken
-from orderchain.roles import AUDITOR
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import AUDITOR, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

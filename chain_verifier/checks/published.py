@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, FrameHead, TopicWalk
 from chain_verifier.findings import Finding, Findings, Kind
+from orderchain.frame import default_topic
 from orderchain.text import counted
-from orderchain.topic import default_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

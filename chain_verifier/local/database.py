@@ -16,8 +16,7 @@ from chain_verifier.html import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
 from chain_verifier.server import connection_to, session_config
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
-from orderchain.roles import AUDITOR
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import AUDITOR, load_sql, require_version
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orderchain.errors import InputError, SourceBroken
-from orderchain.journal import END_BYTES, LINE_BYTES_MAX, found_row, last_id, no_row
+from orderchain.files import END_BYTES, LINE_BYTES_MAX, found_row, last_id, no_row
 from orderchain.sql import load_sql
 from orderchain.text import reason_of
 

@@ -28,7 +28,7 @@ from chain_verifier.spark.table import (
     ROWS,
 )
 from orderchain.clients.database_config import DatabaseConfig, warn_of_exposure
-from orderchain.clients.jdbc import JdbcAddress, jdbc_address
+from orderchain.clients.options import JdbcAddress, jdbc_address
 from orderchain.errors import ChainMissing
 from orderchain.sql import require_version
 

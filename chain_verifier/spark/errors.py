@@ -14,8 +14,7 @@ from orderchain.errors import (
     SchemaError,
     SourceBroken,
 )
-from orderchain.roles import AUDITOR
-from orderchain.sql import SCHEMA_VERSION
+from orderchain.sql import AUDITOR, SCHEMA_VERSION
 from orderchain.text import printable
 
 if TYPE_CHECKING:

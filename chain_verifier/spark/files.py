@@ -27,7 +27,7 @@ from chain_verifier.spark.table import (
     any_null,
 )
 from orderchain.errors import InputError
-from orderchain.journal import END_BYTES, last_id, no_row
+from orderchain.files import END_BYTES, last_id, no_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,10 +35,10 @@ from chain_verifier.spark.topic import (
     rows_decoder,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import spark_kafka_options
+from orderchain.clients.options import spark_kafka_options
 from orderchain.errors import InputError
+from orderchain.files import private_opener
 from orderchain.monitoring import Metric
-from orderchain.private_file import private_opener
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:

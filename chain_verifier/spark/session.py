@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from orderchain.clients.kafka_options import SPARK_REDACTION_REGEX
+from orderchain.clients.options import SPARK_REDACTION_REGEX
 from orderchain.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:

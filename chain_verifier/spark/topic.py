@@ -31,7 +31,7 @@ from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import CONTENT, EVENT_TYPES, HAS_NULL, MALFORMED
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import java_kafka_options, spark_kafka_options
+from orderchain.clients.options import java_kafka_options, spark_kafka_options
 from orderchain.errors import ConnectError, TopicError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
 from chainctl.topics import Topics, check_topic_name, connected_topics
 from orderchain.errors import SettingError
-from orderchain.roles import AUDITOR, OWNER
+from orderchain.frame import default_topic
 from orderchain.seal import genesis_seal
-from orderchain.topic import default_topic
+from orderchain.sql import AUDITOR, OWNER
 
 if TYPE_CHECKING:
     from chainctl.database import Connection

@@ -19,8 +19,7 @@ from chainctl.output import data_json, table, talk
 from chainctl.running import run_async
 from chainctl.topics import connected_topics
 from orderchain.errors import OrderchainError
-from orderchain.roles import AUDITOR, GAP_READER
-from orderchain.sql import SCHEMA_VERSION
+from orderchain.sql import AUDITOR, GAP_READER, SCHEMA_VERSION
 from orderchain.text import counted
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
 from chainctl.verified_mark import who
 from orderchain.errors import SettingError
-from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import OUTBOX_OPERATOR
 from orderchain.text import counted
 
 if TYPE_CHECKING:

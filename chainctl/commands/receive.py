@@ -317,7 +317,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     chain is not continued. Raises InputError when it is another row, PrimaryBehind when the
     database is behind the journal: a halt, which is stored.
     """
-    from matcher_receiver.halt_record import store_halt
+    from matcher_receiver.checkpoint import store_halt
 
     last = journal.last_row
     if last is None:

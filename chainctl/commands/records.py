@@ -371,7 +371,7 @@ def find_in_journal(path: Path, row_id: int) -> Row | None:
     Ids rise along a journal, so it is searched by halves. Raises SettingError where the file cannot
     be read, or is no journal.
     """
-    from orderchain.journal import JournalRow
+    from orderchain.files import JournalRow
 
     try:
         with path.open("rb") as file:

@@ -15,8 +15,7 @@ from chainctl.schema.facts import differences, read_facts, shipped_facts
 from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, sections
 from chainctl.schema.upgrade import apply_steps, migrations_of, read_version, steps_to
 from orderchain.errors import SchemaError, SettingError
-from orderchain.roles import OWNER
-from orderchain.sql import require_version
+from orderchain.sql import OWNER, require_version
 from orderchain.text import counted
 
 if TYPE_CHECKING:

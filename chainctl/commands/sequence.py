@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from orderchain.batch import IntakeMark
+    from orderchain.model import IntakeMark
     from sequencer import Sequencer, SequencerConfig
     from sequencer.intake.file import FileFormat, FileIntake, FileOptions
 

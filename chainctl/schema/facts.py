@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from chainctl.schema.parts import expected_objects
-from orderchain.roles import OWNER
-from orderchain.sql import load_sql
+from orderchain.sql import OWNER, load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -11,15 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orderchain.roles import (
+from orderchain.sql import (
     CALLBACK_ROLES,
     DECISION_ROLES,
     INBOX_ROLES,
     LOGIN_ROLES,
     OUTBOX_ROLES,
     OWNER,
+    SCHEMA_VERSION,
+    schema_sql,
 )
-from orderchain.sql import SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,40 +76,47 @@ class SchemaPart(NamedTuple):
     """Reads its SQL."""
 
 
-def _file_of(package: str, name: str) -> Callable[[], str]:
-    """Return a function that reads `name` in `package`, without importing the package."""
+_HERE: Final = (
+    "-- Here `chainctl schema print` puts chainctl/schema/head.sql: the roles, and the version.\n"
+)
+"""The line of a part's file that its head replaces: one head for all parts of the outbox."""
+
+
+def _outbox_part(name: str, roles: tuple[str, ...], file: str) -> SchemaPart:
+    """Return a part of which `outbox/sql` has the tables, and `head.sql` what comes before them."""
+    table, version = f"{name}_version", 1
 
     def text() -> str:
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError(f"{package}/{name}")
-        return (Path(spec.origin).parent / name).read_text(encoding="utf-8")
+        head = (Path(__file__).parent / "head.sql").read_text(encoding="utf-8")
+        for variable, value in {
+            ":'roles'": ", ".join(f"'{role}'" for role in roles),
+            ":roles": ", ".join(roles),
+            ":version_table": table,
+            ":version": str(version),
+        }.items():
+            head = head.replace(variable, value)
+        before, _, after = _read("outbox", f"sql/{file}").partition(_HERE)
+        return before + head + after
 
-    return text
+    return SchemaPart(name, version, table, roles, text)
+
+
+def _read(package: str, name: str) -> str:
+    """Return the text of `name` in `package`, without importing the package."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{package}/{name}")
+    return (Path(spec.origin).parent / name).read_text(encoding="utf-8")
 
 
 PARTS: Final = {
     part.name: part
     for part in (
         SchemaPart("chain", SCHEMA_VERSION, "schema_version", LOGIN_ROLES, schema_sql),
-        SchemaPart(
-            "outbox", 1, "outbox_version", OUTBOX_ROLES, _file_of("outbox", "sql/schema.sql")
-        ),
-        SchemaPart("inbox", 1, "inbox_version", INBOX_ROLES, _file_of("outbox", "sql/inbox.sql")),
-        SchemaPart(
-            "callback",
-            1,
-            "callback_version",
-            CALLBACK_ROLES,
-            _file_of("outbox", "sql/callback.sql"),
-        ),
-        SchemaPart(
-            "decision",
-            1,
-            "decision_version",
-            DECISION_ROLES,
-            _file_of("outbox", "sql/decision.sql"),
-        ),
+        _outbox_part("outbox", OUTBOX_ROLES, "schema.sql"),
+        _outbox_part("inbox", INBOX_ROLES, "inbox.sql"),
+        _outbox_part("callback", CALLBACK_ROLES, "callback.sql"),
+        _outbox_part("decision", DECISION_ROLES, "decision.sql"),
     )
 }
-"""Every part, by its name."""
+"""Every part, by its name. `schema.sql` has a head of its own: DBAs apply that file as it is."""

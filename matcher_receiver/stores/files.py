@@ -21,9 +21,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import SettingError
+from orderchain.files import private_opener
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.model import Mark, Snapshot
-from orderchain.private_file import private_opener
 from orderchain.seal import SEAL_BYTES
 from orderchain.text import counted, printable, reason_of
 

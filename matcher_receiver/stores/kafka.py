@@ -24,8 +24,8 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import RetryError, SettingError, TopicError
+from orderchain.frame import topic_refusal
 from orderchain.text import reason_of
-from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
     from types import TracebackType

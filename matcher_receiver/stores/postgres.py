@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from matcher_receiver.waits import AWAY
-from orderchain.backoff import Backoff
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import sqlstate_of
 from orderchain.clients.session import Session, SessionConfig
+from orderchain.clock import Backoff
 from orderchain.errors import (
     ChainMissing,
     CheckpointLost,
@@ -25,8 +25,7 @@ from orderchain.errors import (
     StillHalted,
 )
 from orderchain.model import Mark
-from orderchain.roles import RECEIVER_WRITER
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import RECEIVER_WRITER, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

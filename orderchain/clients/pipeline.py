@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from orderchain.clients.durability import SyncWaitCancelled, is_sync_wait_cancelled
+from orderchain.clients.session import SyncWaitCancelled, is_sync_wait_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

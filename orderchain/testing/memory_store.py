@@ -11,17 +11,9 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.batch import (
-    TERM_SPREAD_IDS,
-    Batch,
-    IntakeMark,
-    IntakeReject,
-    LeaseSight,
-    Term,
-)
 from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
-from orderchain.model import FrameTerm
-from orderchain.seal import genesis_seal
+from orderchain.model import TERM_SPREAD_IDS, FrameTerm, IntakeMark, IntakeReject, LeaseSight, Term
+from orderchain.seal import Batch, genesis_seal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

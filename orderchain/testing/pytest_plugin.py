@@ -48,7 +48,7 @@ def orderchain_postgres(orderchain_folder: Path) -> Iterator[PostgresServer]:
     """A real PostgreSQL for the whole run, with the engine's login roles."""
     from local_stack.ports import free_port
     from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
-    from orderchain.roles import LOGIN_ROLES
+    from orderchain.sql import LOGIN_ROLES
 
     config = PostgresServerConfig(
         directory=orderchain_folder / "postgres",
@@ -119,7 +119,7 @@ def orderchain_database_name(
 def orderchain_role_dsn(
     orderchain_postgres: PostgresServer, orderchain_database_name: str
 ) -> Callable[[str], str]:
-    """Gives the DSN of the fresh database for a role, one of `orderchain.roles`."""
+    """Gives the DSN of the fresh database for a role, one of `orderchain.sql`."""
     return lambda role: orderchain_postgres.dsn(role, orderchain_database_name)
 
 
@@ -138,7 +138,7 @@ def orderchain_environment(
     orderchain_role_dsn: Callable[[str], str],
 ) -> dict[str, str]:
     """The settings of a whole stack, as `chainctl stack env` gives them, with a fresh database."""
-    from orderchain.roles import AUDITOR, GAP_READER
+    from orderchain.sql import AUDITOR, GAP_READER
 
     return {
         "CHAINCTL_DATABASE": orderchain_database,

@@ -16,12 +16,11 @@ from orderchain.testing.wire import WireBroken
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
-    from orderchain.batch import Batch, IntakeMark, LeaseSight, Term
-    from orderchain.model import ClientNumber, Event, KeyPage
+    from orderchain.model import ClientNumber, Event, IntakeMark, KeyPage, LeaseSight, Term
     from orderchain.ports import SourceRecord
-    from orderchain.testing.memory_log import MemoryLog
+    from orderchain.seal import Batch
+    from orderchain.testing.memory_log import MemoryLog, MemoryTopic
     from orderchain.testing.memory_store import MemoryDatabase
-    from orderchain.testing.memory_topic import MemoryTopic
     from orderchain.testing.wire import Wire
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -17,7 +16,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clock import SystemClock
+from orderchain.clock import Backoff, SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.text import reason_of
 from outbox.errors import LASTING

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from orderchain.backoff import step_seconds
+from orderchain.clock import step_seconds
 from orderchain.config import Config
 
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.roles import OUTBOX_CALLBACK
-from orderchain.sql import load_sql
+from orderchain.sql import OUTBOX_CALLBACK, load_sql
 from outbox.session import OutboxSession, Tables
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import msgspec
 
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
-from orderchain.roles import OUTBOX_OPERATOR
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import OUTBOX_OPERATOR, load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orderchain.backoff import Backoff
+from orderchain.clock import Backoff
 from orderchain.monitoring import Metric
 from orderchain.text import reason_of
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -28,6 +27,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.text import printable, reason_of
 from outbox.consumer.delivery import read_delivery

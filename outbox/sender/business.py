@@ -24,8 +24,8 @@ from uuid import UUID
 
 import msgspec
 
-from orderchain.clients.durability import is_durable, watch_for_cancelled_waits
 from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
+from orderchain.clients.session import is_durable, watch_for_cancelled_waits
 from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
 from outbox.errors import DestinationMissing, MessageError, OutboxFull

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from orderchain.clients.durability import watch_for_cancelled_waits
 from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
+from orderchain.clients.session import watch_for_cancelled_waits
 from orderchain.errors import RefusedError, SettingError
 from outbox.sender.verdicts import Answer
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaProducer,
@@ -38,6 +37,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import printable
 from outbox.confirm_record import token_of

@@ -14,7 +14,6 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from orderchain.backoff import Backoff
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -26,6 +25,7 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.postgres import DriverUUID
+from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of
 from outbox.confirm_record import APPLIED, decode_confirms, is_proven

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orderchain.clock import SystemClock
-from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import OUTBOX_OPERATOR
 from outbox.sender.relay_config import RelayStats
 from outbox.sender.store import History
 from outbox.session import OUTBOX_TABLES, OutboxSession

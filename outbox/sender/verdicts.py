@@ -11,7 +11,7 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from orderchain.backoff import step_seconds
+from orderchain.clock import step_seconds
 from orderchain.config import Config
 from orderchain.errors import SettingError
 from orderchain.text import counted

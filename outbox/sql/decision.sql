@@ -2,48 +2,10 @@
 -- local transaction and the answer to a check write the same key, and the second one is refused: so
 -- "not done" also holds against a transaction that is still running. `chainctl schema print --part
 -- decision` prints this file, `chainctl schema apply --part decision` applies it in one
--- transaction. It needs none of the other parts.
+-- transaction. It needs none of the other parts. A business service that has a login role of its own
+-- is granted ours: GRANT outbox_decider TO ...
 
--- ---------------------------------------------------------------------------------------- roles
--- Made without a password, so nobody can log in until a DBA sets one. A business service that has a
--- login role of its own is granted this one: GRANT outbox_decider TO ...
-
-DO $$
-DECLARE
-    role_name text;
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'orderchain_owner') THEN
-        CREATE ROLE orderchain_owner NOLOGIN;
-    END IF;
-    FOREACH role_name IN ARRAY ARRAY['outbox_decider']
-    LOOP
-        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
-            EXECUTE format('CREATE ROLE %I LOGIN', role_name);
-        END IF;
-    END LOOP;
-    -- A role that applies the schema without being a superuser must be able to act as the owner.
-    IF NOT pg_has_role('orderchain_owner', 'USAGE') THEN
-        EXECUTE format('GRANT orderchain_owner TO %I', current_user);
-    END IF;
-END
-$$;
-
-GRANT CREATE, USAGE ON SCHEMA public TO orderchain_owner;
-GRANT USAGE ON SCHEMA public TO outbox_decider;
-SET LOCAL ROLE orderchain_owner;
-SET LOCAL search_path = public;
-
--- ---------------------------------------------------------------------------------------- version
-
-CREATE TABLE decision_version (
-    only_row   boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
-    version    integer     NOT NULL,
-    -- An upgrade to it is under way: programs of that version work here, too (docs/upgrade.md).
-    upgrade_to integer     CHECK (upgrade_to = version + 1),
-    applied_at timestamptz NOT NULL DEFAULT now()
-);
-
-INSERT INTO decision_version (version) VALUES (1);
+-- Here `chainctl schema print` puts chainctl/schema/head.sql: the roles, and the version.
 
 -- -------------------------------------------------------------------------------------- decisions
 

@@ -1,49 +1,12 @@
 -- The sender's tables of the outbox. They are in the business's own database, so that a message is
--- stored in the transaction of the change that it reports. `chainctl schema apply --part outbox`
--- applies this file in one transaction, a DBA may do so with psql (--single-transaction).
+-- stored in the transaction of the change that it reports. `chainctl schema print --part outbox`
+-- prints this file with its head, which a DBA may apply with psql (--single-transaction), `chainctl
+-- schema apply --part outbox` does it.
 --
 -- Words: a delivery is one message for one consumer. A message is never changed. What changes is in
 -- outbox_pending, for unfinished deliveries only; finished ones are moved to outbox_done.
 
--- ---------------------------------------------------------------------------------------- roles
--- Made without a password, so nobody can log in until a DBA sets one.
-
-DO $$
-DECLARE
-    role_name text;
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'orderchain_owner') THEN
-        CREATE ROLE orderchain_owner NOLOGIN;
-    END IF;
-    FOREACH role_name IN ARRAY ARRAY['outbox_writer', 'outbox_relay', 'outbox_operator']
-    LOOP
-        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
-            EXECUTE format('CREATE ROLE %I LOGIN', role_name);
-        END IF;
-    END LOOP;
-    -- A role that applies the schema without being a superuser must be able to act as the owner.
-    IF NOT pg_has_role('orderchain_owner', 'USAGE') THEN
-        EXECUTE format('GRANT orderchain_owner TO %I', current_user);
-    END IF;
-END
-$$;
-
-GRANT CREATE, USAGE ON SCHEMA public TO orderchain_owner;
-GRANT USAGE ON SCHEMA public TO outbox_writer, outbox_relay, outbox_operator;
-SET LOCAL ROLE orderchain_owner;
-SET LOCAL search_path = public;
-
--- ---------------------------------------------------------------------------------------- version
-
-CREATE TABLE outbox_version (
-    only_row   boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
-    version    integer     NOT NULL,
-    -- An upgrade to it is under way: programs of that version work here, too (docs/upgrade.md).
-    upgrade_to integer     CHECK (upgrade_to = version + 1),
-    applied_at timestamptz NOT NULL DEFAULT now()
-);
-
-INSERT INTO outbox_version (version) VALUES (1);
+-- Here `chainctl schema print` puts chainctl/schema/head.sql: the roles, and the version.
 
 -- ----------------------------------------------------------------------------------- destinations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orderchain.ports import SourceRecord
-    from sequencer.intake.config import TopicIntakeConfig
+    from sequencer.config import TopicIntakeConfig
 
 
 PROBE_EVERY_SECONDS: Final = 5.0

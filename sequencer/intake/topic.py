@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from orderchain.backoff import Backoff
-from orderchain.batch import IntakeMark
+from orderchain.clock import Backoff
 from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
-from orderchain.model import SEPARATOR
+from orderchain.model import SEPARATOR, IntakeMark
 from orderchain.monitoring import Metric
 from orderchain.text import counted
 from sequencer.intake.reader import TopicReader
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from orderchain.monitoring import Sample
     from orderchain.ports import RecordSource, SourceRecord
-    from sequencer.intake.config import TopicIntakeConfig
+    from sequencer.config import TopicIntakeConfig
     from sequencer.order import Ack
     from sequencer.service import Sequencer
 

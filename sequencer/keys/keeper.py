@@ -13,9 +13,9 @@ from sequencer.keys.memory import PIECE_ROWS, Claims, KeyMemory, merge_pieces, p
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from orderchain.batch import Batch, Term
-    from orderchain.model import ClientNumber, Event, KeyPage
+    from orderchain.model import ClientNumber, Event, KeyPage, Term
     from orderchain.ports import KeyStore
+    from orderchain.seal import Batch
 
 
 _log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from orderchain.batch import Batch
+    from orderchain.seal import Batch
     from sequencer.order import OrderColumns
 
     Hashes = NDArray[np.uint64]

@@ -25,8 +25,8 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.topic_durability import durability_warning
 from orderchain.errors import OrderchainError, RetryError
+from orderchain.frame import topic_refusal
 from orderchain.text import reason_of
-from orderchain.topic import topic_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

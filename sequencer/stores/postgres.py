@@ -16,7 +16,6 @@ from operator import attrgetter
 from secrets import randbelow
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from orderchain.batch import TERM_SPREAD_IDS, Batch, IntakeMark, LeaseSight, Term
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from orderchain.clock import SystemClock
 from orderchain.errors import (
@@ -28,8 +27,8 @@ from orderchain.errors import (
     UnknownOutcome,
 )
 from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES
-from orderchain.model import Event
-from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
+from orderchain.model import TERM_SPREAD_IDS, Event, IntakeMark, LeaseSight, Term
+from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, Batch, event_pages
 from orderchain.sql import load_sql
 from sequencer.stores.session import GIVEN_UP, LeaderSession, call
 

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.durability import (
+from orderchain.clients.pipeline import Pipeline
+from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
+from orderchain.clients.session import (
+    Session,
+    SessionConfig,
     SyncWaitCancelled,
     check_durability,
     listen_for_cancelled_waits,
+    open_connection,
 )
-from orderchain.clients.pipeline import Pipeline
-from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
-from orderchain.clients.session import Session, SessionConfig, open_connection
 from orderchain.errors import RetryError, SchemaError
-from orderchain.roles import SEQUENCER_WRITER
-from orderchain.sql import load_sql, require_version
+from orderchain.sql import SEQUENCER_WRITER, load_sql, require_version
 from sequencer.core import ClockWatch
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from orderchain.frame import FrameHeader, encode_frame
 from orderchain.model import ChainHead, Event, FrameTerm, Mark
 from orderchain.seal import genesis_seal
-from orderchain.testing.batches import heartbeat_header, sealed, slices_of
-from orderchain.testing.memory_gap_source import head_of, mark_at
+from orderchain.testing.memory_chain import heartbeat_header, sealed, slices_of
+from orderchain.testing.memory_receiver import head_of, mark_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
-    from orderchain.batch import Batch
     from orderchain.model import Run
+    from orderchain.seal import Batch
 
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")

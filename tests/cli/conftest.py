@@ -24,7 +24,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import chainctl as chainctl_package
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import GAP_READER
+from orderchain.sql import GAP_READER
 from tests.calling import Done, call_here
 from tests.cli.sizes import FILLED_ROWS
 

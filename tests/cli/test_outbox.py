@@ -12,7 +12,7 @@ import pytest
 
 import outbox
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import OUTBOX_OPERATOR
 from outbox import Message, draw_message_ids
 
 if TYPE_CHECKING:

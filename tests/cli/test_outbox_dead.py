@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import OUTBOX_OPERATOR
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids

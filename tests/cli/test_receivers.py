@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import PrimaryBehind, StillHalted
 from orderchain.model import Gap, Mark
-from orderchain.roles import RECEIVER_WRITER
+from orderchain.sql import RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import GAP_READER
+from orderchain.sql import GAP_READER
 from tests.cli.sizes import FILLED_ROWS
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 

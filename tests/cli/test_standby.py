@@ -15,7 +15,7 @@ import pytest
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import GAP_READER
+from orderchain.sql import GAP_READER
 from tests.cli.sizes import FILLED_ROWS as ROWS
 
 if TYPE_CHECKING:

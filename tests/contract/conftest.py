@@ -23,11 +23,14 @@ from matcher_receiver import (
     KafkaSourceConfig,
     PostgresCheckpointStore,
 )
-from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
-from orderchain.testing.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
-from orderchain.testing.memory_gap_source import MemoryGapSource
+from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
+from orderchain.testing.memory_receiver import (
+    MemoryCheckpointStore,
+    MemoryGapSource,
+    MemoryTransaction,
+)
 from orderchain.testing.memory_store import (
     MemoryChainStore,
     MemoryDatabase,

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from orderchain.batch import IntakeMark, IntakeReject, Term
 from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
+from orderchain.model import IntakeMark, IntakeReject, Term
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from tests.committing import commit
 
 if TYPE_CHECKING:
-    from orderchain.batch import Batch
     from orderchain.ports import ChainStore, PendingCommit
+    from orderchain.seal import Batch
 
     from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore
 

@@ -15,9 +15,9 @@ from tests.committing import commit
 from .test_chain_store import next_batch, take_over
 
 if TYPE_CHECKING:
-    from orderchain.batch import Batch
     from orderchain.model import Run
     from orderchain.ports import GapSource
+    from orderchain.seal import Batch
 
     from .conftest import ChangeRow, OpenGaps, OpenStore
 

@@ -15,9 +15,8 @@ import pytest
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import LOGIN_ROLES, SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
-from orderchain.sql import schema_sql
+from orderchain.sql import LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics
 

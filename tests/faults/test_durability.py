@@ -17,7 +17,7 @@ from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from orderchain.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
 from orderchain.model import Mark
-from orderchain.roles import RECEIVER_WRITER
+from orderchain.sql import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics

@@ -25,8 +25,7 @@ from local_stack.postgres import SUPERUSER
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import ForkFound, PrimaryBehind
-from orderchain.roles import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER
-from orderchain.sql import schema_sql
+from orderchain.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import Order, SequencerConfig, open_sequencer
 
 from .conftest import create_chain

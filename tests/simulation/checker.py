@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
-    from orderchain.batch import Batch, IntakeMark
     from orderchain.errors import KeyTooOld
-    from orderchain.model import Event, Run
+    from orderchain.model import Event, IntakeMark, Run
+    from orderchain.seal import Batch
     from sequencer.order import Ack
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from orderchain.errors import RetryError
 from orderchain.seal import event_pages
 from orderchain.sql import SCHEMA_VERSION, load_sql
-from orderchain.testing.memory_gap_source import head_of, mark_at, rows_between, seal_at
+from orderchain.testing.memory_receiver import head_of, mark_at, rows_between, seal_at
 from orderchain.testing.wire import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from orderchain.model import Event
-    from orderchain.testing.memory_gap_source import StoredChain
+    from orderchain.testing.memory_receiver import StoredChain
     from orderchain.testing.wire import Wire
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}

@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from orderchain.model import client_key
-from orderchain.testing.memory_topic import MemoryTopic
+from orderchain.testing.memory_log import MemoryTopic
 from sequencer.intake.topic import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-    from orderchain.batch import IntakeMark
+    from orderchain.model import IntakeMark
     from orderchain.testing.memory_store import CommittedChain
 
     from .checker import Checker

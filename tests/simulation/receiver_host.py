@@ -16,9 +16,9 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from orderchain.testing.lossy_link import LossyLink
-from orderchain.testing.memory_checkpoints import MemoryCheckpointStore, MemoryTransaction
+from orderchain.testing.memory_chain import LossyLink
 from orderchain.testing.memory_log import MemoryFrameSource
+from orderchain.testing.memory_receiver import MemoryCheckpointStore, MemoryTransaction
 from orderchain.testing.wire import WireBroken
 
 from .gap_connection import MemoryReadConnection

@@ -16,7 +16,7 @@ import pytest
 
 from matcher_receiver import Receiver, ReceiverConfig
 from orderchain.errors import ForkFound, OrderchainError, PrimaryBehind, SealMismatch
-from orderchain.testing.lossy_link import LossyLink
+from orderchain.testing.memory_chain import LossyLink
 from orderchain.testing.memory_log import MemoryFrameSource
 from orderchain.testing.virtual_loop import run_virtual
 from sequencer import SequencerConfig

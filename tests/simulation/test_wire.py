@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from orderchain.errors import ConnectError, RetryError, StoppedError
-from orderchain.testing.lossy_link import LinkDial, LossyLink
-from orderchain.testing.memory_topic import MemoryTopic
+from orderchain.testing.memory_chain import LinkDial, LossyLink
+from orderchain.testing.memory_log import MemoryTopic
 from orderchain.testing.process import Process
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from orderchain.testing.wire import Dial, Wire, WireBroken, WiredServer

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain.testing.lossy_link import LinkDial
-from orderchain.testing.memory_gap_source import MemoryReplica
+from orderchain.testing.memory_chain import LinkDial
+from orderchain.testing.memory_receiver import MemoryReplica
 from orderchain.testing.memory_store import MemoryDatabase
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from orderchain.testing.wire import Dial, Wire, WiredServer

@@ -14,10 +14,10 @@ from matcher_receiver import Receiver, waits
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
 from matcher_receiver.fill import Filling
-from matcher_receiver.gap_log import GapLedger
 from matcher_receiver.head_poller import HeadWatch
+from matcher_receiver.stats import GapLedger
 from orderchain.model import Mark
-from orderchain.testing.memory_checkpoints import MemoryCheckpointStore
+from orderchain.testing.memory_receiver import MemoryCheckpointStore
 from sequencer.publisher import Publisher
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from sequencer.service import Sequencer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.batch import Batch, Term
     from orderchain.errors import UnknownOutcome
+    from orderchain.model import Term
+    from orderchain.seal import Batch
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from local_stack.postgres import SUPERUSER
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.model import Event
-from orderchain.roles import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import asyncpg
 from aiokafka import AIOKafkaProducer
 
 from orderchain.frame import encode_frame
-from orderchain.testing.batches import header_of, heartbeat_header
+from orderchain.testing.memory_chain import header_of, heartbeat_header
 from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from orderchain.seal import genesis_seal
-from orderchain.testing.batches import sealed
+from orderchain.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
 from tests.integration.chain_verifier.publishing import begin_term
 from tests.stored_pages import LET_TAMPER, store_rows

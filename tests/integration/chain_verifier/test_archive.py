@@ -20,7 +20,7 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import InputError, SettingError, SourceBroken
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.storing import (
     DROP_RULES,

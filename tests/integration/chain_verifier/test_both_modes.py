@@ -16,7 +16,7 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
-from orderchain.roles import AUDITOR, GAP_READER
+from orderchain.sql import AUDITOR, GAP_READER
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import (
     CHAIN_ID,

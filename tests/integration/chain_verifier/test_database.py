@@ -19,7 +19,7 @@ from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.table import HAS_NULL
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
-from orderchain.roles import AUDITOR, GAP_READER
+from orderchain.sql import AUDITOR, GAP_READER
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import (
     CHAIN_ID,

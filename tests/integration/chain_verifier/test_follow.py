@@ -16,7 +16,7 @@ from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import Follower
 from chainctl.verifying import follow as follow_topic
 from orderchain.errors import SettingError
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.publishing import frame_of, frames_of
 from tests.integration.chain_verifier.storing import store

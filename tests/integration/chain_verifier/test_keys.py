@@ -13,7 +13,7 @@ from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.findings import Kind
 from chain_verifier.report import Report, Verdict
 from orderchain.limits import ID_MAX
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.storing import store

@@ -24,7 +24,7 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
 from orderchain.errors import SettingError
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.storing import batches_of, execute, seal_of, store

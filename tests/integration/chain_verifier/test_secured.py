@@ -18,15 +18,15 @@ from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
-from orderchain.clients.jdbc import jdbc_address
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import (
+from orderchain.clients.options import (
     SPARK_SECRET_OPTIONS,
+    jdbc_address,
     librdkafka_options,
     spark_kafka_options,
 )
 from orderchain.errors import ConnectError
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.certificates import HOST, Authority
 from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.publishing import frames_of, publish

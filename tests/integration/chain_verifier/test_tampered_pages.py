@@ -17,7 +17,7 @@ from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.database_facts import SQL, filled
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.storing import (

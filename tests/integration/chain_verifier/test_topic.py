@@ -22,7 +22,7 @@ from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
-from orderchain.roles import AUDITOR
+from orderchain.sql import AUDITOR
 from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import (

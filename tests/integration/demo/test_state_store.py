@@ -10,7 +10,7 @@ from demo.matching_service import StateStore, StoredState, open_state_store
 from demo.scenario import make_table
 from orderchain.errors import CheckpointLost, ConnectError
 from orderchain.model import Event, Mark, Run
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

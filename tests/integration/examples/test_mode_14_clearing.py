@@ -9,7 +9,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import asyncpg
 import pytest
 
 from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.schema.parts import PARTS
 from chainctl.settings import Settings
 from tests.pipes import stdin_of, stdout_of
 
@@ -39,8 +39,8 @@ DEADLINE_SECONDS = 400
 async def admin(stack_environment: dict[str, str]) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
     async with connection.transaction():
-        for part in ("schema.sql", "inbox.sql"):
-            await connection.execute((files("outbox") / "sql" / part).read_text(encoding="utf-8"))
+        for part in ("outbox", "inbox"):
+            await connection.execute(PARTS[part].text())
     yield connection
     await connection.close()
 

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from gapfill import GapReader, GapReaderConfig
-from orderchain.roles import GAP_READER
+from orderchain.sql import GAP_READER
 from tests.builders.stored_chain import StoredChain
 
 MakeStored = Callable[..., Awaitable[StoredChain]]

@@ -19,8 +19,8 @@ from .conftest import CHAIN_ID, PAGE_ROWS
 if TYPE_CHECKING:
     import asyncpg
 
-    from orderchain.batch import Batch
     from orderchain.model import Mark
+    from orderchain.seal import Batch
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeStored

@@ -14,7 +14,7 @@ from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import NotYetReadable
-from orderchain.roles import GAP_READER
+from orderchain.sql import GAP_READER
 from tests.builders.chains import ids_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 from local_stack import FolderUnusable, LocalStack, StackMissing
 from local_stack.ports import LOOPBACK
-from orderchain.roles import LOGIN_ROLES
+from orderchain.sql import LOGIN_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

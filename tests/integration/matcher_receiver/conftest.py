@@ -18,7 +18,7 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 

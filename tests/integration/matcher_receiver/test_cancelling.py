@@ -20,7 +20,7 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.cancelling import CancelAt, Cancelled
 from tests.unit.matcher_receiver.memory import MemoryFrames
 

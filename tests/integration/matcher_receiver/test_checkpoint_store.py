@@ -18,8 +18,7 @@ from orderchain.errors import (
     SchemaError,
 )
 from orderchain.model import Mark
-from orderchain.roles import RECEIVER_WRITER
-from orderchain.sql import load_sql
+from orderchain.sql import RECEIVER_WRITER, load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

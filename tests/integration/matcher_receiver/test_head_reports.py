@@ -9,7 +9,7 @@ import pytest
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import CheckpointLost, PrimaryBehind, SettingError, StillHalted
 from orderchain.model import Gap
-from orderchain.roles import RECEIVER_WRITER
+from orderchain.sql import RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from orderchain import (
     State,
     open_receiver,
 )
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.topics import make_topics
 
 from .conftest import publish_frames

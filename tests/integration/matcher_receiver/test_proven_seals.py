@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from matcher_receiver import Receiver
-    from orderchain.batch import Batch
+    from orderchain.seal import Batch
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish

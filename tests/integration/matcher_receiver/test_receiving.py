@@ -27,7 +27,7 @@ from orderchain.errors import (
     SettingError,
     TopicError,
 )
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
 from tests.stored_pages import LET_TAMPER
 

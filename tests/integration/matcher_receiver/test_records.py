@@ -23,7 +23,7 @@ from matcher_receiver import (
 )
 from orderchain.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
 from orderchain.model import Event
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics

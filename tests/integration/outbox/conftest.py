@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
+from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
 from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
 from outbox.headers import read_headers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import SettingError
-from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import OUTBOX_OPERATOR
 from outbox import Destination, change_destination, create_destination_topics, save_destinations
 
 if TYPE_CHECKING:

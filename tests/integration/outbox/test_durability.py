@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -12,11 +11,12 @@ import msgspec
 import pytest
 
 import outbox
+from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import DurabilityError, RetryError, SettingError
-from orderchain.roles import LOGIN_ROLES
+from orderchain.sql import LOGIN_ROLES
 from outbox import Consumer, ConsumerConfig, Relay, Status
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
@@ -46,7 +46,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 DEADLINE_SECONDS = 60.0
 GHOST = "a_standby_that_is_not_there"
 SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
-PARTS = ("schema.sql", "inbox.sql", "callback.sql", "decision.sql")
 
 
 @pytest.fixture(scope="session")
@@ -138,8 +137,8 @@ class Database:
 async def own(own_server: PostgresServer, kafka_server: KafkaServer) -> AsyncIterator[Database]:
     name = f"test_{secrets.token_hex(8)}"
     own_server.create_database(name)
-    for part in PARTS:
-        schema = (files("outbox") / "sql" / part).read_text()
+    for part in ("outbox", "inbox", "callback", "decision"):
+        schema = PARTS[part].text()
         own_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=name)
     async for sender in make_sender(own_server, name, kafka_server.bootstrap):
         own_server.execute("CREATE TABLE effect (message_id uuid, note text)", database=name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
 import outbox
+from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, FireAfterCommit, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
@@ -116,7 +116,7 @@ async def test_inbox_of_a_quiet_destination_drops_its_old_days(sender: Sender) -
     """Sender, broker and consumer as they are; nothing of the sender's is unfinished."""
     destination = await sender.set_up()
     async with sender.admin.transaction():
-        await sender.admin.execute((files("outbox") / "sql" / "inbox.sql").read_text())
+        await sender.admin.execute(PARTS["inbox"].text())
     business = await sender.connect()
     config = ConsumerConfig(
         name=CONSUMER,

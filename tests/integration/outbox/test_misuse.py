@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
+from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
+from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
 
@@ -122,7 +122,7 @@ async def test_login_fills_no_disk_once_the_steps_for_the_dba_are_done(
 async def test_database_of_the_callback_service_is_closed_by_its_schema(
     postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
-    schema = (files("outbox") / "sql" / "callback.sql").read_text()
+    schema = PARTS["callback"].text()
     postgres_server.execute(f"BEGIN;\n{schema}\nCOMMIT;\n", database=empty_database_name)
     admin = await asyncpg.connect(postgres_server.dsn(SUPERUSER, empty_database_name))
     await admin.execute(f"SET ROLE {OUTBOX_CALLBACK}")

@@ -13,7 +13,7 @@ import pytest
 
 import outbox
 from orderchain.errors import SettingError
-from orderchain.roles import OUTBOX_WRITER
+from orderchain.sql import OUTBOX_WRITER
 from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
 from outbox.headers import read_headers
 

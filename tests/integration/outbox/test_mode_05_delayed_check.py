@@ -10,13 +10,13 @@ import gc
 import random
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
 
+from chainctl.schema.parts import PARTS
 from orderchain.errors import RetryError
-from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
+from orderchain.sql import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox import Confirm, Destination, Status, save_destinations
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.check_record import decode_checks
@@ -174,7 +174,7 @@ async def rig(sender: Sender) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def set_up(sender: Sender) -> AsyncIterator[Rig]:
     """Make the callback service's tables, a destination, and a sender that runs."""
-    schema = (files("outbox") / "sql" / "callback.sql").read_text()
+    schema = PARTS["callback"].text()
     async with sender.admin.transaction():
         await sender.admin.execute(schema)
     await sender.admin.execute(f"ALTER ROLE {OUTBOX_CALLBACK} PASSWORD '{PASSWORD}'")

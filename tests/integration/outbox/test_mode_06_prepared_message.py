@@ -12,14 +12,14 @@ import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
+from chainctl.schema.parts import PARTS
 from orderchain.errors import RetryError, SettingError
-from orderchain.roles import OUTBOX_RELAY
+from orderchain.sql import OUTBOX_RELAY
 from outbox import Message, Status, TransitionRefused
 from outbox.message import MessageIds, draw_message_ids
 from outbox.sender.business import store_messages
@@ -137,7 +137,7 @@ class Desk:
 
 @pytest.fixture
 async def business(sender: Sender) -> Business:
-    schema = (files("outbox") / "sql" / "decision.sql").read_text()
+    schema = PARTS["decision"].text()
     async with sender.admin.transaction():
         await sender.admin.execute(schema)
     await sender.admin.execute("CREATE TABLE paid (message_id uuid NOT NULL)")

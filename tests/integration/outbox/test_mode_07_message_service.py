@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from orderchain.clock import SystemClock
 from orderchain.errors import ConnectError, RetryError
-from orderchain.roles import OUTBOX_RELAY
+from orderchain.sql import OUTBOX_RELAY
 from outbox import Message, Status
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids

@@ -11,7 +11,7 @@ import pytest
 
 import outbox
 from orderchain.errors import SettingError
-from orderchain.roles import OUTBOX_OPERATOR
+from orderchain.sql import OUTBOX_OPERATOR
 from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
 from outbox.message import MessageIds
 from outbox.service.clients import Clients

@@ -13,7 +13,7 @@ import pytest
 
 import outbox
 import outbox.sender.message_sender
-from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
+from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, Message, Status, acts, draw_message_ids
 from outbox.confirm_record import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.errors import MessageError

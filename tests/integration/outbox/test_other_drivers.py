@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connection as django_connection
 from django.db import connections, transaction
 
-from orderchain.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
+from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, save_destinations
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.roles import OUTBOX_ROLES, OWNER
+from orderchain.sql import OUTBOX_ROLES, OWNER
 
 if TYPE_CHECKING:
     from .conftest import Sender

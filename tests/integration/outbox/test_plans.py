@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -12,8 +11,9 @@ import asyncpg
 import pytest
 
 import outbox
+from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OUTBOX_RELAY
+from orderchain.sql import OUTBOX_RELAY
 from outbox import Message, draw_message_ids
 from outbox.callback.checked_sender import SQL as CHECKED_SQL
 from outbox.callback.store import SQL as CALLBACK_SQL
@@ -108,7 +108,7 @@ async def session(sender: Sender) -> AsyncIterator[OutboxSession]:
 async def callback(sender: Sender) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A session as a callback service's, on a store that was empty when it was looked at."""
     async with sender.admin.transaction():
-        await sender.admin.execute((files("outbox") / "sql" / "callback.sql").read_text())
+        await sender.admin.execute(PARTS["callback"].text())
     await sender.admin.execute("VACUUM ANALYZE")
     connection = await asyncpg.connect(sender.dsns[SUPERUSER], server_settings=PLAN_SETTINGS)
     yield connection

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
-from orderchain.roles import CALLBACK_ROLES, DECISION_ROLES, OWNER
+from chainctl.schema.parts import PARTS
+from orderchain.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
 
 from .test_permissions import _COLUMNS, table_below
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-PARTS = {"Callback": ("callback.sql", CALLBACK_ROLES), "Decision": ("decision.sql", DECISION_ROLES)}
+ROLES = {"Callback": CALLBACK_ROLES, "Decision": DECISION_ROLES}
 
 
-@pytest.fixture(params=list(PARTS))
+@pytest.fixture(params=list(ROLES))
 async def part(request: Any, empty_database: str) -> AsyncIterator[tuple[str, Any]]:
     connection = await asyncpg.connect(empty_database)
     async with connection.transaction():
-        await connection.execute((files("outbox") / "sql" / PARTS[request.param][0]).read_text())
+        await connection.execute(PARTS[request.param.lower()].text())
     yield request.param, connection
     await connection.close()
 
 
 async def test_column_rights_are_those_of_the_document(part: tuple[str, Any]) -> None:
     name, connection = part
-    (role,) = PARTS[name][1]
+    (role,) = ROLES[name]
     written = {
         (row["table"], row["column"]): row[role]
         for row in table_below(f"{name}: tables, column by column")
@@ -51,7 +51,7 @@ async def test_column_rights_are_those_of_the_document(part: tuple[str, Any]) ->
 
 async def test_functions_and_roles_are_those_of_the_document(part: tuple[str, Any]) -> None:
     name, connection = part
-    assert tuple(row["role"] for row in table_below(f"{name}: roles")) == PARTS[name][1]
+    assert tuple(row["role"] for row in table_below(f"{name}: roles")) == ROLES[name]
     functions = await connection.fetch(
         "SELECT oid, oid::regprocedure::text AS name, proconfig::text AS settings, proacl,"
         " pg_get_userbyid(proowner)::text AS owner"
@@ -63,7 +63,7 @@ async def test_functions_and_roles_are_those_of_the_document(part: tuple[str, An
     for row in functions:
         assert row["owner"] == OWNER
         assert "search_path=pg_catalog, public, pg_temp" in row["settings"], row["name"]
-        for role in PARTS[name][1]:
+        for role in ROLES[name]:
             query = "SELECT has_function_privilege($1::text, $2::oid, 'EXECUTE')"
             assert await connection.fetchval(query, role, row["oid"])
         granted = await connection.fetchval(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from orderchain.clients.kafka import close_client, describe_topics, make_admin, start_client
 from orderchain.clients.kafka_config import KafkaConfig
@@ -93,7 +93,7 @@ async def test_relay_warns_once_of_topics_on_one_broker(sender: Sender, warned: 
 async def test_consumer_warns_of_its_confirm_topic(sender: Sender, warned: Warned) -> None:
     clearing = await set_up(sender)
     async with sender.admin.transaction():
-        await sender.admin.execute((files("outbox") / "sql" / "inbox.sql").read_text())
+        await sender.admin.execute(PARTS["inbox"].text())
     config = ConsumerConfig(
         name=CONSUMER, topics=(clearing.topic,), kafka=sender.kafka,
         database=sender.dsns[SUPERUSER],

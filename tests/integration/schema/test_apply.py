@@ -10,8 +10,7 @@ import asyncpg
 import pytest
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import GAP_READER, LOGIN_ROLES, OWNER
-from orderchain.sql import SCHEMA_VERSION, schema_sql
+from orderchain.sql import GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
     from local_stack import PostgresServer

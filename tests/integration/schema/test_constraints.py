@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.sql import OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

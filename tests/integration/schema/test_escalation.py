@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import SEQUENCER_WRITER
+from orderchain.sql import SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

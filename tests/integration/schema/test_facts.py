@@ -11,7 +11,7 @@ from chainctl.database import connected
 from chainctl.schema.facts import Fact, differences, encode_facts, read_facts, shipped_facts
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from orderchain.roles import OWNER
+from orderchain.sql import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,8 @@ import pytest
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 from orderchain.errors import SettingError
-from orderchain.roles import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER
-from orderchain.roles import SEQUENCER_WRITER as WRITER
-from orderchain.sql import load_sql
+from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER, load_sql
+from orderchain.sql import SEQUENCER_WRITER as WRITER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.model import Event
-from orderchain.roles import GAP_READER, SEQUENCER_WRITER
 from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
+from orderchain.sql import GAP_READER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

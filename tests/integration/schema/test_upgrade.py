@@ -21,8 +21,7 @@ from chainctl.schema.upgrade import (
 )
 from local_stack.postgres import SUPERUSER
 from orderchain.errors import SchemaError
-from orderchain.roles import OWNER
-from orderchain.sql import SCHEMA_VERSION, require_version
+from orderchain.sql import OWNER, SCHEMA_VERSION, require_version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,11 +10,10 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from orderchain.frame import FrameHeader, decode_body, decode_header
+from orderchain.frame import FrameHeader, decode_body, decode_header, default_topic
 from orderchain.model import Event
-from orderchain.roles import SEQUENCER_WRITER
 from orderchain.seal import genesis_seal
-from orderchain.topic import default_topic
+from orderchain.sql import SEQUENCER_WRITER
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.batch import IntakeMark
 from orderchain.errors import OrderchainError
-from orderchain.model import is_linked
+from orderchain.model import IntakeMark, is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
 from tests.cancelling import CancelledAt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gapfill import GapReader, GapReaderConfig
-from orderchain.roles import GAP_READER
+from orderchain.sql import GAP_READER
 from sequencer import Order, Sequencer, open_sequencer
 
 if TYPE_CHECKING:

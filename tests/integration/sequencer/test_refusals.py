@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orderchain.errors import ConnectError, OrderchainError, RetryError
-from orderchain.roles import GAP_READER, SEQUENCER_WRITER
+from orderchain.sql import GAP_READER, SEQUENCER_WRITER
 from sequencer import open_sequencer
 from sequencer.stores.kafka import KafkaFrameSink
 from tests.silent_server import silent_server

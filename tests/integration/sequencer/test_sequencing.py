@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from orderchain.batch import IntakeMark
 from orderchain.errors import (
     ChainLed,
     ChainMissing,
@@ -21,7 +20,7 @@ from orderchain.errors import (
     StoppedError,
     TopicError,
 )
-from orderchain.model import is_linked
+from orderchain.model import IntakeMark, is_linked
 from orderchain.seal import event_pages, genesis_seal, next_seal
 from orderchain.sql import SCHEMA_VERSION
 from sequencer import Order, SequencerConfig, open_sequencer

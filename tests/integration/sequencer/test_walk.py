@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from matcher_receiver import ReceiverConfig
-from orderchain.roles import GAP_READER, RECEIVER_WRITER
+from orderchain.sql import GAP_READER, RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

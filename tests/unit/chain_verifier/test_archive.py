@@ -28,7 +28,7 @@ from chain_verifier.report import Verdict
 from orderchain.errors import InputError
 from orderchain.model import Event
 from orderchain.seal import genesis_seal
-from orderchain.testing.batches import sealed
+from orderchain.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from chainctl.main import main
 from chainctl.schema.parts import expected_objects, grants_sql
-from orderchain.roles import LOGIN_ROLES
-from orderchain.sql import schema_sql
+from orderchain.sql import LOGIN_ROLES, schema_sql
 
 if TYPE_CHECKING:
     import pytest

@@ -13,7 +13,7 @@ from demo.lossy_link import (
 )
 from orderchain.frame import encode_frame
 from orderchain.model import Event
-from orderchain.testing.batches import header_of, heartbeat_header
+from orderchain.testing.memory_chain import header_of, heartbeat_header
 
 SEED = 20_26
 ROWS_A_FRAME = 2

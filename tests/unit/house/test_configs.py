@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier")
 
 CHECKED_BY_THEMSELVES = {"KafkaConfig", "DatabaseConfig"}
-"""Their fields depend on each other throughout, and some hold secrets: tests/unit/clients."""
+"""Their fields depend on each other throughout, and some hold secrets: tests/unit/orderchain."""
 NOT_SETTINGS = {"SessionConfig"}
 """Made by code of ours alone, of settings that were checked."""
 

@@ -30,8 +30,8 @@ from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
 
 if TYPE_CHECKING:
-    from orderchain.batch import Batch
     from orderchain.model import Mark
+    from orderchain.seal import Batch
 
 
 def lying_of_the_seal(chain: Chain, batch: Batch) -> bytes:

@@ -33,7 +33,7 @@ from orderchain.limits import (
     PAYLOAD_BYTES_MAX,
 )
 from orderchain.model import Event
-from orderchain.testing.batches import header_of, heartbeat_header
+from orderchain.testing.memory_chain import header_of, heartbeat_header
 from tests.vectors.frames import mac_of
 
 KEY = bytes(range(32))

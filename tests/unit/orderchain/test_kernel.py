@@ -13,27 +13,27 @@ import msgspec
 import pytest
 
 import orderchain
-from orderchain import frame, limits, roles, seal, sql, topic
+from orderchain import frame, limits, seal, sql
 from orderchain.model import Event
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
 
 PUBLIC = {
-    "batch": "Batch IntakeMark IntakeReject LeaseSight Term",
-    "clock": "Clock SystemClock",
-    "collector": "calm_collector",
+    "clock": "Backoff Clock SystemClock jittered_seconds step_seconds",
     "config": "Config expected_of mask_dsn",
-    "frame": "FrameHeader decode_body decode_header decode_linked_body encode_frame is_signed",
-    "model": "ChainHead ClientNumber Event FrameTerm Gap KeyPage Mark Run Snapshot Standing "
-    "client_key first_break is_linked split_client_key",
+    "files": "FoundRow JournalRow found_row last_id lines_of no_row private_opener write_private "
+    "written_row",
+    "frame": "FrameHeader decode_body decode_header decode_linked_body default_topic encode_frame "
+    "is_signed topic_refusal",
+    "model": "ChainHead ClientNumber Event FrameTerm Gap IntakeMark IntakeReject KeyPage "
+    "LeaseSight Mark Run Snapshot Standing Term client_key first_break is_linked split_client_key",
     "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
     "HeadReports KeyStore Lease PendingCommit PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
-    "seal": "PageImage column_pages content_of event_pages genesis_seal next_seal page_events "
-    "page_image seal_over",
+    "seal": "Batch PageImage column_pages content_of event_pages genesis_seal next_seal "
+    "page_events page_image seal_over",
     "sql": "load_sql parse_sql require_version schema_sql",
     "text": "counted printable reason_of",
-    "topic": "default_topic topic_refusal",
 }
 
 
@@ -118,7 +118,7 @@ def test_seal_and_nonce_have_the_sizes_of_the_wire() -> None:
 
 
 def test_default_topic_names_the_chain() -> None:
-    assert topic.default_topic(2**31 - 1) == "orderchain.2147483647"
+    assert frame.default_topic(2**31 - 1) == "orderchain.2147483647"
 
 
 def test_schema_is_found_and_has_the_version_that_the_code_expects() -> None:
@@ -129,6 +129,6 @@ def test_schema_is_found_and_has_the_version_that_the_code_expects() -> None:
 
 def test_roles_are_those_that_the_schema_makes() -> None:
     text = sql.schema_sql()
-    assert roles.OWNER == "orderchain_owner"
-    assert f"CREATE ROLE {roles.OWNER} NOLOGIN;" in text
-    assert "ARRAY[" + ", ".join(f"'{role}'" for role in roles.LOGIN_ROLES) + "]" in text
+    assert sql.OWNER == "orderchain_owner"
+    assert f"CREATE ROLE {sql.OWNER} NOLOGIN;" in text
+    assert "ARRAY[" + ", ".join(f"'{role}'" for role in sql.LOGIN_ROLES) + "]" in text

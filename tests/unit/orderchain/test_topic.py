@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orderchain.topic import default_topic, topic_refusal
+from orderchain.frame import default_topic, topic_refusal
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chainctl.schema.parts import PARTS
 from outbox.errors import TransitionRefused
 from outbox.statuses import FINAL, TRANSITIONS, Change, Status, after, sources
 
@@ -66,7 +66,7 @@ def test_numbers_are_those_that_stand_in_the_database() -> None:
     assert [status.name for status in sorted(Status)] == [
         "INIT", "CONFIRMED", "CONSUMED", "ABNORMAL", "PREPARED", "CANCELLED", "ABANDONED",
     ]  # fmt: skip
-    schema = (files("outbox") / "sql" / "schema.sql").read_text()
+    schema = PARTS["outbox"].text()
     (pending, done) = re.findall(r"CHECK \(status IN \(([\d, ]+)\)\)", schema)
     unfinished = {int(status) for status in Status if status not in FINAL}
     assert set(map(int, pending.split(","))) == unfinished

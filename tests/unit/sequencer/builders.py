@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from orderchain.batch import Term
+from orderchain.model import Term
 from orderchain.seal import genesis_seal
 
 DATABASE_ID = UUID(int=7)

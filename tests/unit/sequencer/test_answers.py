@@ -11,14 +11,15 @@ from orderchain.errors import ClockError, OrderchainError, RetryError, UnknownOu
 from orderchain.model import is_linked
 from orderchain.testing.memory_store import CommitFault
 from sequencer import core
-from sequencer.batcher import Batcher
+from sequencer.submission import Batcher
 
 from .test_service import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.batch import Batch, Term
+    from orderchain.model import Term
+    from orderchain.seal import Batch
     from sequencer import Sequencer
 
 DEADLINE_SECONDS = 10.0

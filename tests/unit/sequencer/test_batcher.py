@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from orderchain.errors import QueueFull, StoppedError
-from sequencer.batcher import Batcher
-from sequencer.submission import Entry
+from sequencer.submission import Batcher, Entry
 from tests.builders.orders import make_orders
 
 

@@ -17,7 +17,7 @@ from tests.builders.orders import make_orders
 from .builders import DATABASE_ID, WALL_NS, make_term
 
 if TYPE_CHECKING:
-    from orderchain.batch import Batch
+    from orderchain.seal import Batch
 
 
 def core_at(last_id: int = 0, *, skip_ids: int = 0, partition_ids: int = 2**23) -> SequencerCore:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.batch import TERM_SPREAD_IDS
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX
-from orderchain.model import is_linked
+from orderchain.model import TERM_SPREAD_IDS, is_linked
 from sequencer.core import (
     DAY_IDS,
     TIME_PARTITION_IDS_MIN,

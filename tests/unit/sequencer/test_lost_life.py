@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orderchain.batch import TERM_SPREAD_IDS
 from orderchain.clock import SystemClock
 from orderchain.errors import RetryError
 from orderchain.limits import ID_MAX
+from orderchain.model import TERM_SPREAD_IDS
 from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog
 from orderchain.testing.memory_store import (
     MemoryChainStore,
@@ -38,7 +38,7 @@ from tests.builders.orders import make_orders
 from .builders import WALL_NS, make_term
 
 if TYPE_CHECKING:
-    from orderchain.batch import Term
+    from orderchain.model import Term
 
 SKIP = Config(chain_id=1, database="postgresql://d", kafka="k:1").takeover_skip_ids
 HEAD = 5_000

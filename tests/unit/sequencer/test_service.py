@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.batch import IntakeMark
 from orderchain.clock import SystemClock
 from orderchain.errors import (
     ChainLed,
@@ -23,7 +22,7 @@ from orderchain.errors import (
 )
 from orderchain.frame import decode_body, decode_header
 from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.model import is_linked
+from orderchain.model import IntakeMark, is_linked
 from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog, SendFault
 from orderchain.testing.memory_store import (
     CommitFault,
@@ -40,9 +39,9 @@ from tests.small_worlds import scaled_down
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.batch import Batch, Term
     from orderchain.clock import Clock
-    from orderchain.model import Event
+    from orderchain.model import Event, Term
+    from orderchain.seal import Batch
 
 
 class World:

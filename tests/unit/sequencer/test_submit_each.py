@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orderchain.batch import IntakeMark
 from orderchain.errors import (
     BrokerAway,
     IntakeMoved,
@@ -16,7 +15,7 @@ from orderchain.errors import (
     OrderError,
 )
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.model import is_linked
+from orderchain.model import IntakeMark, is_linked
 from orderchain.testing.memory_store import CommitFault
 from sequencer import Ack, Order, Refusal
 

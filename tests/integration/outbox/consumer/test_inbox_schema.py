@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
+from chainctl.schema.parts import PARTS
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import Inbox
 from outbox.message import MessageIds
@@ -229,7 +229,7 @@ async def test_two_consumers_of_one_database_apply_a_message_once_each(
 async def test_schema_applied_twice_is_refused_and_changes_nothing(
     admin: asyncpg.Connection,
 ) -> None:
-    schema = (files("outbox") / "sql" / "inbox.sql").read_text(encoding="utf-8")
+    schema = PARTS["inbox"].text()
     with pytest.raises(asyncpg.DuplicateTableError):
         async with admin.transaction():
             await admin.execute(schema)

@@ -14,7 +14,7 @@ from sequencer.intake.rows import READ_BYTES_MAX
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orderchain.batch import IntakeMark
+    from orderchain.model import IntakeMark
     from tests.unit.sequencer.intake.conftest import Write
 
 ROWS = "n,x\n" + "".join(f"{number},v{number}\n" for number in range(1, 101))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.batch import IntakeMark
 from orderchain.errors import (
     BrokerAway,
     ConnectError,
@@ -21,9 +20,9 @@ from orderchain.errors import (
     StoppedError,
 )
 from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.model import is_linked
+from orderchain.model import IntakeMark, is_linked
+from orderchain.testing.memory_log import MemoryRecordSource, MemoryTopic
 from orderchain.testing.memory_store import CommitFault
-from orderchain.testing.memory_topic import MemoryRecordSource, MemoryTopic
 from sequencer import Sequencer, TopicIntake, TopicIntakeConfig
 from sequencer.intake import topic as topic_intake
 from tests.unit.sequencer.test_service import World

@@ -14,7 +14,7 @@ from orderchain.errors import SettingError
 from orderchain.model import Mark, Snapshot
 from tests.builders.chains import ids_of
 
-from .rig import Rig, virtual
+from ..rig import Rig, virtual
 
 if TYPE_CHECKING:
     from collections.abc import Callable

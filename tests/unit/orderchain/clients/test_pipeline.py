@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.clients.durability import SyncWaitCancelled
 from orderchain.clients.pipeline import Pipeline
+from orderchain.clients.session import SyncWaitCancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

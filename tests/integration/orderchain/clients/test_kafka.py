@@ -28,7 +28,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import librdkafka_options
+from orderchain.clients.options import librdkafka_options
 from orderchain.errors import ConnectError, RetryError
 from tests.certificates import Authority
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from orderchain.backoff import Backoff, jittered_seconds, step_seconds
+from orderchain.clock import Backoff, jittered_seconds, step_seconds
 from orderchain.errors import SettingError
 
 

@@ -29,7 +29,7 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import ConnectError, RetryError
-from orderchain.roles import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
+from orderchain.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.consumer.confirm_loop import ConfirmSender
 from outbox.consumer.offsets import ConsumeStart, StartFrom

@@ -14,7 +14,7 @@ from orderchain.testing.memory_store import CommitFault
 from sequencer import Order
 from sequencer.keys import memory as key_index
 
-from .test_service import World
+from ..test_service import World
 
 KEYS = 40
 
@@ -158,7 +158,7 @@ async def test_submit_many_with_one_conflict_is_refused_whole(world: World) -> N
 
 
 async def test_intake_of_nothing_but_repeats_moves_its_mark(world: World) -> None:
-    from orderchain.batch import IntakeMark
+    from orderchain.model import IntakeMark
 
     orders = [Order("a", b"1"), Order("b", b"2")]
     async with world.sequencer() as sequencer:

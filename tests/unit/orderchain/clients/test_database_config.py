@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orderchain.clients.database_config import DatabaseConfig, is_local
-from orderchain.clients.jdbc import jdbc_address
+from orderchain.clients.options import jdbc_address
 from orderchain.errors import SettingError
 from tests.certificates import Authority, pkcs8
 

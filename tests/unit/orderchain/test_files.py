@@ -1,13 +1,25 @@
-"""The lines of a journal: what a receiver writes is what a verifier finds."""
+"""Files of orders are private, and what a receiver writes to a journal is what a verifier finds."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from orderchain.journal import LINE_BYTES_MAX, found_row, last_id, lines_of, written_row
+from orderchain.files import (
+    LINE_BYTES_MAX,
+    found_row,
+    last_id,
+    lines_of,
+    write_private,
+    written_row,
+)
 from orderchain.limits import ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from orderchain.model import Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EVENTS = [
     Event(7, 6, 'a\0"\u00e9#1', -1, b""),
@@ -52,3 +64,11 @@ def test_found_row_with_missing_values_has_them_as_none() -> None:
 def test_last_id_with_an_odd_last_line_estimates(line: bytes, expected: int | None) -> None:
     assert last_id([line]) == expected
     assert last_id([]) == 0
+
+
+def test_file_is_its_users_alone_and_holds_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_private(path, "größe")
+    assert path.stat().st_mode & 0o777 == 0o600
+    write_private(path, "x")
+    assert path.read_bytes() == b"x"

@@ -1,4 +1,6 @@
-"""The format of a receiver's journal: JSON Lines, one row of the chain per line.
+"""Files that hold orders: only their user may read them. The format of a receiver's journal.
+
+A journal is JSON Lines, one row of the chain per line.
 
     {"chain_id":1,"id":7,"pid":6,"key":"a","event_time_ns":1689038101570000000,"payload":"gaE="}
 
@@ -8,6 +10,7 @@ journals; both modes of the verifier read those in base64.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -18,8 +21,10 @@ from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from orderchain.model import Event
+
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The longest line: a payload of 256 KiB decoded into escaped JSON stays below it, and so does one
@@ -112,3 +117,18 @@ def lines_of(chain_id: int, events: Sequence[Event], payloads: Sequence[object])
             for event, payload in zip(events, payloads, strict=True)
         ]
     )
+
+
+PRIVATE_MODE: Final = 0o600
+"""For journals, reports and snapshots. A file that exists already keeps its mode."""
+
+
+def private_opener(path: str | Path, flags: int) -> int:
+    """Open as `open(..., opener=private_opener)` asks; a file that this creates is its user's."""
+    return os.open(path, flags, PRIVATE_MODE)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8. Raises OSError."""
+    with open(path, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)

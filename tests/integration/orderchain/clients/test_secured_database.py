@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from importlib.resources import files
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,13 +18,14 @@ from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.verified_mark import read_standing
 from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.schema import parts as schema
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
 from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import connect
 from orderchain.errors import ConnectError
-from orderchain.roles import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES
+from orderchain.sql import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES
 from outbox import (
     Consumer,
     ConsumerConfig,
@@ -199,8 +199,8 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
 
 async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, topic: str) -> None:
     """Make the tables of all sides, and a destination with its topics."""
-    for part in ("schema.sql", "inbox.sql", "callback.sql"):
-        text = (files("outbox") / "sql" / part).read_text()
+    for part in ("outbox", "inbox", "callback"):
+        text = schema.PARTS[part].text()
         secured.server.execute(f"BEGIN; {text} COMMIT", database=database_name)
     roles = ", ".join({*OUTBOX_ROLES, *INBOX_ROLES, *CALLBACK_ROLES})
     secured.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=database_name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_options import (
+from orderchain.clients.options import (
     SPARK_REDACTION_REGEX,
     SPARK_SECRET_OPTIONS,
     java_kafka_options,
