@@ -54,23 +54,27 @@ COMMANDS: Final = {
     "config": "What is set, and by what.",
     "bench": "Measure the engine on this machine, and its rivals.",
 }
-"""Every command, with its line in the help. Each is `chainctl.commands.NAME.command`, unless
-`_ROOMS` has another place for it."""
+"""Every command, with its line in the help."""
 
 _ROOMS: Final = {
-    "top": "status:top",
-    "step-down": "leader:step_down",
-    "takeover": "leader:takeover",
-    "lag": "receivers:lag",
-    "gaps": "receivers:gaps",
-    "unhalt": "receivers:unhalt",
-    "tail": "records:tail",
-    "show": "records:show",
-    "rejects": "records:rejects",
-    "acts": "records:acts",
-    "sizes": "records:sizes",
+    "installation": ("doctor", "config"),
+    "local": ("demo", "stack", "bench"),
+    "schema": ("schema", "grants"),
+    "status": ("status", "top", "leader", "step-down", "takeover"),
+    "receivers": ("receivers", "lag", "gaps", "unhalt"),
+    "records": ("tail", "show", "rejects", "acts", "sizes"),
+    "chain.chains": ("chain",),
+    "chain.sequence": ("sequence",),
+    "chain.receive": ("receive", "fill"),
+    "verifier.verify": ("verify",),
+    "verifier.archive": ("archive", "retention"),
+    "verifier.seal": ("seal",),
+    "outbox": ("outbox",),
+    "outbox.relay": ("messages",),
 }
-"""Module and function of commands that share a module."""
+"""The commands of each module of `chainctl.commands`; a command's function has its name."""
+
+_ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 class LazyGroup(SuggestingGroup):
@@ -84,8 +88,8 @@ class LazyGroup(SuggestingGroup):
         """Import the command `cmd_name`; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        room, _, function = _ROOMS.get(cmd_name, f"{cmd_name}:command").partition(":")
-        found: click.Command = getattr(import_module(f"chainctl.commands.{room}"), function)
+        room = import_module(f"chainctl.commands.{_ROOM_OF[cmd_name]}")
+        found: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -218,6 +218,11 @@ def user_and_host() -> str:
     return f"{user}@{platform.node()}"
 
 
+def who(actor: str | None) -> str:
+    """Return the name to store: as given, else user@host."""
+    return actor or user_and_host()
+
+
 def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the flags of the settings `names`, and the argument `settings`.
 

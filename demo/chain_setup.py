@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.commands.schema import apply_schema
 from chainctl.database import connected
 from chainctl.settings import Settings
@@ -15,7 +15,7 @@ from orderchain.errors import OrderchainError
 from orderchain.roles import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
-    from chainctl.commands.chain import Creation
+    from chainctl.commands.chain.chains import Creation
     from local_stack import LocalStack
 
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from chainctl.journal import Journal
+from chainctl.commands.chain.journal import Journal
 from demo.handlers import HANDLERS
 from demo.lossy_link import BadLink
 from demo.messages import (

@@ -279,11 +279,11 @@ class ReceiverAct(Struct, frozen=True, kw_only=True):
 
 
 @click.group(cls=SuggestingGroup)
-def command() -> None:
+def receivers() -> None:
     """Receivers that keep their checkpoint in the database: see them, and change their state."""
 
 
-@command.command("list", short_help="List the receivers of a chain.")
+@receivers.command("list", short_help="List the receivers of a chain.")
 @chain_option
 @watch_option
 @json_option
@@ -307,7 +307,7 @@ def list_(settings: Settings, chain_id: int, watch_seconds: float | None, as_jso
     repeated(watch_seconds, show)
 
 
-@command.command(short_help="Remove a receiver that no longer exists.")
+@receivers.command(short_help="Remove a receiver that no longer exists.")
 @chain_option
 @click.argument("name", metavar="NAME")
 @acts_by_hand
@@ -325,7 +325,7 @@ def forget(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
     _finish(run_async(_change(settings, chain_id, name, "forget", act, None)), as_json=as_json)
 
 
-@command.command(short_help="Set a checkpoint to the end of a batch.")
+@receivers.command(short_help="Set a checkpoint to the end of a batch.")
 @chain_option
 @click.argument("name", metavar="NAME")
 @click.option(
@@ -349,7 +349,7 @@ def move(
     _finish(run_async(_change(settings, chain_id, name, "move", act, to_id)), as_json=as_json)
 
 
-@command.command(short_help="Set a checkpoint to the start.")
+@receivers.command(short_help="Set a checkpoint to the start.")
 @chain_option
 @click.argument("name", metavar="NAME")
 @acts_by_hand

@@ -16,7 +16,7 @@ import pytest
 import chainctl
 from chain_verifier.spark.session import POSTGRESQL_JDBC
 from tests.calling import Done
-from tests.cli.conftest import must
+from tests.integration.chainctl.conftest import must
 from tests.spark.cluster import SUBMIT, WORKERS, SparkCluster, spark_environment
 from tests.spark.storing import execute
 

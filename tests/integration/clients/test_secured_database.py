@@ -1,7 +1,7 @@
 """The whole path over a PostgreSQL that asks for TLS, by password and by certificate.
 
 Spark's part stands in `tests/spark/test_secured.py`, the command line's in
-`tests/cli/test_secured_database.py`.
+`tests/integration/chainctl/test_secured_database.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.verified_mark import read_standing
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
 from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, open_sequencer

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
+from chainctl.commands.chain.journal import encode_rows
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
 from chainctl.commands.status import leader_state
-from chainctl.journal import encode_rows
 from chainctl.options import Size, Span
 from orderchain.errors import SettingError
 from orderchain.model import Event
