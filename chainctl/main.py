@@ -6,6 +6,7 @@ Commands are imported when they are called, not before: `chainctl --help` needs 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from contextlib import suppress
@@ -190,10 +191,20 @@ def _report(error: BaseException, meta: dict[str, Any]) -> int:
 def _click_line(error: click.ClickException) -> str:
     """Return click's message as one line, with the command that it is about."""
     line = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption):
+        line = f"No such option {error.option_name!r}{_nearest(error)}"
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or context.parent is None:
         return line
     return f"{line.rstrip('.')} (see {context.command_path} --help)"
+
+
+def _nearest(error: click.NoSuchOption) -> str:
+    """Return which option was meant, of those that the command has; empty where none is like it."""
+    command = error.ctx.command if error.ctx else cli
+    known = [name for each in command.params for name in (*each.opts, *each.secondary_opts)]
+    nearest = difflib.get_close_matches(error.option_name, known, n=1)
+    return f", did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _close_stdout(code: int) -> int:

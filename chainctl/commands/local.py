@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import shlex
@@ -14,6 +13,7 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, table, talk
+from chainctl.units import Span
 from demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 
 if TYPE_CHECKING:
@@ -221,24 +221,6 @@ REPEATS_MAX: Final = 1_000
 MINUTES_MAX: Final = 24 * 60
 
 
-class _Minutes(click.FloatRange):
-    """A time span in minutes."""
-
-    name = "number"
-
-    def __init__(self) -> None:
-        super().__init__(0, MINUTES_MAX, min_open=True)
-
-    def convert(
-        self, value: float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return `value` as a number; refuse NaN, which no check of the bounds finds."""
-        minutes = float(super().convert(value, param, ctx))
-        if math.isnan(minutes):
-            self.fail("NaN is no time span", param, ctx)
-        return minutes
-
-
 @click.command()
 @click.option("--quick", is_flag=True, help="Three minutes: fewer questions, orders and repeats.")
 @click.option(
@@ -251,8 +233,9 @@ class _Minutes(click.FloatRange):
     help=f"Repeats of every arm.  [default: {REPEATS}, with --quick 1]",
 )  # fmt: skip
 @click.option(
-    "--minutes", type=_Minutes(), metavar="NUMBER",
-    help="End after so long, with the servers left up for --resume.",
+    "--minutes", type=Span(MINUTES_MAX * 60, unit="m"), metavar="SPAN",
+    callback=lambda _context, _option, seconds: None if seconds is None else seconds / 60,
+    help="End after so long (2h; in minutes without a unit), the servers left up for --resume.",
 )  # fmt: skip
 @click.option("--huge", is_flag=True, help="Chains of 10^8 rows too: an hour, 40 GB of disk.")
 @click.option(

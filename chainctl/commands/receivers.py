@@ -12,7 +12,6 @@ from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
     Integer,
-    Span,
     SuggestingGroup,
     acts_by_hand,
     chain_option,
@@ -24,6 +23,7 @@ from chainctl.options import (
 )
 from chainctl.output import data_json, repeated, table, talk
 from chainctl.running import run_async
+from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX
 from orderchain.text import counted

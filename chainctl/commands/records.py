@@ -15,8 +15,6 @@ from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
     Integer,
-    Size,
-    Span,
     chain_option,
     json_option,
     limit_option,
@@ -26,6 +24,7 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.running import run_async
+from chainctl.units import Size, Span
 from orderchain.errors import FrameError, OrderchainError, SettingError
 from orderchain.text import printable
 

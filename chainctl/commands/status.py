@@ -12,7 +12,6 @@ from msgspec import Struct
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.exits import ExitCode
 from chainctl.options import (
-    Span,
     acts_by_hand,
     chain_option,
     json_option,
@@ -22,6 +21,7 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.running import run_async
+from chainctl.units import Span
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _CHAIN_COLUMNS: Final = (
 )  # fmt: skip
 _LAG_COLUMNS: Final = ("chain", "receiver", "behind_rows", "behind_seconds", "halted")
 
-_TOP_SECONDS: Final = 2.0
+_TOP_SPAN: Final = "2s"
 
 
 @click.command()
@@ -75,7 +75,7 @@ def status(settings: Settings, chain_id: int, watch_seconds: float | None, as_js
 @click.command()
 @some_chain_option
 @click.option(
-    "--watch", "watch_seconds", type=Span(), metavar="SPAN", default=_TOP_SECONDS,
+    "--watch", "watch_seconds", type=Span(), metavar="SPAN", default=_TOP_SPAN,
     show_default=True, help="Show it again after each SPAN.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Show it once and end.")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 from msgspec import Struct
 
 from chainctl.exits import Terminated
 from chainctl.monitor_server import Watch, http_option, watched
-from chainctl.options import ROW_ID, Seconds, chain_option, json_option, uses_settings
+from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
 from chainctl.running import report_ready, run_async
+from chainctl.units import Span
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 from orderchain.text import counted
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 
 # -- receive --------------------------------------------------------------------------------------
-
-KafkaAtStart = Literal["required", "optional"]
 
 IDLE_SECONDS_MAX: Final = 3_600.0
 NAME_CHARACTERS_MAX: Final = 200
@@ -57,7 +56,6 @@ class _Task(NamedTuple):
     is_named: bool
     """Whether the caller gave the name: then the receiver is meant to last."""
     until: Until
-    kafka_at_start: KafkaAtStart
     archive: Path | None
 
     def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
@@ -73,7 +71,7 @@ class _Task(NamedTuple):
             until_id=self.until.id,
             to_head_at_start=self.until.is_head_at_start,
             idle_seconds=self.until.idle_seconds,
-            kafka_at_start=self.kafka_at_start,
+            kafka_at_start=settings.kafka_at_start,
         )
 
 
@@ -133,9 +131,9 @@ class Received(Struct, frozen=True, kw_only=True):
 @click.option("--until-id", type=ROW_ID, metavar="ID", help="Stop after this id.")
 @click.option(
     "--until-idle",
-    type=Seconds(IDLE_SECONDS_MAX),
-    metavar="SECONDS",
-    help="End when nothing came for so long.",
+    type=Span(IDLE_SECONDS_MAX),
+    metavar="SPAN",
+    help="End when nothing came for so long (30s, 5m).",
 )
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option(
@@ -146,13 +144,6 @@ class Received(Struct, frozen=True, kw_only=True):
     help="msgpack: write payloads as objects.  [default: base64]",
 )
 @click.option(
-    "--kafka-at-start",
-    type=click.Choice(["required", "optional"]),
-    default="required",
-    help="optional: start without Kafka, too, from the database; a wrong address is then a "
-    "warning.  [default: required]",
-)
-@click.option(
     "--archive",
     metavar="DIR",
     type=click.Path(path_type=Path),
@@ -161,7 +152,9 @@ class Received(Struct, frozen=True, kw_only=True):
 )
 @http_option
 @json_option
-@uses_settings("database", "gap_database", "kafka", "connect_seconds", "log_format")
+@uses_settings(
+    "database", "gap_database", "kafka", "kafka_at_start", "connect_seconds", "log_format"
+)
 def receive(
     settings: Settings,
     chain_id: int,
@@ -171,7 +164,6 @@ def receive(
     until_idle: float | None,
     follow: bool,
     form: PayloadForm,
-    kafka_at_start: KafkaAtStart,
     archive: Path | None,
     http: Address | None,
     as_json: bool,
@@ -192,7 +184,6 @@ def receive(
         name=_name_of(name, path),
         is_named=name is not None,
         until=Until(id=until_id, idle_seconds=until_idle, follow=follow),
-        kafka_at_start=kafka_at_start,
         archive=archive,
     )
     count = Count()

@@ -36,6 +36,26 @@ _COMMIT_PART_OF_LEASE: Final = 0.8
 """A commit gives up before a standby takes over: it is never the standby that has to find out."""
 
 
+SEQUENCER_FIELDS: Final = {
+    "batch_rows": "batch_rows_max",
+    "batch_bytes": "batch_bytes_max",
+    "queue_bytes": "queue_bytes_max",
+    "frame_bytes": "frame_bytes_max",
+    "linger_seconds": "linger_seconds",
+    "key_window_rows": "key_window_rows",
+    "lease_seconds": "lease_seconds",
+    "id_strategy": "id_strategy",
+    "heartbeat_seconds": "heartbeat_seconds",
+    "kafka_at_start": "kafka_at_start",
+    "when_kafka_is_away": "when_kafka_is_away",
+    "kafka_away_seconds": "kafka_away_seconds",
+    "recover_seconds": "recover_seconds",
+    "stop_seconds": "stop_seconds",
+    "connect_seconds": "connect_seconds",
+}
+"""The settings that go to a sequencer as they are, and their names in its config."""
+
+
 class SequenceResult(Struct, frozen=True, kw_only=True):
     """What `sequence` did."""
 
@@ -101,15 +121,7 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 )
 @http_option
 @json_option
-@uses_settings(
-    "database",
-    "kafka",
-    "batch_rows",
-    "lease_seconds",
-    "id_strategy",
-    "connect_seconds",
-    "log_format",
-)
+@uses_settings("database", "kafka", "owner", *SEQUENCER_FIELDS, "log_format")
 def sequence(
     settings: Settings,
     chain_id: int,
@@ -170,14 +182,11 @@ def sequencer_config(
         chain_id=chain_id,
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
-        name=f"{platform.node() or 'unknown'}:{os.getpid()}",
-        batch_rows_max=settings.batch_rows,
-        connect_seconds=settings.connect_seconds,
-        lease_seconds=settings.lease_seconds,
+        name=settings.owner or f"{platform.node() or 'unknown'}:{os.getpid()}",
         commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
-        id_strategy=settings.id_strategy,
         unsafe_durability=unsafe_durability,
         standby=standby,
+        **{field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()},
     )
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.database import connected
-from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings, who
+from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings, who
 from chainctl.output import data, data_json, talk
 from chainctl.running import run_async
+from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.roles import OUTBOX_OPERATOR
 from orderchain.text import counted
@@ -43,8 +44,8 @@ def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True,
                      metavar="N", help="Dead letters at most, the newest."),
-        click.option("--older-than", type=Seconds(10**9), metavar="SECONDS",
-                     help="Only those that were dead so long ago."),
+        click.option("--older-than", type=Span(), metavar="SPAN",
+                     help="Only those that were dead so long ago (2h, 1d)."),
         click.option("--key", metavar="KEY", help="Only those of this key."),
         click.option("--why", type=click.Choice(REASONS), help="Only those dead for this reason."),
         click.option("--consumer", metavar="NAME", help="Only those of this consumer."),

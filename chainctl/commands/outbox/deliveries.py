@@ -12,10 +12,11 @@ import msgspec
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
-from chainctl.options import Integer, Seconds, json_option, uses_settings, who
+from chainctl.options import Integer, json_option, uses_settings, who
 from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
 from chainctl.schema.parts import PARTS
+from chainctl.units import Span
 from orderchain.errors import SchemaError, SettingError
 from orderchain.roles import OUTBOX_OPERATOR
 from orderchain.sql import require_version
@@ -83,9 +84,9 @@ def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--consumer", metavar="NAME", help="Only those for it."),
             click.option(
                 "--older-than",
-                type=Seconds(10**9),
-                metavar="SECONDS",
-                help="Only messages made so long ago.",
+                type=Span(),
+                metavar="SPAN",
+                help="Only messages made so long ago (2h, 1d).",
             ),
             click.option(
                 "--limit",

@@ -8,9 +8,10 @@ import click
 import msgspec
 
 from chainctl.commands.outbox.deliveries import cell, outbox_of
-from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
+from chainctl.units import Size, Span
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -46,15 +47,17 @@ def group() -> None:
 )
 @click.option(
     "--resend-seconds",
-    type=Seconds(2_592_000),
-    metavar="N",
-    help="Time of the first try; it doubles.",
+    type=Span(2_592_000),
+    metavar="SPAN",
+    help="Time of the first try (30s); it doubles.",
 )
-@click.option("--resend-seconds-max", type=Seconds(2_592_000), metavar="N", help="Its upper bound.")
+@click.option(
+    "--resend-seconds-max", type=Span(2_592_000), metavar="SPAN", help="Its upper bound (10m)."
+)
 @click.option(
     "--queue-seconds-max",
-    type=Seconds(2_592_000),
-    metavar="N",
+    type=Span(2_592_000),
+    metavar="SPAN",
     help="How long a message may wait unread at its consumer before it is sent again.",
 )
 @click.option(
@@ -63,7 +66,7 @@ def group() -> None:
     help="Spare what is only queued at its consumer.",
 )
 @click.option(
-    "--payload-bytes-max", type=Integer(1, 524_288), metavar="N", help="Size of a payload."
+    "--payload-bytes-max", type=Size(1, 524_288), metavar="SIZE", help="Size of a payload (256KB)."
 )
 @click.option("--create-topics", is_flag=True, help="Create its topics where they are missing.")
 @click.option(

@@ -12,10 +12,11 @@ from msgspec import Struct
 
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import Integer, Seconds, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import report_ready, run_async
 from chainctl.settings import checked_dsn, variable_of
+from chainctl.units import Size, Span
 from orderchain.errors import SettingError
 from orderchain.text import counted
 
@@ -42,7 +43,7 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--group", "name", metavar="NAME", help="Kafka group of this database's relays."
             ),
             click.option(
-                "--sweep-seconds", type=Seconds(3600), metavar="N", help="Pause of the sweep."
+                "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Pause of the sweep."
             ),
             click.option(
                 "--alert-webhook-file",
@@ -78,21 +79,21 @@ def retaining(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--retention-hours",
                 "retention_seconds",
-                callback=lambda _context, _option, hours: None if hours is None else hours * 3_600,
-                type=Seconds(24 * 366),
-                metavar="N",
-                help="How long finished messages are kept.  [default: 72]",
+                type=Span(366 * 86_400, unit="h"),
+                metavar="SPAN",
+                help="How long finished messages are kept; in hours without a unit (3d).  "
+                "[default: 72]",
             ),
             click.option(
                 "--history-bytes-max",
-                type=Integer(0, 2**62),
-                metavar="N",
+                type=Size(0),
+                metavar="SIZE",
                 help="First watermark: above it they are dropped earlier. 0: never.",
             ),
             click.option(
                 "--outbox-bytes-max",
-                type=Integer(0, 2**62),
-                metavar="N",
+                type=Size(0),
+                metavar="SIZE",
                 help="Second watermark: above it adding is refused. 0: never.  "
                 "[default: as it was set last]",
             ),
@@ -287,8 +288,8 @@ def token(as_json: bool) -> None:
 @relaying
 @click.option(
     "--check-seconds",
-    type=Seconds(30 * 86_400),
-    metavar="N",
+    type=Span(30 * 86_400),
+    metavar="SPAN",
     help="When the sender of a prepared message is first asked.  [default: 30]",
 )
 @click.option(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chainctl.commands.verifier.verifying import usual_key_window
 from chainctl.exits import ExitCode
 from chainctl.options import ROW_ID, chain_option, json_option, uses_settings, who
 from chainctl.output import data, data_json
@@ -95,7 +94,7 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
 @click.option(
     "--key-window", "key_window_rows", type=click.IntRange(min=0), metavar="ROWS",
     help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
-    "again; 0 where keys are not compared.  [default: the sequencer's]",
+    "again; 0 where keys are not compared.  [default: the setting key_window_rows]",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only show what would be detached.")
 @click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
@@ -125,7 +124,7 @@ def retention(
         chain_id=chain_id,
         until_id=until_id,
         actor=who(actor),
-        key_window_rows=usual_key_window() if key_window_rows is None else key_window_rows,
+        key_window_rows=(settings.key_window_rows if key_window_rows is None else key_window_rows),
         is_dry_run=dry_run,
     )
     done = retain(settings.database_dsn(), archive.absolute(), request)

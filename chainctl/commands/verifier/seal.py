@@ -12,16 +12,10 @@ import click
 from msgspec import Struct
 
 from chainctl.database import SQL, looking, utc
-from chainctl.options import (
-    CHAIN_ID,
-    Span,
-    SuggestingGroup,
-    json_option,
-    user_and_host,
-    uses_settings,
-)
+from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_host, uses_settings
 from chainctl.output import data, data_json, data_json_line, table, talk
 from chainctl.running import run_async
+from chainctl.units import Span
 from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
 from orderchain.text import reason_of
 

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 @click.option(
     "--key-window", "key_window_rows", type=click.IntRange(min=1), metavar="ROWS",
     help="The sequencer's key_window_rows, for --keys: after so many rows a key may come again, "
-    "but not a client's number.  [default: the sequencer's]",
+    "but not a client's number.  [default: the setting key_window_rows]",
 )  # fmt: skip
 @click.option(
     "--follow", is_flag=True,

@@ -260,7 +260,7 @@ def _request_of(
         contradicted_mark=beginning.contradicted,
         master=asked.master,
         findings_folder=asked.findings_folder,
-        key_window_rows=_key_window(asked),
+        key_window_rows=_key_window(settings, asked),
     )
 
 
@@ -288,21 +288,10 @@ def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
     return kept + held
 
 
-def _key_window(asked: VerifyOptions) -> int | None:
+def _key_window(settings: Settings, asked: VerifyOptions) -> int | None:
     if not asked.keys:
         return None
-    return usual_key_window() if asked.key_window_rows is None else asked.key_window_rows
-
-
-def usual_key_window() -> int:
-    """Return the default key window of a sequencer."""
-    from msgspec.structs import fields
-
-    from sequencer import SequencerConfig
-
-    return next(
-        int(field.default) for field in fields(SequencerConfig) if field.name == "key_window_rows"
-    )
+    return settings.key_window_rows if asked.key_window_rows is None else asked.key_window_rows
 
 
 def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[Source, ...]:

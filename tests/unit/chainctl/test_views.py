@@ -11,7 +11,7 @@ from chainctl.commands.chain.journal import encode_rows
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
 from chainctl.commands.status import leader_state
-from chainctl.options import Size, Span
+from chainctl.units import Size, Span, shown_span
 from orderchain.errors import SettingError
 from orderchain.model import Event
 
@@ -53,6 +53,20 @@ def test_span_has_a_unit(text: str, seconds: float) -> None:
 def test_bad_span_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no time span such as"):
         Span().convert(text, None, None)
+
+
+def test_span_of_an_option_in_hours_is_in_hours_without_a_unit_and_ends_at_its_bound() -> None:
+    hours = Span(366 * 86_400, unit="h")
+    assert hours.convert("72", None, None) == hours.convert("3d", None, None) == 3 * 86_400
+    with pytest.raises(click.BadParameter, match="up to 366d"):
+        hours.convert("367d", None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "250ms"), (90, "90s"), (7_200, "2h"), (0, "0s"), (1e-4, "0.0001s")]
+)
+def test_span_is_shown_in_the_largest_unit_that_fits(seconds: float, text: str) -> None:
+    assert shown_span(seconds) == text
 
 
 @pytest.mark.parametrize(
