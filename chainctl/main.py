@@ -22,6 +22,12 @@ from chainctl.output import talk, talk_through
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
+PROGRAM: Final = "chainctl"
+COMPLETION_VARIABLE: Final = "_CHAINCTL_COMPLETE"
+"""Set by the scripts of `chainctl completion`: what is to be completed is in other variables."""
+
 COMMANDS: Final = {
     "demo": "The whole path on one machine, with faults, and a verdict.",
     "stack": "The local PostgreSQL and Kafka.",
@@ -53,12 +59,13 @@ COMMANDS: Final = {
     "outbox": "Messages in any order: run a relay, see and fix them.",
     "messages": "The outbox as an HTTP service.",
     "config": "What is set, and by what.",
+    "completion": "Completion of commands and options for your shell.",
     "bench": "Measure the engine on this machine, and its rivals.",
 }
 """Every command, with its line in the help."""
 
 _ROOMS: Final = {
-    "installation": ("doctor", "config"),
+    "installation": ("doctor", "config", "completion"),
     "local": ("demo", "stack", "bench"),
     "schema": ("schema", "grants"),
     "status": ("status", "top", "leader", "step-down", "takeover"),
@@ -92,6 +99,14 @@ class LazyGroup(SuggestingGroup):
         room = import_module(f"chainctl.commands.{_ROOM_OF[cmd_name]}")
         found: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of commands without importing them, and options."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name]) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
@@ -159,7 +174,13 @@ def _occupy_standard_files() -> None:
 
 def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     """Run the command line, and return what the command returned as an exit code."""
-    with cli.make_context("chainctl", arguments) as context:
+    if COMPLETION_VARIABLE in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(
+            cli, {}, PROGRAM, COMPLETION_VARIABLE, os.environ[COMPLETION_VARIABLE]
+        )
+    with cli.make_context(PROGRAM, arguments) as context:
         try:
             result = cli.invoke(context)
         finally:

@@ -14,6 +14,7 @@ import click
 from chainctl.logs import Subject, set_up_logging
 from chainctl.settings import (
     DEFAULT_CONFIG,
+    choices,
     default_of,
     description,
     flag_of,
@@ -33,8 +34,21 @@ if TYPE_CHECKING:
     from chainctl.settings import SourcedSettings
 
 
+class Command(click.Command):
+    """A command whose help ends with examples."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples; see `chainctl.examples`."""
+        from chainctl.examples import write_examples
+
+        write_examples(ctx, formatter)
+
+
 class SuggestingGroup(click.Group):
     """A group of commands; an unknown one suggests the nearest."""
+
+    command_class = Command
+    format_epilog = Command.format_epilog
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -197,6 +211,7 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     config = click.option(
         "--config",
         "setting_config",
+        type=click.Path(),
         metavar="FILE",
         help=f"TOML file with settings. [env: CHAINCTL_CONFIG; else ./{DEFAULT_CONFIG}]",
     )
@@ -208,11 +223,19 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
         decorated = click.option(
             flag_of(name),
             f"setting_{name}",
-            metavar=form_of(name),
+            type=_type_of(name),
+            metavar=None if choices(name) else form_of(name),
             multiple=is_many,
             help=f"{_sentence(description(name))}{repeated} [env: {variable_of(name)}{default}]",
         )(decorated)
     return decorated
+
+
+def _type_of(name: str) -> click.ParamType | None:  # type: ignore[type-arg] # see units.Span
+    """Return the type of a setting's flag, which completes it; its value is checked later."""
+    if choices(name):
+        return click.Choice(choices(name))
+    return click.Path() if name.endswith(("file", "_dir")) else None
 
 
 def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:

@@ -1,4 +1,4 @@
-"""`chainctl doctor` and `config`: whether this installation would start, and what is set."""
+"""`chainctl doctor`, `config`, `completion`: what would fail, what is set, what shells complete."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from chainctl.commands.chain.chains import connected_topics
 from chainctl.database import SQL, connected, database_id
 from chainctl.exits import ExitCode, error_line
 from chainctl.options import (
+    Command,
     SuggestingGroup,
     json_option,
     some_chain_option,
     uses_settings,
     uses_sourced_settings,
 )
-from chainctl.output import data_json, table, talk
+from chainctl.output import data_json, data_text, table, talk
 from chainctl.running import run_async
 from chainctl.settings import SETTING_NAMES, shown, unknown_variables
 from orderchain.errors import OrderchainError
@@ -68,7 +69,7 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
     to_do: str = ""
 
 
-@click.command()
+@click.command(cls=Command)
 @some_chain_option
 @json_option
 @uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
@@ -77,9 +78,6 @@ def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     replication, clock, versions, disk. Nothing is changed.
 
     Exit code 1 when something would make a start fail.
-
-    \b
-    chainctl doctor --chain 1
     """
     checks = run_async(_examine(settings, chain_id))
     if as_json:
@@ -306,3 +304,24 @@ def show(sourced: SourcedSettings, as_json: bool) -> None:
         data_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
         table(("setting", "value", "source"), rows)
+
+
+# -- completion -----------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script with which a shell completes commands, options and their values.
+
+    For bash, put `eval "$(chainctl completion bash)"` into ~/.bashrc, for zsh the same with zsh
+    into ~/.zshrc. For fish, store the script as ~/.config/fish/completions/chainctl.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    from chainctl.main import COMPLETION_VARIABLE, PROGRAM, cli
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"this version of click completes nothing in {shell}")
+    data_text(found(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, table, talk
 from chainctl.units import Span
 from demo.options import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
@@ -116,7 +116,7 @@ def _share(_: click.Context, __: click.Parameter, value: float) -> float:
     return value
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--input",
     "input_",
@@ -221,7 +221,7 @@ REPEATS_MAX: Final = 1_000
 MINUTES_MAX: Final = 24 * 60
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--quick", is_flag=True, help="Three minutes: fewer questions, orders and repeats.")
 @click.option(
     "--only", multiple=True, metavar="QUESTION",

@@ -14,6 +14,7 @@ from chainctl.database import SQL, looking, utc
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
+    Command,
     Integer,
     chain_option,
     json_option,
@@ -44,7 +45,7 @@ _PAYLOAD_CHARACTERS: Final = 60
 _TAIL_COLUMNS: Final = ("id", "pid", "key", "time", "payload")
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--after", "after_id", type=ROW_ID, default=0, metavar="ID", help="Only rows after ID."
@@ -64,11 +65,7 @@ def tail(
     watch_seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Show the last orders of a chain, in their order.
-
-    \b
-    chainctl tail --chain 1 --limit 5 --watch 2s
-    """
+    """Show the last orders of a chain, in their order."""
 
     def show_last() -> None:
         rows = run_async(_fetch(settings, chain_id, "last_rows", after_id, limit))[::-1]
@@ -91,7 +88,7 @@ def _order(row: Mapping[str, Any]) -> Row:
 # -- rejects, acts --------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option("--source", metavar="NAME", help="Only those of this intake.")
 @since_option
@@ -111,9 +108,6 @@ def rejects(
     """Show the records of intakes that became no order, and why; the last first.
 
     The record itself is in its source, at its position.
-
-    \b
-    chainctl rejects --chain 1 --since 1h
     """
 
     def show_rejects() -> None:
@@ -124,7 +118,7 @@ def rejects(
     repeated(watch_seconds, show_rejects)
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @since_option
 @limit_option
@@ -142,7 +136,7 @@ def acts(
 # -- sizes ----------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--max-bytes", type=Size(), metavar="SIZE",
     help="Return exit code 1 if the database is larger (500GB).",
@@ -161,11 +155,7 @@ def sizes(
     watch_seconds: float | None,
     as_json: bool,
 ) -> ExitCode:
-    """Show the size of each table with its indexes, and how fast the chains grow.
-
-    \b
-    chainctl sizes --max-bytes 500GB
-    """
+    """Show the size of each table with its indexes, and how fast the chains grow."""
 
     def show_sizes() -> ExitCode:
         found = run_async(_sizes(settings, over_seconds))
@@ -224,7 +214,7 @@ _BEFORE_COMMIT_MS: Final = 60_000
 _RECORDS_READ_MAX: Final = 100_000
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.argument("row_id", type=ROW_ID, metavar="ID")
 @click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -247,9 +237,6 @@ def show(
     verification that covers it, the gaps that receivers had there.
 
     Exit code 1 when the database has no row of this id.
-
-    \b
-    chainctl show 4711 --chain 1 --archive /srv/archive
     """
     found = run_async(_show(settings, chain_id, row_id))
     is_there = found["row"] is not None

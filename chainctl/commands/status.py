@@ -12,6 +12,7 @@ from msgspec import Struct
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.exits import ExitCode
 from chainctl.options import (
+    Command,
     acts_by_hand,
     chain_option,
     json_option,
@@ -47,7 +48,7 @@ _LAG_COLUMNS: Final = ("chain", "receiver", "behind_rows", "behind_seconds", "ha
 _TOP_SPAN: Final = "2s"
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @watch_option
 @json_option
@@ -72,7 +73,7 @@ def status(settings: Settings, chain_id: int, watch_seconds: float | None, as_js
     repeated(watch_seconds, show)
 
 
-@click.command()
+@click.command(cls=Command)
 @some_chain_option
 @click.option(
     "--watch", "watch_seconds", type=Span(), metavar="SPAN", default=_TOP_SPAN,
@@ -201,7 +202,7 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
     """Whether the term has ended, where that was waited for."""
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @watch_option
 @json_option
@@ -226,7 +227,7 @@ def leader(settings: Settings, chain_id: int, watch_seconds: float | None, as_js
     repeated(watch_seconds, show)
 
 
-@click.command("step-down")
+@click.command("step-down", cls=Command)
 @chain_option
 @click.option(
     "--wait", "wait_seconds", type=Span(), metavar="SPAN",
@@ -250,7 +251,7 @@ def step_down(
     return _finish(done, wait_seconds, as_json=as_json)
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--wait", "wait_seconds", type=Span(), metavar="SPAN",

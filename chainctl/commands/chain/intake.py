@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+import io
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -13,16 +18,23 @@ from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
 from chainctl.running import report_ready
 from orderchain.batch import IntakeMark
-from orderchain.errors import ChainMissing, InputError, OrderError, SteppedDown
+from orderchain.errors import ChainMissing, InputError, OrderError, SettingError, SteppedDown
 from orderchain.roles import SEQUENCER_WRITER
 from orderchain.text import counted
 from sequencer.intake.file import Portion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from sequencer import Ack, Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
     from sequencer.intake.file import FileIntake
+
+_T = TypeVar("_T")
+
+_END: Final = object()
+"""What an iterator returns at its end."""
 
 # -- a file -------------------------------------------------------------------------------------
 
@@ -82,11 +94,56 @@ async def taken_before(settings: Settings, chain_id: int, source: str) -> Intake
     return IntakeMark(source=source, position=row["position"], digest=row["digest"])
 
 
+def standard_input() -> io.FileIO:
+    """Return standard input, to be read and closed. Raises SettingError where there is none."""
+    try:
+        return io.FileIO(os.dup(sys.stdin.fileno()), "r")
+    except (OSError, ValueError, AttributeError):
+        raise SettingError("--input", "-", "an open standard input") from None
+
+
 async def pass_over(intake: FileIntake, taken: IntakeMark, bar: ProgressBar) -> None:
     """Read past what was taken before. Raises InputError when that content has changed."""
-    for _ in intake.pass_over(taken):
+    steps = intake.pass_over(taken)
+    while await _read(intake, lambda: next(steps, _END)) is not _END:
         bar.move_to(intake.file_position, "known rows")
         await asyncio.sleep(0)
+
+
+async def next_portion(intake: FileIntake, limit: int) -> Portion | None:
+    """Return the next portion, None at the end of the file. Raises InputError."""
+    return await _read(intake, lambda: intake.read(limit))
+
+
+async def _read(intake: FileIntake, read: Callable[[], _T]) -> _T:
+    """Return what `read` returns. A stream is read beside the loop: the lease must go on meanwhile.
+
+    A thread that waits for another process cannot be stopped: nobody waits for it at the end.
+    """
+    if not intake.is_stream:
+        return read()
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if found.done():  # cancelled
+            return
+        if error is None:
+            found.set_result(result)  # type: ignore[arg-type] # there is one without an error
+        else:
+            found.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = read()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=work, name="chainctl input", daemon=True).start()
+    return await found
 
 
 async def feed(
@@ -102,10 +159,13 @@ async def feed(
     portion: Portion | InputError | None = remainder.first
     while isinstance(portion, Portion):
         commit = asyncio.create_task(_submit(sequencer, portion, fed))
+        upcoming: Portion | InputError | None
         try:
             # The commit must have begun before the next portion is read: reading blocks.
             await asyncio.sleep(0)
-            upcoming = _read(remainder.intake, batch_rows)
+            upcoming = await next_portion(remainder.intake, batch_rows)
+        except InputError as error:
+            upcoming = error
         finally:
             await commit
         bar.move_to(remainder.intake.file_position, f"id {fed.last_id}")
@@ -146,14 +206,6 @@ async def _submit_up_to_bad(
                 error.field, error.value, error.expected, portion.line_of(index)
             ) from error
         start = index + 1
-
-
-def _read(intake: FileIntake, limit: int) -> Portion | InputError | None:
-    """Return the next portion, or why there is none; None at the end of the file."""
-    try:
-        return intake.read(limit)
-    except InputError as error:
-        return error
 
 
 # -- a topic ------------------------------------------------------------------------------------

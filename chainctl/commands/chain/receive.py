@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from chainctl.exits import Terminated
 from chainctl.monitor_server import Watch, http_option, watched
-from chainctl.options import ROW_ID, chain_option, json_option, uses_settings
+from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
 from chainctl.running import report_ready, run_async
 from chainctl.units import Span
@@ -112,7 +112,7 @@ class Received(Struct, frozen=True, kw_only=True):
     """The receiver's own counters, a `matcher_receiver.ReceiverStats`."""
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--output",
@@ -334,7 +334,7 @@ def _report(path: Path, count: Count) -> None:
 # -- fill -----------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--after", "after_id", type=ROW_ID, required=True, metavar="ID",

@@ -13,10 +13,10 @@ from msgspec import Struct
 from chainctl.commands.chain.chains import check_topic_name
 from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
-from chainctl.options import chain_option, json_option, uses_settings
+from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
-from orderchain.errors import RetryError
+from orderchain.errors import RetryError, SettingError
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from orderchain.batch import IntakeMark
     from sequencer import Sequencer, SequencerConfig
-    from sequencer.intake.file import FileFormat, FileIntake, FileOptions
+    from sequencer.intake.file import FileFormat, FileIntake
 
 
 _COMMIT_SECONDS: Final = 4.0
@@ -72,14 +72,20 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--input",
     "path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="CSV or JSON Lines, plain or .gz, .xz, .zst.",
+    help="CSV or JSON Lines, plain or .gz, .xz, .zst; - for standard input.",
+)
+@click.option(
+    "--input-name",
+    metavar="NAME",
+    help="With --input -: the name of what is read there. It is known again by it, and read as a "
+    "file of that name is.",
 )
 @click.option(
     "--key-column",
@@ -126,6 +132,7 @@ def sequence(
     settings: Settings,
     chain_id: int,
     path: Path | None,
+    input_name: str | None,
     key_column: str | None,
     time_column: str | None,
     file_format: FileFormat | None,
@@ -148,13 +155,19 @@ def sequence(
     From a topic: each record is taken once, whatever is killed in between, and a record that is no
     order is stored as a reject. It runs until interrupted, or until another process leads.
     """
-    file_options = {"--key-column": key_column, "--time-column": time_column}
+    is_standard_input = False
+    file_options = {
+        "--input-name": input_name,
+        "--key-column": key_column,
+        "--time-column": time_column,
+    }
     if intake_topic is not None:
         others = {"--input": path, **file_options, "--format": file_format}
         _refuse_beside("--intake-topic", others)
         check_topic_name(intake_topic, "--intake-topic")
     elif path is not None:
         _refuse_beside("--input", {"--start": start, "--http": http})
+        path, is_standard_input = _named_input(path, input_name)
     else:
         raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
     config = sequencer_config(
@@ -166,10 +179,12 @@ def sequence(
         taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
         _take_topic(taking, intake_topic, http, as_json=as_json)
     elif path is not None:
-        from sequencer.intake.file import FileOptions
+        from chainctl.commands.chain.intake import standard_input
+        from sequencer.intake.file import FileIntake, FileOptions
 
         options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
-        _add_file(settings, config, path, options, as_json=as_json)
+        opened = standard_input() if is_standard_input else None
+        _add_file(settings, config, FileIntake(path, options, opened), path.name, as_json=as_json)
 
 
 def sequencer_config(
@@ -188,6 +203,23 @@ def sequencer_config(
         standby=standby,
         **{field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()},
     )
+
+
+def _named_input(path: Path, name: str | None) -> tuple[Path, bool]:
+    """Return the path that names the file, and whether it is read from standard input.
+
+    Raises UsageError: the rows in the chain are known by the name, so nothing can be guessed here.
+    """
+    if path != Path("-"):
+        _refuse_beside(f"--input {path}", {"--input-name": name})
+        return path, False
+    if name is None:
+        raise click.UsageError(
+            "--input - needs --input-name NAME: by the name it is known what was taken before"
+        )
+    if Path(name).name != name:
+        raise SettingError("--input-name", name, "the name of a file, without a folder")
+    return Path(name), True
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
@@ -214,14 +246,9 @@ def _take_topic(taking: Taking, topic: str, http: Address | None, *, as_json: bo
 
 
 def _add_file(
-    settings: Settings, config: SequencerConfig, path: Path, options: FileOptions, *, as_json: bool
+    settings: Settings, config: SequencerConfig, intake: FileIntake, name: str, *, as_json: bool
 ) -> None:
-    from sequencer.intake.file import FileIntake
-
-    with (
-        FileIntake(path, options) as intake,
-        progress(path.name, intake.file_bytes, "bytes") as bar,
-    ):
+    with intake, progress(name, intake.file_bytes, "bytes") as bar:
         done = run_async(_sequence(settings, config, intake, bar))
     _report(done)
     if as_json:
@@ -294,11 +321,11 @@ async def _remainder(
     config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
 ) -> Remainder | None:
     """Return what is left of the file after `taken`; None where nothing is left."""
-    from chainctl.commands.chain.intake import Remainder, pass_over
+    from chainctl.commands.chain.intake import Remainder, next_portion, pass_over
 
     if taken is not None:
         await pass_over(intake, taken, bar)
-    first = intake.read(config.batch_rows_max)
+    first = await next_portion(intake, config.batch_rows_max)
     return None if first is None else Remainder(first, intake, taken)
 
 

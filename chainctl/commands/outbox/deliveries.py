@@ -12,7 +12,7 @@ import msgspec
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
-from chainctl.options import Integer, json_option, uses_settings, who
+from chainctl.options import Command, Integer, json_option, uses_settings, who
 from chainctl.output import data, data_json, table, talk
 from chainctl.running import run_async
 from chainctl.schema.parts import PARTS
@@ -149,7 +149,7 @@ def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
 _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @uses_settings("database", "connect_seconds")
 def status(settings: Settings, as_json: bool) -> ExitCode:
@@ -199,7 +199,7 @@ async def _counts(settings: Settings) -> list[dict[str, Any]]:
     return rows
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @filtered
 @click.option("--key", metavar="KEY", help="Only those of messages with this key.")
 @status_option
@@ -221,7 +221,7 @@ async def _find(settings: Settings, given: dict[str, Any]) -> list[ListedDeliver
         return await acts.find(connection, chosen_filter(given))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("message_id", type=click.UUID)
 @json_option
 @uses_settings("database", "connect_seconds")
@@ -273,7 +273,7 @@ async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
     }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--limit",
     type=Integer(1, 1_000),
@@ -307,21 +307,21 @@ async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
 # -- acts, each with actor and reason -------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @acting
 def retry(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Give abnormal deliveries a new round of tries."""
     _do(settings, "retry", given)
 
 
-@click.command()
+@click.command(cls=Command)
 @acting
 def abandon(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
     """End abnormal deliveries for good."""
     _do(settings, "abandon", given)
 
 
-@click.command()
+@click.command(cls=Command)
 @acting
 def resend(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Send deliveries now that are on their way, however far their consumer is."""

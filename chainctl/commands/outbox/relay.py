@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.running import report_ready, run_async
 from chainctl.settings import checked_dsn, variable_of
@@ -145,7 +145,7 @@ def _url_in(path: Path, flag: str) -> str:
 # -- outbox relay, keep ---------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @relaying
 @retaining
 @click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
@@ -201,7 +201,7 @@ def _progress_of(running: Relay) -> str:
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @retaining
 @click.option(
     "--unsafe-durability",

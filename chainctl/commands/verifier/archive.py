@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.options import ROW_ID, chain_option, json_option, uses_settings, who
+from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings, who
 from chainctl.output import data, data_json
 from orderchain.text import counted
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # -- archive --------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--archive", "folder", required=True, metavar="DIR", help="The archive; made where missing."
@@ -82,7 +82,7 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
 # -- retention ------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--archive", "folder", required=True, metavar="DIR", help="Where the rows were archived."

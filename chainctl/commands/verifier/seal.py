@@ -69,10 +69,6 @@ def export(
 
     Kept on paper or in another system, `verify --expect-seal ID:SEAL` or `--expect-seals DIR` shows
     with it that nothing up to there was changed since, even if every later seal was written again.
-
-    \b
-    chainctl seal export --chain 1
-    chainctl seal export --to /mnt/vault/seals --sign /etc/orderchain/seal.key --every 1h
     """
     if place is None:
         _print_seal(settings, chains, key_file, every_seconds, as_json=as_json)

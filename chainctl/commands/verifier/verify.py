@@ -8,14 +8,14 @@ import click
 
 from chainctl.commands.verifier.verifying import VerifyOptions, run_verification
 from chainctl.monitor_server import http_option
-from chainctl.options import CHAIN_ID, ROW_ID, json_option, uses_settings
+from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings
 
 if TYPE_CHECKING:
     from chainctl.exits import ExitCode
     from chainctl.settings import Settings
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--chain", "chains", type=CHAIN_ID, multiple=True, metavar="N",
     help="The chain. May be repeated: all are verified in one run.",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import lzma
 import signal
+import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 import zstandard
 
@@ -143,6 +147,110 @@ def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
     assert json.loads(mended.out)["rows_before"] == 699
     assert json.loads(mended.out)["orders"] == 301
     assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 1_001)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_standard_input_is_the_file_of_its_name(
+    sequence: Callable[..., Done],
+    start: Start,
+    rows: Rows,
+    module_settings: dict[str, str],
+    chain: int,
+    tmp_path: Path,
+    suffix: str,
+) -> None:
+    path = tmp_path / f"o.csv{suffix}"
+    content = "n\n" + "".join(f"{number}\n" for number in range(1, 501))
+
+    def from_standard_input(data: bytes) -> tuple[int, dict[str, Any], str]:
+        process = start(
+            "sequence", "--chain", chain, "--input", "-", "--input-name", path.name,
+            "--batch-rows", 200, "--json", settings=module_settings, text=False,
+            stdin=subprocess.PIPE,
+        )  # fmt: skip
+        out, err = process.communicate(data, timeout=60)
+        return process.returncode, json.loads(out) if out else {}, str(err)
+
+    code, summary, err = from_standard_input(COMPRESS[suffix](content.encode()))
+    assert code == 0, err
+    assert (summary["source"], summary["orders"]) == ("file:o.csv", 500)
+    grown = sequence(path, content + "501\n")
+    assert (json.loads(grown.out)["rows_before"], json.loads(grown.out)["orders"]) == (500, 1)
+    code, summary, err = from_standard_input(COMPRESS[suffix]((content + "501\n502\n").encode()))
+    assert (summary["rows_before"], summary["orders"]) == (501, 1), err
+    code, _, err = from_standard_input(COMPRESS[suffix](b"n\n502\n503\n"))
+    assert code == 2
+    assert "at least the 502 rows" in err
+    assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 503)]
+
+
+def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
+    start: Start,
+    call: Call,
+    rows: Rows,
+    head_moved: Callable[[], None],
+    module_settings: dict[str, str],
+    chain: int,
+) -> None:
+    process = start(
+        "sequence", "--chain", chain, "--input", "-", "--input-name", "o.csv",
+        "--batch-rows", 1, "--lease-seconds", "500ms", settings=module_settings,
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write("n\n1\n2\n")
+    process.stdin.flush()
+    head_moved()
+    wait_for_beats(module_settings["CHAINCTL_DATABASE"], chain, 10)  # two leases
+    leader = json.loads(call("leader", "--chain", chain, "--json", settings=module_settings).out)
+    assert (leader["leader_state"], leader["epoch"]) == ("leads", 1)
+    process.stdin.write("3\n4\n")
+    process.stdin.flush()
+    wait_for_rows(rows, 3)
+    process.send_signal(signal.SIGINT)  # while it waits for more
+    assert process.wait(timeout=60) == 130
+    assert keys(rows())[:3] == ["o.csv#1", "o.csv#2", "o.csv#3"]
+
+
+def wait_for_beats(database: str, chain: int, count: int) -> None:
+    """Return once the leader of the chain has shown its life `count` more times."""
+
+    async def wait() -> None:
+        connection = await asyncpg.connect(database)
+        try:
+            query = "SELECT counter FROM chain_lease WHERE chain_id = $1"
+            first = await connection.fetchval(query, chain)
+            async with asyncio.timeout(60):
+                while await connection.fetchval(query, chain) < first + count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    asyncio.run(wait())
+
+
+def wait_for_rows(rows: Rows, count: int) -> None:
+    """Return once the chain has so many rows."""
+    until = time.monotonic() + 60
+    while len(rows()) < count:
+        assert time.monotonic() < until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--input", "-"), "--input - needs --input-name NAME"),
+        (("--input", "-", "--input-name", "a/o.csv"), "--input-name was 'a/o.csv'"),
+        (("--input", "-", "--input-name", "orders"), "a name ending .csv"),
+        (("--input", "o.csv", "--input-name", "p.csv"), "--input-name cannot be given with"),
+        (("--intake-topic", "t", "--input-name", "p.csv"), "--input-name cannot be given with"),
+        (("--input", "-", "--input-name", "o.csv"), "header was ''"),
+    ],
+)
+def test_standard_input_without_what_it_needs_is_refused(
+    refused: Refused, module_settings: dict[str, str], arguments: tuple[str, ...], part: str
+) -> None:
+    assert part in refused("sequence", "--chain", 1, *arguments, settings=module_settings)
 
 
 def test_file_that_changed_is_refused_and_renamed_it_is_new(
