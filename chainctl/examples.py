@@ -106,7 +106,7 @@ EXAMPLES: Final = {
     ),
     "outbox destination show": ("chainctl outbox destination show trades",),
     "outbox destination list": ("chainctl outbox destination list",),
-    "outbox status": ("chainctl outbox status",),
+    "outbox status": ("chainctl outbox status", "chainctl outbox status --overdue 5m --watch 10s"),
     "outbox list": (
         "chainctl outbox list --status abnormal",
         "chainctl outbox list --destination trades --older-than 1h",

@@ -12,8 +12,8 @@ import msgspec
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
-from chainctl.options import Command, Integer, json_option, uses_settings, who
-from chainctl.output import data, data_json, table, talk
+from chainctl.options import Command, Integer, json_option, uses_settings, watch_option, who
+from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.running import run_async
 from chainctl.schema.parts import PARTS
 from chainctl.units import Span
@@ -149,54 +149,84 @@ def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
 _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
 
 
+_STATUS_COLUMNS: Final = (
+    "destination", "status", "deliveries", "oldest_seconds", "overdue", "overdue_seconds",
+    "trouble",
+)  # fmt: skip
+
+
 @click.command(cls=Command)
+@click.option(
+    "--overdue",
+    "overdue_seconds",
+    type=Span(),
+    default="1m",
+    show_default=True,
+    metavar="SPAN",
+    help="A delivery is overdue if nobody has sent it for so long since it fell due.",
+)
+@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def status(settings: Settings, as_json: bool) -> ExitCode:
+def status(
+    settings: Settings, overdue_seconds: float, watch_seconds: float | None, as_json: bool
+) -> ExitCode:
     """Show how many deliveries have which status, and what is wrong with their destinations.
 
-    Exit code 1 when some are abnormal, a topic is missing, or a consumer is not heard of.
+    Exit code 1 when some are abnormal or overdue, a topic is missing, a consumer is not heard of,
+    or no relay runs while deliveries are overdue.
     """
-    found = run_async(_counts(settings))
-    if as_json:
-        data_json(found)
-    else:
-        columns = ("destination", "status", "deliveries", "oldest_seconds", "trouble")
-        table(columns, [[cell(row[column]) for column in columns] for row in found])
-    is_abnormal = any(row["status"] == "abnormal" or row["trouble"] for row in found)
-    return ExitCode.FINDINGS if is_abnormal else ExitCode.CLEAN
+
+    def show() -> ExitCode:
+        found = run_async(_counts(settings, overdue_seconds))
+        if as_json:
+            data_json(found)
+        else:
+            table(_STATUS_COLUMNS, [[cell(row[each]) for each in _STATUS_COLUMNS] for row in found])
+        is_wrong = any(
+            row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found
+        )
+        return ExitCode.FINDINGS if is_wrong else ExitCode.CLEAN
+
+    return repeated(watch_seconds, show)
 
 
-async def _counts(settings: Settings) -> list[dict[str, Any]]:
+async def _counts(settings: Settings, overdue_seconds: float) -> list[dict[str, Any]]:
     from outbox import acts
     from outbox.message import age_seconds
 
     async with outbox_of(settings) as connection:
         found = await acts.counts(connection)
+        overdue = await acts.overdue(connection, overdue_seconds)
         troubles = await acts.troubles(connection)
+        seen_seconds = await acts.relay_seen_seconds(connection)
     now = time.time()
-    rows: list[dict[str, Any]] = [
-        {
-            "destination": name,
-            "status": status.name.lower(),
-            "deliveries": deliveries,
-            "oldest_seconds": None if oldest is None else age_seconds(oldest, now),
-            "trouble": troubles.get(name),
-        }
-        for name, status, deliveries, oldest in found
-    ]
+    rows = []
+    for name, status, deliveries, oldest in found:
+        late, late_seconds = overdue.get((name, status), (0, None))
+        rows.append(
+            _counted(
+                name,
+                status=status.name.lower(),
+                deliveries=deliveries,
+                oldest_seconds=None if oldest is None else age_seconds(oldest, now),
+                overdue=late,
+                overdue_seconds=late_seconds,
+                trouble=troubles.get(name),
+            )
+        )
     # A destination may be in trouble before anything goes to it.
-    rows += [
-        {
-            "destination": name,
-            "status": None,
-            "deliveries": 0,
-            "oldest_seconds": None,
-            "trouble": troubles[name],
-        }
-        for name in sorted(set(troubles) - {row["destination"] for row in rows})
-    ]
+    idle = sorted(set(troubles) - {row["destination"] for row in rows})
+    rows += [_counted(name, trouble=troubles[name]) for name in idle]
+    if overdue and seen_seconds > acts.RELAY_SILENT_SECONDS:
+        rows.append(_counted(None, trouble=f"no relay was seen for {seen_seconds:.0f} s"))
     return rows
+
+
+def _counted(destination: str | None, **known: object) -> dict[str, Any]:
+    """Return a row of `status`; a destination without deliveries has zeros, and no status."""
+    none: dict[str, Any] = dict.fromkeys(_STATUS_COLUMNS)
+    return {**none, "deliveries": 0, "overdue": 0, "destination": destination, **known}
 
 
 @click.command("list", cls=Command)

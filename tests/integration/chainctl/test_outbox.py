@@ -165,6 +165,31 @@ def test_status_and_list_tell_where_deliveries_stand(
     assert str(abnormal) in call("outbox", "list", settings=settings).out
 
 
+def test_status_names_what_is_overdue_and_a_relay_that_does_not_run(
+    call: Call, settings: dict[str, str], database: str, clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:  # fmt: skip
+    store(2, 0, change="UPDATE outbox_pending SET next_send_at = now() - interval '2 minutes'")
+    store(1, 0)
+    rows(database, "UPDATE outbox_space SET measured_at = now()")  # as a relay does each minute
+    done = call("outbox", "status", "--json", settings=settings)
+    assert done.code == 1
+    (row,) = json.loads(done.out)
+    assert (row["deliveries"], row["overdue"]) == (3, 2)
+    assert row["overdue_seconds"] >= 120
+    assert call("outbox", "status", "--overdue", "1h", settings=settings).code == 0
+    rows(database, "UPDATE outbox_space SET measured_at = now() - interval '6 minutes'")
+    found = json.loads(call("outbox", "status", "--json", settings=settings).out)
+    assert found[0] == {**row, **{
+        name: found[0][name] for name in ("overdue_seconds", "oldest_seconds")
+    }}  # fmt: skip
+    assert found[1]["destination"] is None
+    assert found[1]["trouble"].startswith("no relay was seen for 36")
+    # Without anything that is overdue, a relay may well be away.
+    rows(database, "UPDATE outbox_pending SET next_send_at = now()")
+    assert call("outbox", "status", settings=settings).code == 0
+
+
 def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
     call: Call, refused: Refused, settings: dict[str, str], clearing: str,
     store: Callable[..., list[UUID]],

@@ -163,7 +163,7 @@ def test_standard_input_is_the_file_of_its_name(
     content = "n\n" + "".join(f"{number}\n" for number in range(1, 501))
 
     def from_standard_input(data: bytes) -> tuple[int, dict[str, Any], str]:
-        process = start(
+        process: subprocess.Popen[Any] = start(
             "sequence", "--chain", chain, "--input", "-", "--input-name", path.name,
             "--batch-rows", 200, "--json", settings=module_settings, text=False,
             stdin=subprocess.PIPE,
