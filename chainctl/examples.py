@@ -97,7 +97,10 @@ EXAMPLES: Final = {
     ),
     "rejects": ("chainctl rejects --chain 1 --source topic:orders:0 --since 1h",),
     "acts": ("chainctl acts --chain 1 --since 7d",),
-    "sizes": ("chainctl sizes --max-bytes 500GB",),
+    "sizes": (
+        "chainctl sizes --over 1d",
+        "chainctl sizes --max-bytes 500GB --max-bytes log=20GB --max-bytes topic=100GB",
+    ),
     "doctor": ("chainctl doctor", "chainctl doctor --chain 1 --json"),
     "outbox relay": ("chainctl outbox relay --retention-hours 3d --http 9101",),
     "outbox destination set": (

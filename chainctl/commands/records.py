@@ -1,4 +1,4 @@
-"""`chainctl tail`, `show`, `rejects`, `acts` and `sizes`: what is stored, without SQL."""
+"""`chainctl tail`, `show`, `rejects` and `acts`: what is stored, without SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.running import run_async
-from chainctl.units import Size, Span
 from orderchain.errors import FrameError, OrderchainError, SettingError
 from orderchain.text import printable
 
@@ -131,76 +130,6 @@ def acts(
     found = run_async(_fetch(settings, chain_id, "acts", since_seconds, limit))
     columns = ("act_id", "acted_at", "act", "receiver", "actor", "login", "reason", "detail")
     _write(columns, [_plain(row) for row in found], as_json=as_json)
-
-
-# -- sizes ----------------------------------------------------------------------------------------
-
-
-@click.command(cls=Command)
-@click.option(
-    "--max-bytes", type=Size(), metavar="SIZE",
-    help="Return exit code 1 if the database is larger (500GB).",
-)  # fmt: skip
-@click.option(
-    "--over", "over_seconds", type=Span(), default="1h", metavar="SPAN", show_default=True,
-    help="Measure the growth of the chains over the last SPAN.",
-)  # fmt: skip
-@watch_option
-@json_option
-@uses_settings("database", "connect_seconds")
-def sizes(
-    settings: Settings,
-    max_bytes: int | None,
-    over_seconds: float,
-    watch_seconds: float | None,
-    as_json: bool,
-) -> ExitCode:
-    """Show the size of each table with its indexes, and how fast the chains grow."""
-
-    def show_sizes() -> ExitCode:
-        found = run_async(_sizes(settings, over_seconds))
-        if as_json:
-            data_json(found)
-        else:
-            _write(("table", "parts", "bytes", "index_bytes", "about_rows"), found["tables"])
-            data("")
-            _write(("chain", "rows", "rows_per_second"), found["growth"])
-            data("")
-            data(f"database: {found['database_bytes']:,} bytes")
-        if max_bytes is None or found["database_bytes"] <= max_bytes:
-            return ExitCode.CLEAN
-        talk(f"chainctl: the database has {found['database_bytes']:,} bytes, above {max_bytes:,}")
-        return ExitCode.FINDINGS
-
-    return repeated(watch_seconds, show_sizes)
-
-
-async def _sizes(settings: Settings, over_seconds: float) -> dict[str, Any]:
-    async with looking(settings, None) as connection:
-        tables = await connection.fetch(SQL["sizes"])
-        growth = await connection.fetch(SQL["growth"], over_seconds)
-        database_bytes = await connection.fetchval(SQL["database_bytes"])
-    return {
-        "tables": [
-            {
-                "table": row["relation"],
-                "parts": row["parts"],
-                "bytes": row["total_bytes"],
-                "index_bytes": row["index_bytes"],
-                "about_rows": row["about_rows"],
-            }
-            for row in tables
-        ],
-        "growth": [
-            {
-                "chain": row["chain_id"],
-                "rows": row["rows"],
-                "rows_per_second": round(row["rows_per_second"], 3),
-            }
-            for row in growth
-        ],
-        "database_bytes": database_bytes,
-    }
 
 
 # -- show -----------------------------------------------------------------------------------------

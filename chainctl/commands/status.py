@@ -148,6 +148,7 @@ def state_of(chain: Mapping[str, Any]) -> _Row:
         "epoch": chain["epoch"],
         "leader": chain["owner"] or None,
         "leader_state": leader_state(chain),
+        "leader_life": leader_life(chain),
         "leader_since": utc(chain["leader_since"]) if chain["leader_since"] else None,
         "last_beat_seconds": None if beat is None else round(beat, 3),
         "lease_seconds": chain["lease_seconds"],
@@ -179,11 +180,23 @@ def leader_state(chain: Mapping[str, Any]) -> str:
     return "steps down" if chain["step_down"] else "leads"
 
 
+def leader_life(chain: Mapping[str, Any]) -> str:
+    """Return the state of the leader in words: since when it leads, or has been silent."""
+    state, beat = leader_state(chain), chain["beat_age_seconds"]
+    if state == "silent":
+        return "silent" if beat is None else f"silent for {beat:.1f} s"
+    if state not in ("leads", "steps down"):
+        return state
+    since = f" since {utc(chain['leader_since'])}" if chain["leader_since"] else ""
+    asked = ", asked to step down" if state == "steps down" else ""
+    return f"leads{since}, last beat {beat:.1f} s ago{asked}"
+
+
 # -- leader, step-down, takeover ------------------------------------------------------------------
 
 _LEADER: Final = (
-    "chain", "leader", "leader_state", "leader_since", "last_beat_seconds", "lease_seconds",
-    "epoch", "backend",
+    "chain", "leader", "leader_state", "leader_life", "leader_since", "last_beat_seconds",
+    "lease_seconds", "epoch", "backend",
 )  # fmt: skip
 _TERMS: Final = ("epoch", "owner", "began", "after_id", "timeline")
 _TERMS_SHOWN: Final = 10

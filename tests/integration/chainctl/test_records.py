@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from orderchain.roles import AUDITOR
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from local_stack import PostgresServer
     from tests.integration.chainctl.conftest import Call, Refused
 
 Settings = dict[str, str]
@@ -70,10 +73,51 @@ def test_sizes_is_a_check_for_monitors(
     assert {"chain": filled_once, "rows": FILLED_ROWS}.items() <= next(
         each for each in found["growth"] if each["chain"] == filled_once
     ).items()
-    done = call("sizes", "--max-bytes", "1KB", settings=module_settings)
-    assert done.code == 1
-    assert "above 1,000" in done.err
+    assert found["growth"][0]["bytes_per_second"] > 0
+    assert found["log"]["bytes"] > 0
+    assert found["log"]["bytes_per_second"] > 0
+    topic = next(each for each in found["topics"] if each["topic"].endswith(f".{filled_once}"))
+    assert topic["about_bytes"] > FILLED_ROWS * 10
+    assert topic["bytes_per_second"] > 0
+    assert found["archives"] is None
+    for part in ("", "log=", "topic="):
+        done = call("sizes", "--max-bytes", f"{part}1KB", settings=module_settings)
+        assert done.code == 1
+        assert f"the {part.rstrip('=') or 'database'} has " in done.err
+        assert "above 1,000" in done.err
+        assert call("sizes", "--max-bytes", f"{part}9TB", settings=module_settings).code == 0
+    assert "'tape' is none of" in refused("sizes", "--max-bytes", "tape=1GB")
     assert "'5XB' is no size" in refused("sizes", "--max-bytes", "5XB", settings=module_settings)
+
+
+def test_sizes_of_what_cannot_be_measured_is_no_clean_check(
+    call: Call, refused: Refused, module_settings: Settings, filled_once: int, tmp_path: Path
+) -> None:
+    no_kafka = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_DATABASE"]}
+    assert call("sizes", settings=no_kafka).code == 0
+    for part in ("topic", "archive"):
+        done = call("sizes", "--max-bytes", f"{part}=1GB", settings=no_kafka)
+        assert done.code == 2
+        assert f"--max-bytes was '{part}'" in done.err
+    away = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    done = call("sizes", settings=away)
+    assert done.code == 0
+    assert "topics are not measured: kafka was '127.0.0.1:1'" in done.err
+    assert call("sizes", "--max-bytes", "topic=1GB", settings=away).code == 2
+    assert "an archive of a chain" in refused("sizes", "--archive", tmp_path, settings=no_kafka)
+
+
+def test_sizes_needs_no_right_but_those_of_an_auditor_and_pg_monitor_for_the_log(
+    call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    auditor = {"CHAINCTL_DATABASE": postgres_server.dsn(AUDITOR, name)}
+    found = json_of(call, auditor, "sizes")
+    assert found["log"]["bytes"] is None
+    assert found["log"]["bytes_per_second"] > 0
+    assert {row["chain"] for row in found["growth"]} == {filled_once}
+    done = call("sizes", "--max-bytes", "log=1TB", settings=auditor)
+    assert (done.code, "GRANT pg_monitor" in done.err) == (2, True), done
 
 
 def test_top_shows_every_chain_with_its_leader(

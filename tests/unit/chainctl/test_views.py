@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,7 @@ import pytest
 from chainctl.commands.chain.journal import encode_rows
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
-from chainctl.commands.status import leader_state
+from chainctl.commands.status import leader_life, leader_state
 from chainctl.units import Size, Span, shown_span
 from orderchain.errors import SettingError
 from orderchain.model import Event
@@ -39,6 +40,28 @@ def test_leader_is_silent_once_its_beat_is_older_than_its_lease(
         "lease_seconds": 5.0,
     }  # fmt: skip
     assert leader_state({**chain, **changes}) == state
+
+
+@pytest.mark.parametrize(
+    ("changes", "life"),
+    [
+        ({}, "leads since 2026-07-01T09:00:00.000000Z, last beat 0.4 s ago"),
+        (
+            {"step_down": True, "leader_since": None},
+            "leads, last beat 0.4 s ago, asked to step down",
+        ),
+        ({"beat_age_seconds": 12.04}, "silent for 12.0 s"),
+        ({"beat_age_seconds": None}, "silent"),
+        ({"released": True}, "handed over"),
+        ({"epoch": 0}, "never led"),
+    ],
+)
+def test_life_of_a_leader_is_said_in_words(changes: dict[str, Any], life: str) -> None:
+    chain = {
+        "epoch": 3, "released": False, "step_down": False, "beat_age_seconds": 0.4,
+        "lease_seconds": 5.0, "leader_since": datetime(2026, 7, 1, 9, tzinfo=UTC),
+    }  # fmt: skip
+    assert leader_life({**chain, **changes}) == life
 
 
 @pytest.mark.parametrize(
