@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, connected_topics, create_chain
 from chainctl.commands.schema import apply_schema
 from chainctl.settings import SETTING_NAMES, Settings
-from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
 from orderchain.clients.database_config import DatabaseConfig

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from chainctl.commands.stack import stack_of
+from chainctl.commands.local import stack_of
 from chainctl.settings import load_settings
 from orderchain.errors import SettingError
 

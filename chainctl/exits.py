@@ -51,7 +51,15 @@ PACKAGE_EXTRAS: Final = {
 }
 """The extra that installs a package that may be missing, by the package's import name."""
 
+SECRET_CHARACTERS_MIN: Final = 8
+"""A shorter password may be a word, or a letter, of any message: it is hidden only where a password
+is written."""
+
 _PASSWORD_IN_URL: Final = re.compile(r"(://[^\s:/@]*:)[^\s@]+@")
+_LEAD: Final = (
+    r"(?i:((?:pass(?:word|wd|phrase)?|secret|token)['\"]?(?:\s*=\s*['\"]?|\s*:\s*['\"])))"
+)
+"""What stands before a password: `password=`, `'sslpassword': '`."""
 
 
 class ExitCode(enum.IntEnum):
@@ -120,7 +128,10 @@ def traceback_text(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
 def hide_secrets(text: str, secrets: tuple[str, ...]) -> str:
     """Return `text` with every one of `secrets`, and every password in a URL, replaced."""
     for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
+        if len(secret) >= SECRET_CHARACTERS_MIN:
+            text = text.replace(secret, "***")
+        elif secret:
+            text = re.sub(rf"{_LEAD}{re.escape(secret)}(?!\w)", r"\1***", text)
     return _PASSWORD_IN_URL.sub(r"\1***@", text)
 
 

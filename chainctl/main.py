@@ -6,6 +6,7 @@ Commands are imported when they are called, not before: `chainctl --help` needs 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from contextlib import suppress
@@ -21,6 +22,12 @@ from chainctl.output import talk, talk_through
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
+PROGRAM: Final = "chainctl"
+COMPLETION_VARIABLE: Final = "_CHAINCTL_COMPLETE"
+"""Set by the scripts of `chainctl completion`: what is to be completed is in other variables."""
+
 COMMANDS: Final = {
     "demo": "The whole path on one machine, with faults, and a verdict.",
     "stack": "The local PostgreSQL and Kafka.",
@@ -34,7 +41,7 @@ COMMANDS: Final = {
     "verify": "Prove a chain whole with Spark, or name its faults.",
     "archive": "Write verified rows as Parquet, and verify what was written.",
     "retention": "Detach old partitions that are verified and archived.",
-    "status": "The state of one chain, or of all.",
+    "status": "The state of a chain: heads, leader, receivers, intakes.",
     "top": "All chains on one screen that refreshes.",
     "leader": "Who leads a chain, and for how long.",
     "step-down": "Ask the leader of a chain to hand over, with a reason.",
@@ -47,30 +54,36 @@ COMMANDS: Final = {
     "show": "One order: its row, batch, seal, frame, and who met it.",
     "rejects": "Records of intakes that became no order, and why.",
     "acts": "What people did to a chain by hand, and why.",
-    "sizes": "What the database holds, and how fast it grows.",
+    "sizes": "What database, log, topics, archive hold; their growth.",
     "doctor": "What would make a start fail later, and what to do.",
     "outbox": "Messages in any order: run a relay, see and fix them.",
     "messages": "The outbox as an HTTP service.",
     "config": "What is set, and by what.",
+    "completion": "Completion of commands and options for your shell.",
     "bench": "Measure the engine on this machine, and its rivals.",
 }
-"""Every command, with its line in the help. Each is `chainctl.commands.NAME.command`, unless
-`_ROOMS` has another place for it."""
+"""Every command, with its line in the help."""
 
 _ROOMS: Final = {
-    "top": "status:top",
-    "step-down": "leader:step_down",
-    "takeover": "leader:takeover",
-    "lag": "receivers:lag",
-    "gaps": "receivers:gaps",
-    "unhalt": "receivers:unhalt",
-    "tail": "records:tail",
-    "show": "records:show",
-    "rejects": "records:rejects",
-    "acts": "records:acts",
-    "sizes": "records:sizes",
+    "installation": ("doctor", "config", "completion"),
+    "local": ("demo", "stack", "bench"),
+    "schema": ("schema", "grants"),
+    "status": ("status", "top", "leader", "step-down", "takeover"),
+    "receivers": ("receivers", "lag", "gaps", "unhalt"),
+    "records": ("tail", "show", "rejects", "acts"),
+    "sizes": ("sizes",),
+    "chain.chains": ("chain",),
+    "chain.sequence": ("sequence",),
+    "chain.receive": ("receive", "fill"),
+    "verifier.verify": ("verify",),
+    "verifier.archive": ("archive", "retention"),
+    "verifier.seal": ("seal",),
+    "outbox": ("outbox",),
+    "outbox.relay": ("messages",),
 }
-"""Module and function of commands that share a module."""
+"""The commands of each module of `chainctl.commands`; a command's function has its name."""
+
+_ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 class LazyGroup(SuggestingGroup):
@@ -84,9 +97,17 @@ class LazyGroup(SuggestingGroup):
         """Import the command `cmd_name`; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        room, _, function = _ROOMS.get(cmd_name, f"{cmd_name}:command").partition(":")
-        found: click.Command = getattr(import_module(f"chainctl.commands.{room}"), function)
+        room = import_module(f"chainctl.commands.{_ROOM_OF[cmd_name]}")
+        found: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of commands without importing them, and options."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name]) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
@@ -154,7 +175,13 @@ def _occupy_standard_files() -> None:
 
 def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     """Run the command line, and return what the command returned as an exit code."""
-    with cli.make_context("chainctl", arguments) as context:
+    if COMPLETION_VARIABLE in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(
+            cli, {}, PROGRAM, COMPLETION_VARIABLE, os.environ[COMPLETION_VARIABLE]
+        )
+    with cli.make_context(PROGRAM, arguments) as context:
         try:
             result = cli.invoke(context)
         finally:
@@ -186,10 +213,20 @@ def _report(error: BaseException, meta: dict[str, Any]) -> int:
 def _click_line(error: click.ClickException) -> str:
     """Return click's message as one line, with the command that it is about."""
     line = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption):
+        line = f"No such option {error.option_name!r}{_nearest(error)}"
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or context.parent is None:
         return line
     return f"{line.rstrip('.')} (see {context.command_path} --help)"
+
+
+def _nearest(error: click.NoSuchOption) -> str:
+    """Return which option was meant, of those that the command has; empty where none is like it."""
+    command = error.ctx.command if error.ctx else cli
+    known = [name for each in command.params for name in (*each.opts, *each.secondary_opts)]
+    nearest = difflib.get_close_matches(error.option_name, known, n=1)
+    return f", did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _close_stdout(code: int) -> int:

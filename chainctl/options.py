@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import getpass
-import math
 import os
 import platform
-import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -16,13 +14,17 @@ import click
 from chainctl.logs import Subject, set_up_logging
 from chainctl.settings import (
     DEFAULT_CONFIG,
+    choices,
+    default_of,
     description,
     flag_of,
     flagged,
+    form_of,
     load_settings,
     may_be_many,
     variable_of,
 )
+from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 
@@ -32,8 +34,21 @@ if TYPE_CHECKING:
     from chainctl.settings import SourcedSettings
 
 
+class Command(click.Command):
+    """A command whose help ends with examples."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples; see `chainctl.examples`."""
+        from chainctl.examples import write_examples
+
+        write_examples(ctx, formatter)
+
+
 class SuggestingGroup(click.Group):
     """A group of commands; an unknown one suggests the nearest."""
+
+    command_class = Command
+    format_epilog = Command.format_epilog
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -63,68 +78,6 @@ class Integer(click.IntRange):
     """A whole number within bounds."""
 
     name = "integer"
-
-
-class Seconds(click.FloatRange):
-    """A time span within bounds, above 0."""
-
-    name = "number"
-
-    def __init__(self, maximum: float) -> None:
-        super().__init__(0, maximum, min_open=True)
-
-    def convert(
-        self, value: float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return `value` as a number; refuse NaN, which no check of the bounds finds."""
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail("NaN is no time span", param, ctx)
-        return seconds
-
-
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_SPAN: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h|d)?")
-_SPAN_SECONDS_MAX: Final = 10_000 * 86_400.0
-
-
-class Span(click.ParamType):  # type: ignore[type-arg]
-    """A time span with a unit, in seconds: `90`, `90s`, `500ms`, `5m`, `2h`, `1d`; above 0."""
-
-    name = "span"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the seconds of `value`."""
-        found = _SPAN.fullmatch(str(value).strip())
-        seconds = float(found["number"]) * _UNITS[found["unit"] or "s"] if found else 0.0
-        if not 0 < seconds <= _SPAN_SECONDS_MAX:
-            self.fail(f"{value!r} is no time span such as 90s, 5m, 2h, 1d", param, ctx)
-        return seconds
-
-
-_BYTE_UNITS: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?B)?", re.IGNORECASE)
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes with a unit: `1000000`, `500MB`, `1.5GB`; above 0."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the bytes of `value`."""
-        found = _SIZE.fullmatch(str(value).strip())
-        unit = (found["unit"] or "").upper() if found else ""
-        size = (
-            int(float(found["number"]) * _BYTE_UNITS["" if unit == "B" else unit]) if found else 0
-        )
-        if size <= 0:
-            self.fail(f"{value!r} is no size such as 500MB, 20GB", param, ctx)
-        return size
 
 
 CHAIN_ID: Final = Integer(1, CHAIN_ID_MAX)
@@ -218,6 +171,11 @@ def user_and_host() -> str:
     return f"{user}@{platform.node()}"
 
 
+def who(actor: str | None) -> str:
+    """Return the name to store: as given, else user@host."""
+    return actor or user_and_host()
+
+
 def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the flags of the settings `names`, and the argument `settings`.
 
@@ -253,6 +211,7 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     config = click.option(
         "--config",
         "setting_config",
+        type=click.Path(),
         metavar="FILE",
         help=f"TOML file with settings. [env: CHAINCTL_CONFIG; else ./{DEFAULT_CONFIG}]",
     )
@@ -260,14 +219,23 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     for name in reversed(flagged((*names, "log_level"))):
         is_many = may_be_many(name)
         repeated = " May be repeated." if is_many else ""
+        default = f"; default: {default_of(name)}" if default_of(name) else ""
         decorated = click.option(
             flag_of(name),
             f"setting_{name}",
-            metavar="VALUE",
+            type=_type_of(name),
+            metavar=None if choices(name) else form_of(name),
             multiple=is_many,
-            help=f"{_sentence(description(name))}{repeated} [env: {variable_of(name)}]",
+            help=f"{_sentence(description(name))}{repeated} [env: {variable_of(name)}{default}]",
         )(decorated)
     return decorated
+
+
+def _type_of(name: str) -> click.ParamType | None:  # type: ignore[type-arg] # see units.Span
+    """Return the type of a setting's flag, which completes it; its value is checked later."""
+    if choices(name):
+        return click.Choice(choices(name))
+    return click.Path() if name.endswith(("file", "_dir")) else None
 
 
 def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:

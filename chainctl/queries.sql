@@ -211,14 +211,6 @@ SELECT event.id, event.pid, event.key, event.event_time_ns, event.payload
 -- order_row: one order of a chain
 SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2::bigint - 1, $2)
 
--- order_of_key: the order of a key among the last pages of a chain, the newest first
-SELECT event.id
-  FROM (SELECT last_id, ids, keys FROM chain_page WHERE chain_id = $1
-         ORDER BY last_id DESC LIMIT $3) AS page
- CROSS JOIN LATERAL unnest(page.ids, page.keys) AS event (id, key)
- WHERE event.key = $2
- ORDER BY event.id LIMIT 1
-
 -- batch_around: the batch that covers an id, and who led when it was committed
 SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.seal, batch.committed_at,
        term.owner, term.began_at,
@@ -253,9 +245,9 @@ SELECT receiver, after_id, until_id, cause, outcome, source, found_at FROM recei
  WHERE chain_id = $1 AND after_id < $2 AND until_id >= $2 ORDER BY receiver, after_id
 
 -- sizes: bytes of each table with its indexes, partitions summed up, the largest first
-SELECT coalesce(parent.relname, child.relname)::text AS relation,
+SELECT coalesce(parent.relname, child.relname)::text AS table,
        count(*) FILTER (WHERE child.relkind = 'r') AS parts,
-       sum(pg_total_relation_size(child.oid))::bigint AS total_bytes,
+       sum(pg_total_relation_size(child.oid))::bigint AS bytes,
        sum(pg_indexes_size(child.oid))::bigint AS index_bytes,
        coalesce(sum(greatest(child.reltuples, 0)) FILTER (WHERE child.relkind = 'r'), 0)::bigint
            AS about_rows
@@ -266,13 +258,28 @@ SELECT coalesce(parent.relname, child.relname)::text AS relation,
   LEFT JOIN pg_class AS parent ON parent.oid = tree.root
  WHERE child.relnamespace = 'public'::regnamespace AND child.relkind IN ('r', 'p')
  GROUP BY 1
- ORDER BY total_bytes DESC, relation
+ ORDER BY bytes DESC, 1
 
--- growth: how many rows and bytes of pages a chain got within a time, by its batches
-SELECT chain_id, sum(row_count)::bigint AS rows,
+-- growth: how many rows each chain got within a time, by its batches
+SELECT chain_id AS chain, sum(row_count)::bigint AS rows,
        sum(row_count)::float8 / $1::float8 AS rows_per_second
   FROM chain_batch WHERE committed_at > now() - make_interval(secs => $1) AND row_count > 0
  GROUP BY chain_id ORDER BY chain_id
+
+-- row_bytes: what a row of a chain takes, by its last pages
+SELECT sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
+           + pg_column_size(event_times_ns) + pg_column_size(payloads))::float8
+       / sum(cardinality(ids))
+  FROM (SELECT ids, pids, keys, event_times_ns, payloads FROM chain_page
+         WHERE chain_id = $1 ORDER BY last_id DESC LIMIT 100) AS page
+
+-- log_growth: whether this role may see the size of the log, and how fast the log grows
+SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE') AS may_see,
+       coalesce(wal_bytes / extract(epoch FROM clock_timestamp() - stats_reset), 0)::float8 AS rate
+  FROM pg_stat_wal
+
+-- log_bytes: the log on the disk
+SELECT sum(size)::bigint FROM pg_ls_waldir()
 
 -- database_bytes: the whole database on the disk
 SELECT pg_database_size(current_database())

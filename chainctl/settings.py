@@ -11,16 +11,22 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_type_hints
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Struct
 
+from chainctl.units import bytes_of, seconds_of, shown_span
 from orderchain.clients.database_config import parse
 from orderchain.config import mask_dsn
 from orderchain.errors import SettingError
-from orderchain.limits import BATCH_ROWS_MAX
+from orderchain.limits import (
+    BATCH_ROWS_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_BYTES_MIN,
+    PAYLOAD_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,6 +162,45 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
     ] = 5_000
     """Larger batches commit faster and come back later: 5,000 rows take 15 to 30 ms here."""
+    batch_bytes: Annotated[
+        int,
+        Meta(ge=PAYLOAD_BYTES_MAX, le=2**30, description="bytes of orders in one commit, at most"),
+    ] = 8 * 2**20
+    queue_bytes: Annotated[
+        int,
+        Meta(
+            ge=PAYLOAD_BYTES_MAX,
+            le=2**32,
+            description="bytes of orders that may wait for a commit, before more are taken in",
+        ),
+    ] = 32 * 2**20
+    frame_bytes: Annotated[
+        int,
+        Meta(
+            ge=FRAME_BYTES_MIN,
+            le=FRAME_BYTES_MAX,
+            description="bytes of one Kafka record, at most",
+        ),
+    ] = 512 * 1024
+    linger_seconds: Annotated[
+        float,
+        Meta(ge=0, le=1, description="how long the first order of a commit waits for others"),
+    ] = 0.0
+    """A few milliseconds spare small commits where CPU is short; see docs/operations.md."""
+    key_window_rows: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**8,
+            description="rows whose keys are remembered, so that a repeated order adds nothing; 0: "
+            "keys are not compared",
+        ),
+    ] = 1_000_000
+    """`verify --keys` and `retention` use it too: give it to every command of a chain."""
+    owner: Annotated[str, Meta(max_length=200, description="name of the leader, for operators")] = (
+        ""
+    )
+    """Without it, the host and the number of the process."""
     lease_seconds: Annotated[
         float,
         Meta(ge=0.5, le=3600, description="how long a leader must be silent to count as dead"),
@@ -166,6 +211,31 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="how ids rise: sequential, or time (an id tells the millisecond)"),
     ] = "sequential"
     """"time" needs a chain created with large partitions (--partition-ids)."""
+    heartbeat_seconds: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="idle time after which the head is published again"),
+    ] = 0.25
+    """It bounds how long receivers do not notice that the last frame was lost."""
+    kafka_at_start: Annotated[
+        Literal["required", "optional"],
+        Meta(
+            description="whether a start needs Kafka; if it is optional, a wrong address is only "
+            "logged"
+        ),
+    ] = "required"
+    when_kafka_is_away: Annotated[
+        Literal["continue", "refuse"],
+        Meta(description="whether orders are taken while Kafka is away; the database has them"),
+    ] = "continue"
+    kafka_away_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="how long Kafka must be silent to count as away")
+    ] = 10.0
+    recover_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="how long to retry while the database is away")
+    ] = 60.0
+    stop_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="how long a stop may take to commit and publish")
+    ] = 15.0
     connect_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="how long to wait for a server that does not answer")
     ] = 10.0
@@ -232,18 +302,25 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 SETTING_NAMES: Final = Settings.__struct_fields__
 
+_OF_NO_CLIENT: Final = {"kafka_at_start", "kafka_away_seconds"}
 _KAFKA_FIELDS: Final = {
-    name: name.removeprefix("kafka_") for name in SETTING_NAMES if name.startswith("kafka_")
+    name: name.removeprefix("kafka_")
+    for name in SETTING_NAMES
+    if name.startswith("kafka_") and name not in _OF_NO_CLIENT
 }
 """Kafka's settings other than the bootstrap servers, and their names in `KafkaConfig`."""
 
 _TOKENS: Final = "OAUTHBEARER"
 
-_METAS: Final = {
-    name: next(item for item in hint.__metadata__ if isinstance(item, Meta))
+_HINTS: Final = {
+    name: get_args(hint)
     for name, hint in get_type_hints(Settings, include_extras=True).items()
     if name in SETTING_NAMES
 }
+_METAS: Final = {name: meta for name, (_, meta, *_) in _HINTS.items()}
+
+_KINDS: Final = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
+"""What msgspec calls types, in words."""
 
 
 class SourcedSettings(Struct, frozen=True, kw_only=True):
@@ -323,6 +400,33 @@ def description(name: str) -> str:
     return _METAS[name].description or ""
 
 
+def choices(name: str) -> tuple[str, ...]:
+    """Return the only values that the setting takes; none where there are others."""
+    return tuple(map(str, get_args(_HINTS[name][0]))) if not may_be_many(name) else ()
+
+
+def form_of(name: str) -> str:
+    """Return what a value of the setting looks like, for help texts."""
+    kind = _HINTS[name][0]
+    if name.endswith("_seconds"):
+        return "SPAN"
+    if name.endswith("_bytes"):
+        return "SIZE"
+    if kind is bool:
+        return "true|false"
+    return "|".join(choices(name)) or ("COUNT" if kind is int else "VALUE")
+
+
+def default_of(name: str) -> str:
+    """Return the default of a setting, for help texts; empty where it has none."""
+    default = getattr(Settings(), name)
+    if default in ("", ()):
+        return ""
+    if name.endswith("_seconds"):
+        return shown_span(default)
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def flag_of(name: str) -> str:
     """Return the flag of a setting."""
     return "--" + name.replace("_", "-")
@@ -367,13 +471,38 @@ def _converted(name: str, raw: object, source: str, *, is_text: bool) -> object:
     """Return `raw` as the setting's type; text is read as a number only where it came as text."""
     if may_be_many(name) and isinstance(raw, str):
         raw = raw.split() if "://" in raw else [raw]  # a URL holds no blank, keywords do
+    field = source if is_text else f"{name} in {source}"
+    value = _measured(name, raw, field) if isinstance(raw, str) else raw
     try:
-        return getattr(msgspec.convert({name: raw}, Settings, strict=not is_text), name)
+        return getattr(msgspec.convert({name: value}, Settings, strict=not is_text), name)
     except msgspec.ValidationError as error:
-        field = source if is_text else f"{name} in {source}"
-        expected = str(error).partition(" - at ")[0].removeprefix("Expected ")
-        value = "a secret" if is_secret(name) else raw
-        raise SettingError(field, value, expected.replace("`", "")) from None
+        shown = "a secret" if is_secret(name) else raw
+        raise SettingError(field, shown, _expected(name, error)) from None
+
+
+def _measured(name: str, text: str, field: str) -> object:
+    """Return the seconds of a span, the bytes of a size, and any other text as it is.
+
+    Raises SettingError.
+    """
+    if name.endswith("_seconds"):
+        found, expected = seconds_of(text), "a time span such as 90s, 5m, 2h"
+    elif name.endswith("_bytes"):
+        found, expected = bytes_of(text), "a size such as 500KB, 8MB"
+    else:
+        return text
+    if found is None:
+        raise SettingError(field, text, expected)
+    return found
+
+
+def _expected(name: str, error: msgspec.ValidationError) -> str:
+    """Return in words what the setting takes."""
+    if choices(name):
+        return " or ".join(choices(name))
+    text = str(error).partition(" - at ")[0].partition(", got ")[0]
+    kind, blank, rest = text.removeprefix("Expected ").replace("`", "").partition(" ")
+    return f"{_KINDS.get(kind, kind)}{blank}{rest}"
 
 
 def _read_config(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chainctl.journal import Journal
+from chainctl.commands.chain.journal import Journal
 from demo.handlers import HANDLERS
 from demo.lossy_link import BadLink
 from demo.processes import (

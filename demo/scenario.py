@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.commands.schema import apply_schema
 from chainctl.database import connected
 from chainctl.output import talk
@@ -41,7 +41,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chainctl.commands.chain import Creation
+    from chainctl.commands.chain.chains import Creation
     from chainctl.output import ProgressBar
     from demo.processes import Command, Report
     from demo.processes import Stage as SequencingStage

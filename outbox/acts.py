@@ -32,6 +32,9 @@ _EXPECTED: Final[dict[str, tuple[int, ...]]] = {
 SILENT_SECONDS: Final = 300.0
 """The default of the relay's own setting."""
 
+RELAY_SILENT_SECONDS: Final = 300.0
+"""Several times the default of `upkeep_seconds`: a relay that was not seen for so long is gone."""
+
 _TEXT_CHARACTERS_MAX: Final = 1_000
 """Bound on a reason or an actor: a sentence for a later reader, not a document."""
 
@@ -133,6 +136,25 @@ async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | 
     rows = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
     found = [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
     return sorted(found, key=lambda each: each[:2])
+
+
+async def overdue(
+    connection: Connection, seconds: float
+) -> dict[tuple[str, Status], tuple[int, float]]:
+    """Return the deliveries that nobody has sent since they fell due more than `seconds` ago.
+
+    By destination and status: how many, and the seconds since the first of them fell due.
+    """
+    rows = await connection.fetch(_SQL["overdue"], seconds)
+    return {(row[0], Status(row[1])): (row[2], row[3]) for row in rows}
+
+
+async def relay_seen_seconds(connection: Connection) -> float:
+    """Return the seconds since a relay, or `keep_outbox`, last measured the outbox.
+
+    Every relay and message service does, each `upkeep_seconds`.
+    """
+    return float(await connection.fetchval(_SQL["relay_seen"]))
 
 
 async def troubles(

@@ -1,1 +1,1 @@
-"""One module per command of `chainctl`."""
+"""The commands of `chainctl`, by what they are about; `chainctl.main` says which is where."""

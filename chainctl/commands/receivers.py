@@ -11,8 +11,8 @@ from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
+    Command,
     Integer,
-    Span,
     SuggestingGroup,
     acts_by_hand,
     chain_option,
@@ -24,6 +24,7 @@ from chainctl.options import (
 )
 from chainctl.output import data_json, repeated, table, talk
 from chainctl.running import run_async
+from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX
 from orderchain.text import counted
@@ -82,7 +83,7 @@ class LagBounds(Struct, frozen=True, kw_only=True):
         return None
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option("--name", metavar="NAME", help="Only this receiver; it must be there.")
 @click.option(
@@ -109,9 +110,6 @@ def lag(
 
     Receivers that keep their checkpoints in the database, or report to it, are shown. With
     --max-seconds or --max-rows it is a check for cron and Nagios.
-
-    \b
-    chainctl lag --chain 1 --max-seconds 30s --max-rows 100000
     """
     bounds = LagBounds(seconds=max_seconds, rows=max_rows)
 
@@ -190,7 +188,7 @@ class GapSum(Struct, frozen=True, kw_only=True):
     last_found: str
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option("--name", metavar="NAME", help="Only those of this receiver.")
 @click.option("--open", "is_open", is_flag=True, help="Only those that are not filled.")
@@ -212,9 +210,6 @@ def gaps(
 
     Each receiver that keeps its checkpoint in the database, or reports to it, stores its last gaps
     there.
-
-    \b
-    chainctl gaps --chain 1 --open --since 1h
     """
     columns = _SUM_COLUMNS if is_summed else _GAP_COLUMNS
 
@@ -279,11 +274,11 @@ class ReceiverAct(Struct, frozen=True, kw_only=True):
 
 
 @click.group(cls=SuggestingGroup)
-def command() -> None:
+def receivers() -> None:
     """Receivers that keep their checkpoint in the database: see them, and change their state."""
 
 
-@command.command("list", short_help="List the receivers of a chain.")
+@receivers.command("list", short_help="List the receivers of a chain.")
 @chain_option
 @watch_option
 @json_option
@@ -307,7 +302,7 @@ def list_(settings: Settings, chain_id: int, watch_seconds: float | None, as_jso
     repeated(watch_seconds, show)
 
 
-@command.command(short_help="Remove a receiver that no longer exists.")
+@receivers.command(short_help="Remove a receiver that no longer exists.")
 @chain_option
 @click.argument("name", metavar="NAME")
 @acts_by_hand
@@ -318,14 +313,11 @@ def forget(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
 
     Retention then waits for it no longer. A receiver that starts under the name again begins at
     the start of the chain. Needs the owner's rights.
-
-    \b
-    chainctl receivers forget old-matcher --chain 1 --reason "replaced in June"
     """
     _finish(run_async(_change(settings, chain_id, name, "forget", act, None)), as_json=as_json)
 
 
-@command.command(short_help="Set a checkpoint to the end of a batch.")
+@receivers.command(short_help="Set a checkpoint to the end of a batch.")
 @chain_option
 @click.argument("name", metavar="NAME")
 @click.option(
@@ -342,14 +334,11 @@ def move(
     Forward, the receiver never processes the rows between; back, it processes them again. Stop the
     receiver first: one that runs ends with an error when it next stores its checkpoint. Needs the
     owner's rights.
-
-    \b
-    chainctl receivers move matcher --chain 1 --to 5000 --reason "replay of the morning" --dry-run
     """
     _finish(run_async(_change(settings, chain_id, name, "move", act, to_id)), as_json=as_json)
 
 
-@command.command(short_help="Set a checkpoint to the start.")
+@receivers.command(short_help="Set a checkpoint to the start.")
 @chain_option
 @click.argument("name", metavar="NAME")
 @acts_by_hand
@@ -364,7 +353,7 @@ def reset(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json:
     _finish(run_async(_change(settings, chain_id, name, "reset", act, None)), as_json=as_json)
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option("--name", required=True, metavar="NAME", help="The receiver's name.")
 @acts_by_hand

@@ -1,4 +1,4 @@
-"""`chainctl tail`, `show`, `rejects`, `acts` and `sizes`: what is stored, without SQL."""
+"""`chainctl tail`, `show`, `rejects` and `acts`: what is stored, without SQL."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from chainctl.database import SQL, looking, utc
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
+    Command,
     Integer,
-    Size,
-    Span,
     chain_option,
     json_option,
     limit_option,
@@ -45,7 +44,7 @@ _PAYLOAD_CHARACTERS: Final = 60
 _TAIL_COLUMNS: Final = ("id", "pid", "key", "time", "payload")
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option(
     "--after", "after_id", type=ROW_ID, default=0, metavar="ID", help="Only rows after ID."
@@ -65,11 +64,7 @@ def tail(
     watch_seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Show the last orders of a chain, in their order.
-
-    \b
-    chainctl tail --chain 1 --limit 5 --watch 2s
-    """
+    """Show the last orders of a chain, in their order."""
 
     def show_last() -> None:
         rows = run_async(_fetch(settings, chain_id, "last_rows", after_id, limit))[::-1]
@@ -92,7 +87,7 @@ def _order(row: Mapping[str, Any]) -> Row:
 # -- rejects, acts --------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.option("--source", metavar="NAME", help="Only those of this intake.")
 @since_option
@@ -112,9 +107,6 @@ def rejects(
     """Show the records of intakes that became no order, and why; the last first.
 
     The record itself is in its source, at its position.
-
-    \b
-    chainctl rejects --chain 1 --since 1h
     """
 
     def show_rejects() -> None:
@@ -125,7 +117,7 @@ def rejects(
     repeated(watch_seconds, show_rejects)
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @since_option
 @limit_option
@@ -140,80 +132,6 @@ def acts(
     _write(columns, [_plain(row) for row in found], as_json=as_json)
 
 
-# -- sizes ----------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.option(
-    "--max-bytes", type=Size(), metavar="SIZE",
-    help="Return exit code 1 if the database is larger (500GB).",
-)  # fmt: skip
-@click.option(
-    "--over", "over_seconds", type=Span(), default="1h", metavar="SPAN", show_default=True,
-    help="Measure the growth of the chains over the last SPAN.",
-)  # fmt: skip
-@watch_option
-@json_option
-@uses_settings("database", "connect_seconds")
-def sizes(
-    settings: Settings,
-    max_bytes: int | None,
-    over_seconds: float,
-    watch_seconds: float | None,
-    as_json: bool,
-) -> ExitCode:
-    """Show the size of each table with its indexes, and how fast the chains grow.
-
-    \b
-    chainctl sizes --max-bytes 500GB
-    """
-
-    def show_sizes() -> ExitCode:
-        found = run_async(_sizes(settings, over_seconds))
-        if as_json:
-            data_json(found)
-        else:
-            _write(("table", "parts", "bytes", "index_bytes", "about_rows"), found["tables"])
-            data("")
-            _write(("chain", "rows", "rows_per_second"), found["growth"])
-            data("")
-            data(f"database: {found['database_bytes']:,} bytes")
-        if max_bytes is None or found["database_bytes"] <= max_bytes:
-            return ExitCode.CLEAN
-        talk(f"chainctl: the database has {found['database_bytes']:,} bytes, above {max_bytes:,}")
-        return ExitCode.FINDINGS
-
-    return repeated(watch_seconds, show_sizes)
-
-
-async def _sizes(settings: Settings, over_seconds: float) -> dict[str, Any]:
-    async with looking(settings, None) as connection:
-        tables = await connection.fetch(SQL["sizes"])
-        growth = await connection.fetch(SQL["growth"], over_seconds)
-        database_bytes = await connection.fetchval(SQL["database_bytes"])
-    return {
-        "tables": [
-            {
-                "table": row["relation"],
-                "parts": row["parts"],
-                "bytes": row["total_bytes"],
-                "index_bytes": row["index_bytes"],
-                "about_rows": row["about_rows"],
-            }
-            for row in tables
-        ],
-        "growth": [
-            {
-                "chain": row["chain_id"],
-                "rows": row["rows"],
-                "rows_per_second": round(row["rows_per_second"], 3),
-            }
-            for row in growth
-        ],
-        "database_bytes": database_bytes,
-    }
-
-
 # -- show -----------------------------------------------------------------------------------------
 
 _FRAMES_SECONDS: Final = 15.0
@@ -225,7 +143,7 @@ _BEFORE_COMMIT_MS: Final = 60_000
 _RECORDS_READ_MAX: Final = 100_000
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @click.argument("row_id", type=ROW_ID, metavar="ID")
 @click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -248,9 +166,6 @@ def show(
     verification that covers it, the gaps that receivers had there.
 
     Exit code 1 when the database has no row of this id.
-
-    \b
-    chainctl show 4711 --chain 1 --archive /srv/archive
     """
     found = run_async(_show(settings, chain_id, row_id))
     is_there = found["row"] is not None

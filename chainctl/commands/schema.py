@@ -1,4 +1,4 @@
-"""`chainctl schema`: the engine's tables."""
+"""`chainctl schema` and `grants`: the tables of the engine, its roles, and what each may do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, table, talk
 from chainctl.running import run_async
 from chainctl.schema.facts import differences, read_facts, shipped_facts
-from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, sections
+from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, grants_sql, sections
 from chainctl.schema.upgrade import apply_steps, migrations_of, read_version, steps_to
 from orderchain.errors import SchemaError, SettingError
 from orderchain.sql import OWNER, require_version
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from chainctl.schema.parts import SchemaPart
     from chainctl.schema.upgrade import UpgradeStep, Version
     from chainctl.settings import Settings
+
 
 _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
 """A table, a function, an object of that name exists."""
@@ -49,18 +50,18 @@ part_option: Final = click.option(
 
 
 @click.group(cls=SuggestingGroup)
-def command() -> None:
+def schema() -> None:
     """The engine's tables, functions, roles and grants."""
 
 
-@command.command("print")
+@schema.command("print")
 @part_option
 def print_(part_name: str) -> None:
     """Print the SQL of a part, to be applied in one transaction."""
     data_text(PARTS[part_name].text().rstrip("\n"))
 
 
-@command.command()
+@schema.command()
 @part_option
 @uses_settings("database", "connect_seconds")
 def apply(settings: Settings, part_name: str) -> None:
@@ -78,7 +79,7 @@ def apply(settings: Settings, part_name: str) -> None:
         talk(f"chainctl: left to the DBA: {step};")
 
 
-@command.command()
+@schema.command()
 @part_option
 @click.option(
     "--own-role",
@@ -121,7 +122,7 @@ def check(
     return ExitCode.FINDINGS if found.missing or found.differences else ExitCode.CLEAN
 
 
-@command.command()
+@schema.command()
 @part_option
 @click.option("--to", "target", type=int, metavar="N", help="Version. Default: this program's.")
 @click.option(
@@ -261,3 +262,21 @@ def _label(part: SchemaPart) -> str:
     """Return what to call the part's schema."""
     named = "schema" if part.name == "chain" else f"schema of {part.name},"
     return f"{named} version {part.version}"
+
+
+# -- grants ---------------------------------------------------------------------------------------
+
+
+@click.group(cls=SuggestingGroup)
+def grants() -> None:
+    """The roles of the engine, and what each may do."""
+
+
+@grants.command("print")
+@part_option
+def print_grants(part_name: str) -> None:
+    """Print what makes roles and hands out privileges in the SQL of a part.
+
+    It may be applied again, in one transaction (psql --single-transaction).
+    """
+    data_text(grants_sql(PARTS[part_name].text()).rstrip("\n"))

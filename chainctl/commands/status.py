@@ -1,28 +1,39 @@
-"""`chainctl status` and `top`: the state of one chain, or of all on one screen."""
+"""`chainctl status`, `top`, `leader`, `step-down`, `takeover`: chains, and who leads them."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import Struct
 
-from chainctl.database import SQL, looking, utc
+from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.demo_option import demo_option
+from chainctl.exits import ExitCode
 from chainctl.options import (
-    Span,
+    Command,
+    acts_by_hand,
     chain_option,
     json_option,
     some_chain_option,
     uses_settings,
     watch_option,
 )
-from chainctl.output import data, data_json, repeated, table
+from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.running import run_async
+from chainctl.units import Span
+from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from chainctl.options import ActByHand
     from chainctl.settings import Settings
+
+
+# -- status, top ----------------------------------------------------------------------------------
 
 _Row = dict[str, object]
 
@@ -35,20 +46,20 @@ _CHAIN_COLUMNS: Final = (
 )  # fmt: skip
 _LAG_COLUMNS: Final = ("chain", "receiver", "behind_rows", "behind_seconds", "halted")
 
-_TOP_SECONDS: Final = 2.0
+_TOP_SPAN: Final = "2s"
 
 
-@click.command()
+@click.command(cls=Command)
 @chain_option
 @watch_option
 @demo_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def command(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
+def status(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
     """Show the state of a chain: its heads, its leader, its receivers, its intakes."""
 
     def show() -> None:
-        heads, receivers, intakes = run_async(_status(settings, chain_id))
+        heads, receivers, intakes = run_async(_state(settings, chain_id))
         if as_json:
             data_json({**heads, "receivers": receivers, "intakes": intakes})
             return
@@ -64,10 +75,10 @@ def command(settings: Settings, chain_id: int, watch_seconds: float | None, as_j
     repeated(watch_seconds, show)
 
 
-@click.command()
+@click.command(cls=Command)
 @some_chain_option
 @click.option(
-    "--watch", "watch_seconds", type=Span(), metavar="SPAN", default=_TOP_SECONDS,
+    "--watch", "watch_seconds", type=Span(), metavar="SPAN", default=_TOP_SPAN,
     show_default=True, help="Show it again after each SPAN.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Show it once and end.")
@@ -90,7 +101,7 @@ def top(
     repeated(None if once else watch_seconds, show)
 
 
-async def _status(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], list[_Row]]:
+async def _state(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], list[_Row]]:
     """Return the chain, its receivers and its intakes, of one snapshot."""
     async with looking(settings, chain_id) as connection:
         chain = await connection.fetchrow(SQL["chain_status"], chain_id)
@@ -139,6 +150,7 @@ def state_of(chain: Mapping[str, Any]) -> _Row:
         "epoch": chain["epoch"],
         "leader": chain["owner"] or None,
         "leader_state": leader_state(chain),
+        "leader_life": leader_life(chain),
         "leader_since": utc(chain["leader_since"]) if chain["leader_since"] else None,
         "last_beat_seconds": None if beat is None else round(beat, 3),
         "lease_seconds": chain["lease_seconds"],
@@ -168,3 +180,173 @@ def leader_state(chain: Mapping[str, Any]) -> str:
     if beat is None or lease is None or beat > lease:
         return "silent"
     return "steps down" if chain["step_down"] else "leads"
+
+
+def leader_life(chain: Mapping[str, Any]) -> str:
+    """Return the state of the leader in words: since when it leads, or has been silent."""
+    state, beat = leader_state(chain), chain["beat_age_seconds"]
+    if state == "silent":
+        return "silent" if beat is None else f"silent for {beat:.1f} s"
+    if state not in ("leads", "steps down"):
+        return state
+    since = f" since {utc(chain['leader_since'])}" if chain["leader_since"] else ""
+    asked = ", asked to step down" if state == "steps down" else ""
+    return f"leads{since}, last beat {beat:.1f} s ago{asked}"
+
+
+# -- leader, step-down, takeover ------------------------------------------------------------------
+
+_LEADER: Final = (
+    "chain", "leader", "leader_state", "leader_life", "leader_since", "last_beat_seconds",
+    "lease_seconds", "epoch", "backend",
+)  # fmt: skip
+_TERMS: Final = ("epoch", "owner", "began", "after_id", "timeline")
+_TERMS_SHOWN: Final = 10
+_LOOK_SECONDS: Final = 0.2
+
+
+class LeaderAct(Struct, frozen=True, kw_only=True):
+    """What `step-down` or `takeover` did."""
+
+    chain: int
+    epoch: int
+    """The term that is to end."""
+    act_id: int | None
+    """The row of chain_act that records it; null for a dry run."""
+    is_over: bool | None
+    """Whether the term has ended, where that was waited for."""
+
+
+@click.command(cls=Command)
+@chain_option
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def leader(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
+    """Show who leads a chain, since when, how alive that process is, and the last terms.
+
+    The state is `leads`, `steps down`, `silent` (no beat for longer than its lease: dead, or cut
+    off), `handed over` or `never led`.
+    """
+
+    def show() -> None:
+        state, terms = run_async(_terms(settings, chain_id))
+        if as_json:
+            data_json({**state, "terms": terms})
+            return
+        table(("what", "value"), list(state.items()))
+        if terms:
+            data("")
+            table(_TERMS, [tuple(term[name] for name in _TERMS) for term in terms])
+
+    repeated(watch_seconds, show)
+
+
+@click.command("step-down", cls=Command)
+@chain_option
+@click.option(
+    "--wait", "wait_seconds", type=Span(), metavar="SPAN",
+    help="Wait until the term has ended; exit code 1 if it has not after SPAN.",
+)  # fmt: skip
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def step_down(
+    settings: Settings, chain_id: int, wait_seconds: float | None, act: ActByHand, as_json: bool
+) -> ExitCode:
+    """Ask the leader of a chain to hand over.
+
+    It takes no more orders, commits and publishes what it has accepted, and ends; a standby leads
+    within half a second. It learns of the request with its next beat, after a fifth of its lease.
+    Needs the owner's rights.
+    """
+    done = run_async(_change(settings, chain_id, "step-down", act, wait_seconds))
+    asked = "would be asked" if act.is_dry_run else "is asked"
+    talk(f"chainctl: the leader of chain {chain_id} {asked} to step down (epoch {done.epoch})")
+    return _finish(done, wait_seconds, as_json=as_json)
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--wait", "wait_seconds", type=Span(), metavar="SPAN",
+    help="Wait until another process leads; exit code 1 if none does after SPAN.",
+)  # fmt: skip
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def takeover(
+    settings: Settings, chain_id: int, wait_seconds: float | None, act: ActByHand, as_json: bool
+) -> ExitCode:
+    """Let the next process lead at once, whether or not the old leader is alive.
+
+    A standby, or the next sequencer that starts, takes over without waiting for the lease. The old
+    leader is fenced then: it can commit nothing more. Use it where a leader hangs; `step-down` is
+    the gentle way. Needs the owner's rights.
+    """
+    done = run_async(_change(settings, chain_id, "takeover", act, wait_seconds))
+    may = "would be" if act.is_dry_run else "is"
+    talk(f"chainctl: the lease of chain {chain_id} {may} free (epoch {done.epoch})")
+    return _finish(done, wait_seconds, as_json=as_json)
+
+
+def _finish(done: LeaderAct, wait_seconds: float | None, *, as_json: bool) -> ExitCode:
+    if done.is_over is False:
+        talk(f"chainctl: epoch {done.epoch} has not ended after {wait_seconds:g} s")
+    if as_json:
+        data_json(done)
+    return ExitCode.FINDINGS if done.is_over is False else ExitCode.CLEAN
+
+
+async def _terms(
+    settings: Settings, chain_id: int
+) -> tuple[dict[str, object], list[dict[str, object]]]:
+    async with looking(settings, chain_id) as connection:
+        state = state_of(await connection.fetchrow(SQL["chain_status"], chain_id))
+        terms = await connection.fetch(SQL["terms"], chain_id, _TERMS_SHOWN)
+    return (
+        {name: state[name] for name in _LEADER},
+        [
+            {
+                "epoch": term["epoch"],
+                "owner": term["owner"],
+                "began": utc(term["began_at"]),
+                "after_id": term["after_id"],
+                "timeline": term["timeline"],
+            }
+            for term in terms
+        ],
+    )
+
+
+async def _change(
+    settings: Settings, chain_id: int, what: str, act: ActByHand, wait_seconds: float | None
+) -> LeaderAct:
+    """Change the lease and record it, both or neither; then wait for the end of the term."""
+    statement = "ask_to_step_down" if what == "step-down" else "free_lease"
+    async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
+        epoch = await connection.fetchval(SQL[statement], chain_id)
+        if epoch is None:
+            raise SettingError("--chain", chain_id, "a chain that a process leads")
+        act_id = await connection.fetchval(
+            SQL["record_act"], chain_id, None, what, act.actor, act.reason, f"epoch {epoch}"
+        )
+    is_over = None
+    if wait_seconds is not None and not act.is_dry_run:
+        is_over = await _ends(settings, chain_id, epoch, wait_seconds, what)
+    return LeaderAct(
+        chain=chain_id, epoch=epoch, act_id=None if act.is_dry_run else act_id, is_over=is_over
+    )
+
+
+async def _ends(settings: Settings, chain_id: int, epoch: int, seconds: float, what: str) -> bool:
+    """Return whether the term `epoch` ends within `seconds`."""
+    until = time.monotonic() + seconds
+    while True:
+        async with looking(settings, chain_id) as connection:
+            chain = await connection.fetchrow(SQL["chain_status"], chain_id)
+        if chain["epoch"] != epoch or (what == "step-down" and chain["released"]):
+            return True
+        if time.monotonic() >= until:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)

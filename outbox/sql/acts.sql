@@ -47,6 +47,15 @@ SELECT destination, NULL, NULL, consumer, extract(epoch FROM now() - heard_at)::
   FROM outbox_silent($1)
  ORDER BY 1, 2, 4
 
+-- overdue: by destination and status, deliveries whose next action fell due more than $1 seconds ago
+SELECT destination, status, count(*) AS deliveries,
+       extract(epoch FROM now() - min(next_send_at))::float8 AS seconds
+  FROM outbox_pending WHERE next_send_at < now() - make_interval(secs => $1)
+ GROUP BY destination, status
+
+-- relay_seen: seconds since a relay, or a person, measured the outbox; relays do once a minute
+SELECT extract(epoch FROM now() - measured_at)::float8 FROM outbox_space
+
 -- message: one message
 SELECT message_id, destination, key, headers, payload, sender, created_at
   FROM outbox_message WHERE message_id = $1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import os
 import stat
 import zlib
 from typing import TYPE_CHECKING, Final, Protocol
@@ -67,15 +68,21 @@ class _Decompressor(Protocol):
 class FileStream(io.RawIOBase):
     """The content of a file: decompressed as its name says (.gz, .xz, .zst), else as it is.
 
+    With `opened`, which may be a pipe, that is read instead, and closed; `path` only names it.
+
     NUL bytes come out as 0xFF, which is not valid text either: so readers of text need to look for
     only one kind of bad byte. Raises InputError when the file cannot be read, is cut off, or holds
     a line longer than `ROW_BYTES_MAX`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opened: io.FileIO | None = None) -> None:
         super().__init__()
         self._path = path
-        self._file, self.file_bytes = _open_regular(path)
+        self._file = _open_regular(path) if opened is None else opened
+        self.file_bytes = None if opened is not None else os.fstat(self._file.fileno()).st_size
+        """Size of the file as it is stored; None where only its end shows it."""
+        self.file_position = 0
+        """Bytes of the file, as it is stored, that were read so far."""
         self._suffix = path.suffix.lower()
         self._new = DECOMPRESSORS.get(self._suffix)
         self._decompressor = self._new() if self._new else None
@@ -83,11 +90,6 @@ class FileStream(io.RawIOBase):
         self._line_bytes = 0
         self.content_bytes = 0
         """Bytes of content that were returned so far."""
-
-    @property
-    def file_position(self) -> int:
-        """Bytes of the file, as it is stored, that were read so far."""
-        return self._file.tell()
 
     def readable(self) -> bool:
         """Return True: it can be read."""
@@ -148,11 +150,13 @@ class FileStream(io.RawIOBase):
 
     def _read(self) -> bytes:
         try:
-            return self._file.read(_READ_BYTES)
+            data = self._file.read(_READ_BYTES)
         except OSError as error:
             raise self._unreadable(
                 f"a readable file: {error.strerror or reason_of(error)}"
             ) from None
+        self.file_position += len(data)
+        return data
 
     def _checked(self, piece: bytes) -> bytes:
         """Return `piece` with NULs replaced; refuse a line that is too long."""
@@ -279,7 +283,7 @@ def _zstd_error() -> type[Exception]:
     return error
 
 
-def _open_regular(path: Path) -> tuple[io.FileIO, int]:
+def _open_regular(path: Path) -> io.FileIO:
     """Open a file that can be read again from its start, which a pipe or a device cannot."""
     try:
         # Checked before it is opened: opening a pipe would wait for its other end.
@@ -292,8 +296,7 @@ def _open_regular(path: Path) -> tuple[io.FileIO, int]:
         raise InputError("input", str(path), f"a readable file: {error.strerror}") from None
     except ValueError:  # a NUL in the name
         raise InputError("input", str(path), "the path of a file") from None
-    size = path.stat().st_size
-    if size == 0:
+    if os.fstat(file.fileno()).st_size == 0:
         file.close()
         raise InputError("input", str(path), "a file with rows (it is empty)")
-    return file, size
+    return file

@@ -30,6 +30,7 @@ from sequencer.intake.rows import TEXT, CsvRows, JsonRows, is_text, shortened
 from sequencer.order import Order
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
@@ -265,12 +266,18 @@ class FileProgress:
 
 
 class FileIntake:
-    """The orders of one file. A context manager; raises InputError, which names the line."""
+    """The orders of one file. A context manager; raises InputError, which names the line.
 
-    def __init__(self, path: Path, options: FileOptions) -> None:
+    With `opened`, which may be a pipe, that is read instead of the file at `path`, and closed; the
+    name of `path` is what the intake is known by, and says how it is read.
+    """
+
+    def __init__(self, path: Path, options: FileOptions, opened: io.FileIO | None = None) -> None:
         self._path = path
         self.source = f"file:{content_name(path)}"
-        self._stream = FileStream(path)
+        self.is_stream = opened is not None
+        """Whether a read may wait for another process."""
+        self._stream = FileStream(path, opened)
         try:
             read = _READERS[options.format or _format_of(path)]
             self._rows: RowSource = read(self._stream)
@@ -301,8 +308,8 @@ class FileIntake:
         return self._progress.position
 
     @property
-    def file_bytes(self) -> int:
-        """Size of the file on disk."""
+    def file_bytes(self) -> int | None:
+        """Size of the file on disk; None where it is a stream."""
         return self._stream.file_bytes
 
     @property

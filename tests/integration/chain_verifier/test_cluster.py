@@ -16,7 +16,6 @@ import pytest
 import chainctl
 from chain_verifier.spark.session import POSTGRESQL_JDBC
 from tests.calling import Done
-from tests.cli.conftest import must
 from tests.integration.chain_verifier.cluster import (
     SUBMIT,
     WORKERS,
@@ -24,6 +23,7 @@ from tests.integration.chain_verifier.cluster import (
     spark_environment,
 )
 from tests.integration.chain_verifier.storing import execute
+from tests.integration.chainctl.conftest import must
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.settings import Settings
 from tests.pipes import stdin_of, stdout_of
 

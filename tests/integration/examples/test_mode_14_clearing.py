@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.schema.parts import PARTS
 from chainctl.settings import Settings
 from tests.pipes import stdin_of, stdout_of

@@ -20,7 +20,7 @@ PROMISES = {
     "receiver": ["matcher_receiver", "gapfill"],
     "outbox": ["outbox"],
     "web": ["outbox.service.server", "outbox.callback.sender_app"],
-    "cli": ["chainctl.main", "chainctl.commands.sequence", "chainctl.commands.receive"],
+    "cli": ["chainctl.main", "chainctl.commands.chain.sequence", "chainctl.commands.chain.receive"],
     "spark": ["chain_verifier.spark.verify"],
     "local": [
         "chain_verifier.local.verify", "chain_verifier.local.parquet", "chain_verifier.local.topic",

@@ -97,6 +97,25 @@ def test_error_line_with_a_secret_hides_it() -> None:
     assert "swordfish" not in traceback_text(error, ("swordfish",))
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("database was 'x', expected a server that answers", None),
+        ("postgresql://u:a@h/d: a failure", "postgresql://u:***@h/d: a failure"),
+        ("host=h password=a dbname=a", "host=h password=*** dbname=a"),
+        ("?sslpassword=a&sslkey=a", "?sslpassword=***&sslkey=a"),
+        ("{'sasl_password': 'a', 'user': 'a'}", "{'sasl_password': '***', 'user': 'a'}"),
+        ('{"password":"a","rows":1}', '{"password":"***","rows":1}'),
+        ("wrong user or password: a broker said so", None),
+        ("password=all of it", None),
+    ],
+)
+def test_short_secret_is_hidden_where_a_password_stands_and_garbles_nothing_else(
+    text: str, line: str | None
+) -> None:
+    assert error_line(errors.RetryError(text), ("a",)) == (line or text)
+
+
 def test_error_line_with_a_huge_message_is_cut() -> None:
     assert len(error_line(errors.RetryError("x" * 100_000))) == MESSAGE_CHARACTERS_MAX
 
@@ -123,7 +142,15 @@ def test_error_line_of_a_full_disk_names_the_file() -> None:
         (["sequnce"], "chainctl: unknown command 'sequnce', did you mean 'sequence'?"),
         (["xyz"], "chainctl: unknown command 'xyz', expected one of demo, stack"),
         (["chain", "crate"], "chainctl: unknown command 'crate', did you mean 'create'?"),
-        (["chain", "list", "--databse", "x"], "chainctl: No such option '--databse'"),
+        (
+            ["chain", "list", "--databse", "x"],
+            "chainctl: No such option '--databse', did you mean '--database'? (see chainctl chain ",
+        ),
+        (
+            ["verify", "--chains", "1"],
+            "chainctl: No such option '--chains', did you mean '--chain'?",
+        ),
+        (["status", "--chain", "1", "-x"], "chainctl: No such option '-x' (see chainctl status"),
         (["--nothing"], "chainctl: No such option '--nothing'"),
         (["chain", "create"], "chainctl: Missing argument 'N'"),
         (["status"], "chainctl: Missing option '--chain'"),
@@ -133,7 +160,7 @@ def test_error_line_of_a_full_disk_names_the_file() -> None:
         (["status", "--chain", "1", "2"], "chainctl: Got unexpected extra argument (2)"),
         (
             ["receive", "--chain", "1", "--output", "x", "--until-idle", "nan"],
-            "chainctl: Invalid value for '--until-idle': NaN",
+            "chainctl: Invalid value for '--until-idle': 'nan' is no time span",
         ),
         (
             ["receive", "--chain", "1", "--output", "x", "--follow", "--until-id", "4"],
@@ -184,7 +211,7 @@ def test_main_with_foreign_text_in_a_traceback_and_an_argument_shows_no_control_
     def fail(_: object) -> None:
         raise ZeroDivisionError("of all\x1b[2J\u202e things")
 
-    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
+    monkeypatch.setattr("chainctl.commands.installation.unknown_variables", fail)
     assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
     assert main(["xyz\x1b[2J\u202e"]) == ExitCode.REFUSED
     err = capsys.readouterr().err
@@ -198,7 +225,7 @@ def test_main_with_debug_shows_the_traceback_too(
     def fail(_: object) -> None:
         raise ZeroDivisionError("of all things")
 
-    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
+    monkeypatch.setattr("chainctl.commands.installation.unknown_variables", fail)
     assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
     assert "Traceback" in capsys.readouterr().err
     assert main(["config", "show"]) == ExitCode.FAILED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from chainctl.journal import Journal, encode_rows
+from chainctl.commands.chain.journal import Journal, encode_rows
 from orderchain.errors import InputError, SettingError
 from orderchain.model import Event
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from chainctl.commands.chain.sequence import SEQUENCER_FIELDS, sequencer_config
 from chainctl.settings import (
     SETTING_NAMES,
     Settings,
@@ -17,6 +19,7 @@ from chainctl.settings import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import SettingError
+from sequencer import SequencerConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,6 +135,57 @@ def test_setting_of_the_wrong_type_is_refused_as_it_was_given(
     with pytest.raises(SettingError) as refused:
         load_settings(flags, environ)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "size"),
+    [("5s", 5.0, 8 * 10**6), ("1500ms", 1.5, 8 * 10**6), ("1m", 60.0, 8 * 10**6), ("7", 7.0, None)],
+)
+def test_setting_of_time_or_size_takes_a_unit_wherever_it_is_set(
+    folder: Path, text: str, seconds: float, size: int | None
+) -> None:
+    bytes_text = "8MB" if size else "300000"
+    by_flag = load_settings({"lease_seconds": text, "queue_bytes": bytes_text}, {})
+    environ = {"CHAINCTL_LEASE_SECONDS": text, "CHAINCTL_QUEUE_BYTES": bytes_text}
+    by_variable = load_settings({}, environ)
+    (folder / "c.toml").write_text(f'lease_seconds = "{text}"\nqueue_bytes = "{bytes_text}"\n')
+    by_file = load_settings({}, {}, "c.toml")
+    for found in (by_flag, by_variable, by_file):
+        assert found.settings.lease_seconds == seconds
+        assert found.settings.queue_bytes == (size or 300_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("lease_seconds", "5 weeks", "a time span such as"),
+        ("lease_seconds", "100ms", "a number >= 0.5"),
+        ("queue_bytes", "8MiB", "a size such as"),
+        ("queue_bytes", "1KB", "an integer >= 262144"),
+        ("batch_rows", "many", "an integer"),
+        ("id_strategy", "tme", "sequential or time"),
+        ("kafka_ssl_check_hostname", "perhaps", "true or false"),
+    ],
+)
+def test_setting_that_is_refused_says_in_words_what_it_takes(
+    name: str, text: str, expected: str
+) -> None:
+    with pytest.raises(SettingError) as refused:
+        load_settings({name: text}, {})
+    assert refused.value.expected.startswith(expected)
+    assert refused.value.value == text
+
+
+def test_sequencer_gets_every_setting_of_its_own_and_has_the_same_defaults() -> None:
+    settings = Settings(database=DSN, kafka="h:1")
+    config = sequencer_config(settings, 1)
+    plain = SequencerConfig(chain_id=1, database=DSN, kafka="h:1")
+    for name, field in SEQUENCER_FIELDS.items():
+        assert getattr(config, field) == getattr(plain, field) == getattr(settings, name), name
+    assert config.name.endswith(f":{os.getpid()}")
+    changed = Settings(database=DSN, kafka="h:1", owner="pit", kafka_at_start="optional")
+    assert sequencer_config(changed, 1).name == "pit"
+    assert sequencer_config(changed, 1).kafka_at_start == "optional"
 
 
 @pytest.mark.parametrize(
@@ -272,8 +326,8 @@ def test_kafka_is_reached_by_all_of_its_settings() -> None:
 
 def test_every_field_of_a_kafka_config_but_the_token_has_a_setting() -> None:
     fields = set(KafkaConfig.__struct_fields__) - {"bootstrap_servers", "sasl_token"}
-    named = {name.removeprefix("kafka_") for name in SETTING_NAMES if name.startswith("kafka_")}
-    assert named == fields
+    settings = set(flagged(("kafka",))) | {n for n in SETTING_NAMES if not has_flag(n)}
+    assert {n.removeprefix("kafka_") for n in settings if n.startswith("kafka_")} == fields
     for name in fields:
         assert getattr(Settings(), f"kafka_{name}") == getattr(KafkaConfig.of("k:1"), name)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 
+from chainctl.commands.chain.journal import encode_rows
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
-from chainctl.commands.status import leader_state
-from chainctl.journal import encode_rows
-from chainctl.options import Size, Span
+from chainctl.commands.status import leader_life, leader_state
+from chainctl.units import Size, Span, shown_span
 from orderchain.errors import SettingError
 from orderchain.model import Event
 
@@ -42,6 +43,28 @@ def test_leader_is_silent_once_its_beat_is_older_than_its_lease(
 
 
 @pytest.mark.parametrize(
+    ("changes", "life"),
+    [
+        ({}, "leads since 2026-07-01T09:00:00.000000Z, last beat 0.4 s ago"),
+        (
+            {"step_down": True, "leader_since": None},
+            "leads, last beat 0.4 s ago, asked to step down",
+        ),
+        ({"beat_age_seconds": 12.04}, "silent for 12.0 s"),
+        ({"beat_age_seconds": None}, "silent"),
+        ({"released": True}, "handed over"),
+        ({"epoch": 0}, "never led"),
+    ],
+)
+def test_life_of_a_leader_is_said_in_words(changes: dict[str, Any], life: str) -> None:
+    chain = {
+        "epoch": 3, "released": False, "step_down": False, "beat_age_seconds": 0.4,
+        "lease_seconds": 5.0, "leader_since": datetime(2026, 7, 1, 9, tzinfo=UTC),
+    }  # fmt: skip
+    assert leader_life({**chain, **changes}) == life
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("500ms", 0.5), ("5m", 300), ("1.5h", 5_400), ("2d", 172_800)],
 )
@@ -53,6 +76,20 @@ def test_span_has_a_unit(text: str, seconds: float) -> None:
 def test_bad_span_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no time span such as"):
         Span().convert(text, None, None)
+
+
+def test_span_of_an_option_in_hours_is_in_hours_without_a_unit_and_ends_at_its_bound() -> None:
+    hours = Span(366 * 86_400, unit="h")
+    assert hours.convert("72", None, None) == hours.convert("3d", None, None) == 3 * 86_400
+    with pytest.raises(click.BadParameter, match="up to 366d"):
+        hours.convert("367d", None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "250ms"), (90, "90s"), (7_200, "2h"), (0, "0s"), (1e-4, "0.0001s")]
+)
+def test_span_is_shown_in_the_largest_unit_that_fits(seconds: float, text: str) -> None:
+    assert shown_span(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from chainctl.journal import Journal
+from chainctl.commands.chain.journal import Journal
 from demo.handlers import PayloadDigest
 from demo.lossy_link import LinkFaults
 from demo.matching_service import MatchingService

@@ -17,7 +17,7 @@ import pytest
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.verified_mark import read_standing
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.schema import parts as schema
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER

@@ -15,7 +15,7 @@ import pytest
 import outbox
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chainctl.commands.chain import ChainPlan, create_chain
+from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.settings import Settings
 from gapfill import GapReader, GapReaderConfig
 from local_stack.postgres import SUPERUSER

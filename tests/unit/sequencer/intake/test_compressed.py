@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
+import os
 import random
 import zlib
 from functools import partial
@@ -41,6 +43,21 @@ def test_stream_of_any_compression_yields_the_content(
         assert stream.readall() == text
         assert stream.content_bytes == len(text)
         assert stream.file_position == stream.file_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", ["", *SUFFIXES])
+def test_stream_of_a_pipe_is_read_as_a_file_of_its_name(write: Write, suffix: str) -> None:
+    path = write(f"orders.csv{suffix}", b"n\n1\n2\n")
+    stored = path.read_bytes()
+    reading, writing = os.pipe()
+    os.write(writing, stored)
+    os.close(writing)
+    with FileStream(Path(f"other.csv{suffix}"), io.FileIO(reading, "r")) as stream:
+        assert stream.file_bytes is None
+        assert stream.readall() == b"n\n1\n2\n"
+        assert stream.file_position == len(stored)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reading)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""A chain: made, filled with orders, and read."""

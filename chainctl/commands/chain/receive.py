@@ -1,0 +1,453 @@
+"""`chainctl receive` and `fill`: write the rows of a chain, in order and without gaps."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+from msgspec import Struct
+
+from chainctl.demo_option import demo_option
+from chainctl.exits import Terminated
+from chainctl.monitor_server import Watch, http_option, watched
+from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings
+from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
+from chainctl.running import report_ready, run_async
+from chainctl.units import Span
+from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from chainctl.commands.chain.journal import Journal, PayloadForm
+    from chainctl.monitor_server import Address
+    from chainctl.output import ProgressBar
+    from chainctl.settings import Settings
+    from gapfill import PreferredSources
+    from matcher_receiver import PostgresHeadReports, Receiver, ReceiverConfig, ReceiverStats
+    from orderchain.model import Mark, Run
+    from orderchain.ports import GapSource, HeadReports
+
+
+# -- receive --------------------------------------------------------------------------------------
+
+IDLE_SECONDS_MAX: Final = 3_600.0
+NAME_CHARACTERS_MAX: Final = 200
+
+
+class Until(Struct, frozen=True, kw_only=True):
+    """When to end. Without any option: at the head that the database had at the start."""
+
+    id: int | None = None
+    idle_seconds: float | None = None
+    follow: bool = False
+
+    @property
+    def is_head_at_start(self) -> bool:
+        """Whether no option was given."""
+        return self.id is None and self.idle_seconds is None and not self.follow
+
+
+class _Task(NamedTuple):
+    """What to receive."""
+
+    chain_id: int
+    name: str
+    is_named: bool
+    """Whether the caller gave the name: then the receiver is meant to last."""
+    until: Until
+    archive: Path | None
+
+    def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
+        """Return the receiver's settings. Raises SettingError."""
+        from matcher_receiver import ReceiverConfig
+
+        return ReceiverConfig(
+            chain_id=self.chain_id,
+            name=self.name,
+            kafka=settings.kafka_config(),
+            connect_seconds=settings.connect_seconds,
+            start=start,
+            until_id=self.until.id,
+            to_head_at_start=self.until.is_head_at_start,
+            idle_seconds=self.until.idle_seconds,
+            kafka_at_start=settings.kafka_at_start,
+        )
+
+
+class Count:
+    """What was received so far."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.first_id: int | None = None
+        self.last_id = 0
+        self.stopwatch = Stopwatch()
+
+    def start(self, after_id: int) -> None:
+        """Begin after the row `after_id`."""
+        self.last_id = after_id
+        self.stopwatch = Stopwatch()
+
+    def add(self, run: Run) -> None:
+        """Count a run that was written."""
+        self.rows += len(run.events)
+        if self.first_id is None:
+            self.first_id = run.events[0].id
+        self.last_id = run.last_id
+
+
+class Received(Struct, frozen=True, kw_only=True):
+    """What `receive` did."""
+
+    chain: int
+    journal: str
+    rows: int
+    """Rows appended by this call."""
+    first_id: int | None
+    last_id: int
+    """Last id in the journal, 0 while it is empty."""
+    seconds: float
+    stats: Struct
+    """The receiver's own counters, a `matcher_receiver.ReceiverStats`."""
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--output",
+    "path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The journal: JSON Lines. What it holds is not received again.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="The receiver's name, under which --database keeps its gaps and halts, and how far it has "
+    "come.  [default: the name of FILE, and how far it has come is not kept]",
+)
+@click.option("--until-id", type=ROW_ID, metavar="ID", help="Stop after this id.")
+@click.option(
+    "--until-idle",
+    type=Span(IDLE_SECONDS_MAX),
+    metavar="SPAN",
+    help="End when nothing came for so long (30s, 5m).",
+)
+@click.option("--follow", is_flag=True, help="Go on until interrupted.")
+@click.option(
+    "--decode",
+    "form",
+    type=click.Choice(["base64", "msgpack"]),
+    default="base64",
+    help="msgpack: write payloads as objects.  [default: base64]",
+)
+@click.option(
+    "--archive",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where `chainctl archive` put rows that the database no longer has: they are read there, "
+    "and proven by their seals.",
+)
+@http_option
+@demo_option
+@json_option
+@uses_settings(
+    "database", "gap_database", "kafka", "kafka_at_start", "connect_seconds", "log_format"
+)
+def receive(
+    settings: Settings,
+    chain_id: int,
+    path: Path,
+    name: str | None,
+    until_id: int | None,
+    until_idle: float | None,
+    follow: bool,
+    form: PayloadForm,
+    archive: Path | None,
+    http: Address | None,
+    as_json: bool,
+) -> None:
+    """Write a chain to a journal, in order and without gaps.
+
+    Goes on after the last row of the journal. Without --until-id, --until-idle or --follow it ends
+    at the head that the database has at the start. Missing rows are read from the --gap-database,
+    several of them in the order given: standbys first, the primary last. What was archived and is
+    in the database no more is read from --archive.
+    """
+    from chainctl.commands.chain.journal import Journal
+
+    if follow and (until_id is not None or until_idle is not None):
+        raise click.UsageError("--follow goes on until interrupted: leave the other ends out")
+    task = _Task(
+        chain_id=chain_id,
+        name=_name_of(name, path),
+        is_named=name is not None,
+        until=Until(id=until_id, idle_seconds=until_idle, follow=follow),
+        archive=archive,
+    )
+    count = Count()
+    with Journal(path, chain_id, form) as journal, progress(path.name, None) as bar:
+        try:
+            stats = run_async(_watched_receive(settings, task, journal, count, bar, http))
+        except (KeyboardInterrupt, Terminated):
+            _report(path, count)
+            raise
+        except Exception as error:
+            if isinstance(error, RowsArchived) and archive is None:
+                error.add_note("--archive DIR reads them from an archive")
+            if count.rows:
+                error.add_note(f"rows written before that: {count.rows}")
+            raise
+    _report(path, count)
+    if as_json:
+        data_json(
+            Received(
+                chain=chain_id,
+                journal=str(path),
+                rows=count.rows,
+                first_id=count.first_id,
+                last_id=count.last_id,
+                seconds=count.stopwatch.seconds,
+                stats=stats,
+            )
+        )
+
+
+def _name_of(name: str | None, path: Path) -> str:
+    """Return the receiver's name. Raises SettingError for one that is no name."""
+    if name is None:
+        return path.name[:NAME_CHARACTERS_MAX] or "receive"
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        expected = f"1 to {NAME_CHARACTERS_MAX} printable characters"
+        raise SettingError("--name", name[:50], expected)
+    return name
+
+
+async def _watched_receive(
+    settings: Settings,
+    task: _Task,
+    journal: Journal,
+    count: Count,
+    bar: ProgressBar,
+    http: Address | None,
+) -> ReceiverStats:
+    async with watched(http) as watch:
+        return await _receive(settings, task, journal, count, bar, watch)
+
+
+def _progress_of(stats: ReceiverStats) -> str:
+    return (
+        f"{stats.state.value} at {stats.head_delivered}, {counted(stats.lag_ids, 'id')} behind for "
+        f"{stats.lag_seconds:.1f} s, {counted(stats.gaps, 'gap')} filled"
+    )
+
+
+async def _receive(
+    settings: Settings,
+    task: _Task,
+    journal: Journal,
+    count: Count,
+    bar: ProgressBar,
+    watch: Watch,
+) -> ReceiverStats:
+    source: GapSource = gap_source(settings, task.chain_id)
+    if task.archive is not None:
+        source = with_archive(source, task.archive, task.chain_id)
+    settings.kafka_config()
+    reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
+    receiver = await _receiver(settings, task, journal, source, reports)
+    watch.add(receiver)
+    async with receiver:
+        watch.report(lambda: _progress_of(receiver.stats()))
+        journal.start()
+        report_ready(f"receives chain {task.chain_id}")
+        count.start(receiver.head_delivered)
+        if task.until.follow or task.until.idle_seconds is None:
+            bar.expect((task.until.id or receiver.head_at_start) - count.last_id)
+        async for run in receiver:
+            journal.append(run.events)
+            bar.advance(run.last_id - count.last_id)
+            count.add(run)
+            if reports is not None:
+                await receiver.checkpoint(run)
+        return receiver.stats()
+
+
+async def _receiver(
+    settings: Settings,
+    task: _Task,
+    journal: Journal,
+    source: GapSource,
+    reports: HeadReports | None,
+) -> Receiver:
+    """Return the receiver that continues after the journal; it closes what it is given."""
+    from matcher_receiver import ChainFrames, Receiver
+
+    try:
+        if reports is not None:
+            await reports.begin()
+        config = task.config(settings, await _place(source, journal, reports))
+        return Receiver(config, ChainFrames(config, source), source, reports=reports)
+    except BaseException:
+        await source.close()
+        if reports is not None:
+            await reports.close()
+        raise
+
+
+async def _place(source: GapSource, journal: Journal, reports: HeadReports | None) -> Mark | None:
+    """Return the place after the journal's last row; None for a new journal.
+
+    The row is compared with the database's, so that the journal of another database of the same
+    chain is not continued. Raises InputError when it is another row, PrimaryBehind when the
+    database is behind the journal: a halt, which is stored.
+    """
+    from matcher_receiver.checkpoint import store_halt
+
+    last = journal.last_row
+    if last is None:
+        return None
+    standing = await source.standing(last.id)
+    if standing.mark is None and standing.head.last_id < last.id:
+        if not standing.is_primary:
+            raise NotYetReadable(standing.head.last_id, last.id)
+        error = PrimaryBehind(last.chain_id, standing.head.last_id, last.id)
+        if reports is not None:
+            await store_halt(reports, error, last.id)
+        raise error
+    before = (await source.standing(last.pid)).mark
+    if standing.mark is None or before is None:
+        raise journal.foreign()
+    async with aclosing(source.runs(before, last.id)) as runs:
+        events = [event async for run in runs for event in run.events]
+    journal.check_last(events)
+    return standing.mark
+
+
+def _report(path: Path, count: Count) -> None:
+    written = rate(count.rows, "row", count.stopwatch.seconds)
+    ids = f", ids {count.first_id} to {count.last_id}" if count.rows else ""
+    talk(f"chainctl: {written} written to {path}{ids}")
+
+
+# -- fill -----------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--after", "after_id", type=ROW_ID, required=True, metavar="ID",
+    help="The row before the first one to be read; 0 for the beginning of the chain.",
+)  # fmt: skip
+@click.option(
+    "--until", "until_id", type=ROW_ID, required=True, metavar="ID",
+    help="The last row to be read.",
+)  # fmt: skip
+@click.option(
+    "--decode",
+    "form",
+    type=click.Choice(["base64", "msgpack"]),
+    default="base64",
+    help="msgpack: write payloads as objects.  [default: base64]",
+)
+@uses_settings("database", "gap_database", "connect_seconds")
+def fill(
+    settings: Settings, chain_id: int, after_id: int, until_id: int, form: PayloadForm
+) -> None:
+    """Write the rows after ID up to and including ID to stdout, as JSON Lines.
+
+    The rows are linked, from the first to the last one: where one is missing, what is before it is
+    written, and the exit code is 3. With several --gap-database, the first one that has a row
+    gives it: the standbys, each for 2 seconds at most, and then the last one, the primary.
+    """
+    if until_id < after_id:
+        raise SettingError("--until", until_id, f"an id of at least --after, {after_id}")
+    stopwatch = Stopwatch()
+    rows = run_async(_write_rows(gap_source(settings, chain_id), after_id, until_id, form))
+    talk(f"chainctl: {rate(rows, 'row', stopwatch.seconds)} read")
+
+
+async def _write_rows(
+    source: PreferredSources, after_id: int, until_id: int, form: PayloadForm
+) -> int:
+    """Write the rows to stdout, and return their number."""
+    from chainctl.commands.chain.journal import encode_rows
+
+    rows = 0
+    async with source:
+        after = await _start_of(source, after_id, until_id)
+        async with aclosing(source.runs(after, until_id)) as runs:
+            async for run in runs:
+                data_bytes(encode_rows(run.chain_id, run.events, form))
+                rows += len(run.events)
+    return rows
+
+
+async def _start_of(source: PreferredSources, after_id: int, until_id: int) -> Mark:
+    """Return the place after the row `after_id`. Raises SettingError where an id is of no row."""
+    standing = await source.standing(after_id)
+    head_id = standing.head.last_id
+    if until_id > head_id:
+        if not standing.is_primary:
+            raise NotYetReadable(head_id, until_id)
+        raise SettingError("--until", until_id, f"an id up to the head of the chain, {head_id}")
+    if standing.mark is None:
+        raise SettingError("--after", after_id, "the id of a row of the chain, or 0")
+    if 0 < until_id < head_id:
+        end = await source.standing(until_id)
+        if end.is_primary and end.mark is None:
+            # Ids skip: a skipped id would look like a missing row. The head is surely a row.
+            last_id = await source.row_at_or_before(until_id)
+            expected = f"the id of a row of the chain (the last one before it is {last_id})"
+            raise SettingError("--until", until_id, expected)
+    return standing.mark
+
+
+# -- sources of rows ------------------------------------------------------------------------------
+
+
+def gap_source(settings: Settings, chain_id: int) -> PreferredSources:
+    """Return what reads `chain_id` with the read-only role: standbys first, the primary last.
+
+    Raises SettingError.
+    """
+    from gapfill import GapReaderConfig, PreferredSources
+
+    *standbys, primary = settings.gap_dsns()
+    config = GapReaderConfig(
+        database=primary, chain_id=chain_id, connect_seconds=settings.connect_seconds
+    )
+    return PreferredSources.of_databases(config, standbys)
+
+
+def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSource:
+    """Return what reads from the archive what the `databases` have dropped."""
+    # Imported only here: an archive needs pyarrow, which nothing else in a receiver needs.
+    from chain_verifier.archive.archived_rows import ArchivedRows
+    from gapfill import WithArchive
+
+    return WithArchive(databases, ArchivedRows(archive, chain_id))
+
+
+def head_reports(
+    settings: Settings, chain_id: int, name: str, *, is_lasting: bool
+) -> PostgresHeadReports | None:
+    """Return what reports to `database` on a receiver that keeps its own place; None without one.
+
+    Only one that is to last reports how far it has come: otherwise, an export made once would keep
+    old rows from being archived forever. Raises SettingError where it cannot.
+    """
+    from matcher_receiver import CheckpointConfig, PostgresHeadReports
+
+    if not settings.database and not is_lasting:
+        return None
+    config = CheckpointConfig(
+        database=settings.database_dsn(),
+        chain_id=chain_id,
+        name=name,
+        connect_seconds=settings.connect_seconds,
+    )
+    return PostgresHeadReports(config, reports_head=is_lasting)

@@ -1,0 +1,354 @@
+"""`chainctl sequence`: puts the rows of a file, or the records of a topic, into a chain."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+
+from chainctl.commands.chain.chains import check_topic_name
+from chainctl.exits import under_way
+from chainctl.monitor_server import http_option
+from chainctl.options import Command, chain_option, json_option, uses_settings
+from chainctl.output import Stopwatch, data_json, progress, rate, talk
+from chainctl.running import run_async
+from orderchain.errors import RetryError, SettingError
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chainctl.commands.chain.intake import Fed, Remainder, Taking
+    from chainctl.monitor_server import Address
+    from chainctl.output import ProgressBar
+    from chainctl.settings import Settings
+    from orderchain.model import IntakeMark
+    from sequencer import Sequencer, SequencerConfig
+    from sequencer.intake.file import FileFormat, FileIntake
+
+
+_COMMIT_SECONDS: Final = 4.0
+_COMMIT_PART_OF_LEASE: Final = 0.8
+"""A commit gives up before a standby takes over: it is never the standby that has to find out."""
+
+
+SEQUENCER_FIELDS: Final = {
+    "batch_rows": "batch_rows_max",
+    "batch_bytes": "batch_bytes_max",
+    "queue_bytes": "queue_bytes_max",
+    "frame_bytes": "frame_bytes_max",
+    "linger_seconds": "linger_seconds",
+    "key_window_rows": "key_window_rows",
+    "lease_seconds": "lease_seconds",
+    "id_strategy": "id_strategy",
+    "heartbeat_seconds": "heartbeat_seconds",
+    "kafka_at_start": "kafka_at_start",
+    "when_kafka_is_away": "when_kafka_is_away",
+    "kafka_away_seconds": "kafka_away_seconds",
+    "recover_seconds": "recover_seconds",
+    "stop_seconds": "stop_seconds",
+    "connect_seconds": "connect_seconds",
+}
+"""The settings that go to a sequencer as they are, and their names in its config."""
+
+
+class SequenceResult(Struct, frozen=True, kw_only=True):
+    """What `sequence` did."""
+
+    chain: int
+    source: str
+    orders: int
+    """Orders added by this call."""
+    first_id: int | None
+    last_id: int | None
+    repeats: int
+    """Rows whose keys were in the chain already, with the same content: they add nothing."""
+    rows_before: int
+    """Rows of the file that earlier calls had added."""
+    seconds: float
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--input",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="CSV or JSON Lines, plain or .gz, .xz, .zst; - for standard input.",
+)
+@click.option(
+    "--input-name",
+    metavar="NAME",
+    help="With --input -: the name of what is read there. It is known again by it, and read as a "
+    "file of that name is.",
+)
+@click.option(
+    "--key-column",
+    metavar="NAME",
+    help="Column with the client's unique key.  [default: the key is FILE#ROW]",
+)
+@click.option(
+    "--time-column",
+    metavar="NAME",
+    help="Column with the event's time since 1970: an integer in the unit that its name ends with "
+    "(_s, _ms, _us, _ns).  [default: when it was sequenced]",
+)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["csv", "jsonl"]),
+    help="What the file is.  [default: by its name]",
+)
+@click.option(
+    "--intake-topic",
+    metavar="TOPIC",
+    help="Kafka topic to take orders from until interrupted, instead of a file. A record's key is "
+    "the client's unique key, its value the order.  [default key: TOPIC/PARTITION#OFFSET]",
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where to begin in a topic that was never read before.  [default: earliest]",
+)
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Wait while another process leads the chain, and take over once it is gone.",
+)
+@click.option(
+    "--unsafe-durability",
+    is_flag=True,
+    help="Start on a database that may lose what it has acknowledged. For throw-away data only.",
+)
+@http_option
+@json_option
+@uses_settings("database", "kafka", "owner", *SEQUENCER_FIELDS, "log_format")
+def sequence(
+    settings: Settings,
+    chain_id: int,
+    path: Path | None,
+    input_name: str | None,
+    key_column: str | None,
+    time_column: str | None,
+    file_format: FileFormat | None,
+    intake_topic: str | None,
+    start: str | None,
+    standby: bool,
+    unsafe_durability: bool,
+    http: Address | None,
+    as_json: bool,
+) -> None:
+    """Put the rows of a file, or the records of a topic, into a chain, in their order.
+
+    From a file: every value is text; a row becomes a MessagePack map in the order of the columns.
+    The same file again goes on where it ended and adds nothing twice; a file of another name is new
+    orders.
+
+    A row that cannot be read ends it with exit code 2: the rows before it are in the chain, none
+    after it. Fix the row and run it again.
+
+    From a topic: each record is taken once, whatever is killed in between, and a record that is no
+    order is stored as a reject. It runs until interrupted, or until another process leads.
+    """
+    is_standard_input = False
+    file_options = {
+        "--input-name": input_name,
+        "--key-column": key_column,
+        "--time-column": time_column,
+    }
+    if intake_topic is not None:
+        others = {"--input": path, **file_options, "--format": file_format}
+        _refuse_beside("--intake-topic", others)
+        check_topic_name(intake_topic, "--intake-topic")
+    elif path is not None:
+        _refuse_beside("--input", {"--start": start, "--http": http})
+        path, is_standard_input = _named_input(path, input_name)
+    else:
+        raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
+    config = sequencer_config(
+        settings, chain_id, unsafe_durability=unsafe_durability, standby=standby
+    )
+    if intake_topic is not None:
+        from chainctl.commands.chain.intake import Taking, topic_config
+
+        taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
+        _take_topic(taking, intake_topic, http, as_json=as_json)
+    elif path is not None:
+        from chainctl.commands.chain.intake import standard_input
+        from sequencer.intake.file import FileIntake, FileOptions
+
+        options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
+        opened = standard_input() if is_standard_input else None
+        _add_file(settings, config, FileIntake(path, options, opened), path.name, as_json=as_json)
+
+
+def sequencer_config(
+    settings: Settings, chain_id: int, *, unsafe_durability: bool = False, standby: bool = False
+) -> SequencerConfig:
+    """Return the config of a sequencer of `chain_id`. Raises SettingError."""
+    from sequencer import SequencerConfig
+
+    return SequencerConfig(
+        chain_id=chain_id,
+        database=settings.database_dsn(),
+        kafka=settings.kafka_config(),
+        name=settings.owner or f"{platform.node() or 'unknown'}:{os.getpid()}",
+        commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
+        unsafe_durability=unsafe_durability,
+        standby=standby,
+        **{field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()},
+    )
+
+
+def _named_input(path: Path, name: str | None) -> tuple[Path, bool]:
+    """Return the path that names the file, and whether it is read from standard input.
+
+    Raises UsageError: the rows in the chain are known by the name, so nothing can be guessed here.
+    """
+    if path != Path("-"):
+        _refuse_beside(f"--input {path}", {"--input-name": name})
+        return path, False
+    if name is None:
+        raise click.UsageError(
+            "--input - needs --input-name NAME: by the name it is known what was taken before"
+        )
+    if Path(name).name != name:
+        raise SettingError("--input-name", name, "the name of a file, without a folder")
+    return Path(name), True
+
+
+def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    """Raise UsageError where one of `others` was given: it would have no effect."""
+    for other, value in others.items():
+        if value is not None:
+            raise click.UsageError(f"{other} cannot be given with {option}")
+
+
+def _take_topic(taking: Taking, topic: str, http: Address | None, *, as_json: bool) -> None:
+    """Run until interrupted or replaced, and report what was done, however it ends."""
+    try:
+        with progress(topic, None) as bar:
+            run_async(taking.run(bar, http))
+    finally:
+        done = taking.taken()
+        if done is not None:
+            talk(
+                f"chainctl: {rate(done.records, 'record', done.seconds)} of {topic}: "
+                f"{counted(done.orders, 'order')} added, {done.rejects:,} rejected"
+            )
+            if as_json:
+                data_json(done)
+
+
+def _add_file(
+    settings: Settings, config: SequencerConfig, intake: FileIntake, name: str, *, as_json: bool
+) -> None:
+    with intake, progress(name, intake.file_bytes, "bytes") as bar:
+        done = run_async(_sequence(settings, config, intake, bar))
+    _report(done)
+    if as_json:
+        data_json(done)
+
+
+async def _sequence(
+    settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
+) -> SequenceResult:
+    """Add what is new in the file; an error gets a note of the orders added before it."""
+    from chainctl.commands.chain.intake import Fed
+
+    fed = Fed()
+    try:
+        if config.standby:
+            taken, seconds = await _add_as_standby(config, intake, fed, bar)
+        else:
+            taken, seconds = await _add(settings, config, intake, fed, bar)
+    except Exception as error:
+        if fed.orders:
+            error.add_note(f"orders added before that: {fed.orders}")
+        raise
+    return SequenceResult(
+        chain=config.chain_id,
+        source=intake.source,
+        orders=fed.orders,
+        first_id=fed.first_id,
+        last_id=fed.last_id,
+        repeats=fed.repeats,
+        rows_before=0 if taken is None else taken.position,
+        seconds=seconds,
+    )
+
+
+async def _add(
+    settings: Settings, config: SequencerConfig, intake: FileIntake, fed: Fed, bar: ProgressBar
+) -> tuple[IntakeMark | None, float]:
+    """Take the chain over only once there is something to add, and add it.
+
+    Returns how far the file was taken before, and the seconds from the first order to the last ack.
+    """
+    from chainctl.commands.chain.intake import taken_before
+    from sequencer import open_sequencer
+
+    taken = await taken_before(settings, config.chain_id, intake.source)
+    remainder = await _remainder(config, intake, taken, bar)
+    if remainder is None:
+        return taken, 0.0
+    async with under_way(open_sequencer(config)) as sequencer:
+        if await sequencer.intake(intake.source) != taken:
+            raise RetryError(f"another process adds {intake.source} to the chain too")
+        return taken, await _feed(sequencer, remainder, fed, bar)
+
+
+async def _add_as_standby(
+    config: SequencerConfig, intake: FileIntake, fed: Fed, bar: ProgressBar
+) -> tuple[IntakeMark | None, float]:
+    """Wait for the chain first: the leader may be adding this very file. Returns as `_add`."""
+    from sequencer import open_sequencer
+
+    async with under_way(open_sequencer(config)) as sequencer:
+        taken = await sequencer.intake(intake.source)
+        remainder = await _remainder(config, intake, taken, bar)
+        if remainder is None:
+            return taken, 0.0
+        return taken, await _feed(sequencer, remainder, fed, bar)
+
+
+async def _remainder(
+    config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
+) -> Remainder | None:
+    """Return what is left of the file after `taken`; None where nothing is left."""
+    from chainctl.commands.chain.intake import Remainder, next_portion, pass_over
+
+    if taken is not None:
+        await pass_over(intake, taken, bar)
+    first = await next_portion(intake, config.batch_rows_max)
+    return None if first is None else Remainder(first, intake, taken)
+
+
+async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
+    """Add the rest of the file; returns the seconds that it took."""
+    from chainctl.commands.chain.intake import feed
+
+    fed.start(sequencer.stats().head_persisted)
+    stopwatch = Stopwatch()
+    await feed(sequencer, remainder, sequencer.batch_rows_max, fed, bar)
+    return stopwatch.seconds
+
+
+def _report(done: SequenceResult) -> None:
+    if done.rows_before:
+        talk(f"chainctl: {counted(done.rows_before, 'row')} of {done.source} taken before")
+    if done.repeats:
+        repeats = counted(done.repeats, "row")
+        talk(f"chainctl: {repeats} with keys that were in the chain before")
+    if done.orders:
+        talk(
+            f"chainctl: {rate(done.orders, 'order', done.seconds)} added to chain {done.chain}, "
+            f"ids {done.first_id} to {done.last_id}"
+        )
+    else:
+        talk(f"chainctl: nothing to add to chain {done.chain}")

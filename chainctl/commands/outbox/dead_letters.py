@@ -1,0 +1,212 @@
+"""`chainctl outbox dead`: what a consumer gave up, and what people do about it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from chainctl.database import connected
+from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings, who
+from chainctl.output import data, data_json, talk
+from chainctl.running import run_async
+from chainctl.units import Span
+from orderchain.errors import SettingError
+from orderchain.sql import OUTBOX_OPERATOR
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from uuid import UUID
+
+    from chainctl.settings import Settings
+    from outbox.dead_letter import Content, DeadLetter, DeadLetterFilter, DeadLetters
+
+REASONS: Final = ("tries used up", "refused by the handler", "older than the inbox")
+LIMIT: Final = 1_000
+LIMIT_MAX: Final = 100_000
+PAYLOAD_SHOWN: Final = 500
+"""Characters shown of a payload that is text; --json shows all of it."""
+
+
+@click.group("dead", cls=SuggestingGroup)
+def group() -> None:
+    """Dead letters of a consumer: messages whose tries are used up.
+
+    --database is the consumer's own database. Acts are stored with actor, reason and time.
+    """
+
+
+def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose dead letters."""
+    for option in (
+        click.option("--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True,
+                     metavar="N", help="Dead letters at most, the newest."),
+        click.option("--older-than", type=Span(), metavar="SPAN",
+                     help="Only those that were dead so long ago (2h, 1d)."),
+        click.option("--key", metavar="KEY", help="Only those of this key."),
+        click.option("--why", type=click.Choice(REASONS), help="Only those dead for this reason."),
+        click.option("--consumer", metavar="NAME", help="Only those of this consumer."),
+        click.option("--id", "message_ids", multiple=True, type=click.UUID, metavar="UUID",
+                     help="Only these messages. May be repeated."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of an act."""
+    for option in (
+        uses_settings("database", "connect_seconds"),
+        json_option,
+        click.option("--dry-run", is_flag=True, help="Only show which ones it would be."),
+        click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
+        click.option("--reason", required=True, metavar="TEXT", help="Why; it is stored for good."),
+        click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),
+        _chosen,
+    ):
+        function = option(function)
+    return function
+
+
+@group.command("list")
+@_chosen
+@click.option("--abandoned", is_flag=True, help="Those that were abandoned too.")
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
+    """List dead letters, the newest first."""
+
+    async def run() -> list[DeadLetter]:
+        async with _letters(settings) as letters:
+            return await letters.list(_filter(with_abandoned=abandoned, **chosen))
+
+    found = run_async(run())
+    if as_json:
+        data_json(found)
+        return
+    for letter in found:
+        _print(letter)
+
+
+@group.command()
+@click.argument("message_id", type=click.UUID)
+@click.option("--consumer", metavar="NAME", help="Of this consumer.  [default: all]")
+@json_option
+@uses_settings("database", "connect_seconds")
+def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bool) -> None:
+    """Show a dead letter: why it is one, what it holds, what was done about it.
+
+    One for each consumer that has given the message up.
+    """
+
+    async def run() -> Sequence[Content]:
+        async with _letters(settings) as letters:
+            return await letters.show(message_id, consumer)
+
+    found = run_async(run())
+    if not found:
+        raise SettingError("message", str(message_id), "a dead letter of this database")
+    if as_json:
+        data_json(found)
+        return
+    for content in found:
+        _print_content(content)
+
+
+@group.command()
+@_acting
+def retry(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Give dead letters a new round of tries."""
+    _act("retry", settings, as_json, **given)
+
+
+@group.command()
+@_acting
+def abandon(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """End dead letters for good."""
+    _act("abandon", settings, as_json, **given)
+
+
+def _act(
+    act: str,
+    settings: Settings,
+    as_json: bool,
+    *,
+    is_all: bool,
+    dry_run: bool,
+    reason: str,
+    actor: str | None,
+    **chosen: Any,  # noqa: ANN401 - the options of `_chosen`
+) -> None:
+    if not is_all and not any(chosen[name] for name in chosen if name != "limit"):
+        raise SettingError("filter", "nothing", "--id, --consumer, --why, ... or --all")
+    wanted, name = _filter(with_abandoned=False, **chosen), who(actor)
+
+    async def run() -> Sequence[DeadLetter]:
+        async with _letters(settings) as letters:
+            if dry_run:
+                return await letters.list(wanted)
+            do = letters.retry_many if act == "retry" else letters.abandon_many
+            return await do(wanted, actor=name, reason=reason)
+
+    done = run_async(run())
+    tense = "to be " if dry_run else ""
+    more = " (there may be more: see --limit)" if len(done) == wanted.limit else ""
+    verb = "retried" if act == "retry" else "abandoned"
+    talk(f"chainctl: {counted(len(done), 'dead letter')} {tense}{verb}{more}")
+    if as_json:
+        data_json(done)
+
+
+def _filter(
+    *,
+    with_abandoned: bool,
+    message_ids: tuple[UUID, ...],
+    consumer: str | None,
+    why: str | None,
+    key: str | None,
+    older_than: float | None,
+    limit: int,
+) -> DeadLetterFilter:
+    from outbox.dead_letter import DeadLetterFilter
+
+    before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
+    return DeadLetterFilter(
+        message_ids=message_ids, consumer=consumer, reason=why, key=key, dead_before=before,
+        with_abandoned=with_abandoned, limit=limit,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
+    from outbox.dead_letter import DeadLetters
+
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
+        yield DeadLetters(connection)
+
+
+def _print(letter: DeadLetter) -> None:
+    ended = " abandoned" if letter.abandoned_at else ""
+    data(
+        f"{letter.message_id}  {letter.consumer}  {letter.dead_at:%Y-%m-%d %H:%M:%S}  "
+        f"{letter.reason}, {counted(letter.failures, 'failure')}{ended}: {letter.last_error}"
+    )
+
+
+def _print_content(content: Content) -> None:
+    _print(content.letter)
+    received = f"received {content.letter.received_at:%Y-%m-%d %H:%M:%S}"
+    place = f"{content.topic}/{content.partition} at {content.offset}"
+    data(f"  from {place}, {received}, key {content.letter.key!r}")
+    for name, value in content.headers.items():
+        data(f"  header {name}: {value.decode(errors='backslashreplace')}")
+    text = content.payload.decode(errors="backslashreplace")
+    more = f" ... ({counted(len(content.payload), 'byte')})" if len(text) > PAYLOAD_SHOWN else ""
+    data(f"  payload: {text[:PAYLOAD_SHOWN]}{more}")
+    for act in content.acts:
+        data(f"  {act.acted_at:%Y-%m-%d %H:%M:%S} {act.act} by {act.actor}: {act.reason}")

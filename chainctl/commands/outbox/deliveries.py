@@ -1,0 +1,386 @@
+"""`chainctl outbox status`, `list`, `show`, `failed`, and acts by hand: messages and deliveries."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from chainctl.database import SQL, connected
+from chainctl.exits import ExitCode
+from chainctl.options import Command, Integer, json_option, uses_settings, watch_option, who
+from chainctl.output import data, data_json, repeated, table, talk
+from chainctl.running import run_async
+from chainctl.schema.parts import PARTS
+from chainctl.units import Span
+from orderchain.errors import SchemaError, SettingError
+from orderchain.sql import OUTBOX_OPERATOR, require_version
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from uuid import UUID
+
+    from chainctl.database import Connection
+    from chainctl.settings import Settings
+    from outbox.acts import Act, Changed, DeliveryFilter, ListedDelivery
+
+# -- what commands of the outbox share ------------------------------------------------------------
+
+_PART: Final = PARTS["outbox"]
+
+
+@asynccontextmanager
+async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
+    """Connect to the database with the outbox's tables.
+
+    Raises ConnectError, and SchemaError unless they are there, in our version.
+    """
+    async with connected(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
+        if not await connection.fetchval(SQL["has_table"], _PART.version_table):
+            expected = "the outbox's (chainctl schema apply --part outbox)"
+            raise SchemaError("schema", "none", expected)
+        row = await connection.fetchrow(SQL[_PART.version_table])
+        require_version(row, _PART.version, _PART.name)
+        yield connection
+
+
+def cell(value: object) -> object:
+    """Return what a table shows of a value."""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%dT%H:%M:%SZ}"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return round(value, 1)
+    return "" if value is None else value if isinstance(value, int | str) else str(value)
+
+
+_STATUSES: Final = (
+    "init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned",
+)  # fmt: skip
+
+
+def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the filter."""
+    for option in reversed(
+        (
+            click.option(
+                "--id",
+                "message_ids",
+                multiple=True,
+                type=click.UUID,
+                metavar="UUID",
+                help="Only these messages. May be repeated.",
+            ),
+            click.option("--destination", metavar="NAME", help="Only those to it."),
+            click.option("--consumer", metavar="NAME", help="Only those for it."),
+            click.option(
+                "--older-than",
+                type=Span(),
+                metavar="SPAN",
+                help="Only messages made so long ago (2h, 1d).",
+            ),
+            click.option(
+                "--limit",
+                type=Integer(1, 1_000_000),
+                default=100,
+                show_default=True,
+                metavar="N",
+                help="Deliveries at most.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+status_option: Final = click.option(
+    "--status", "statuses", multiple=True, type=click.Choice(_STATUSES), help="May be repeated."
+)
+
+
+def acting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that every act by hand needs."""
+    for option in reversed(
+        (
+            filtered,
+            click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),
+            click.option(
+                "--reason", required=True, metavar="TEXT", help="Why; it is stored for good."
+            ),
+            click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
+            click.option("--dry-run", is_flag=True, help="Only show which deliveries it would be."),
+            json_option,
+            uses_settings("database", "connect_seconds"),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
+    """Return what a call has chosen by those options."""
+    from outbox.acts import DeliveryFilter
+    from outbox.statuses import Status
+
+    older_than = given["older_than"]
+    before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
+    return DeliveryFilter(
+        message_ids=given["message_ids"],
+        destination=given["destination"],
+        consumer=given["consumer"],
+        statuses=tuple(Status[name.upper()] for name in given.get("statuses", ())),
+        before=before,
+        key=given.get("key"),
+        limit=given["limit"],
+    )
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+_COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
+
+
+_STATUS_COLUMNS: Final = (
+    "destination", "status", "deliveries", "oldest_seconds", "overdue", "overdue_seconds",
+    "trouble",
+)  # fmt: skip
+
+
+@click.command(cls=Command)
+@click.option(
+    "--overdue",
+    "overdue_seconds",
+    type=Span(),
+    default="1m",
+    show_default=True,
+    metavar="SPAN",
+    help="A delivery is overdue if nobody has sent it for so long since it fell due.",
+)
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def status(
+    settings: Settings, overdue_seconds: float, watch_seconds: float | None, as_json: bool
+) -> ExitCode:
+    """Show how many deliveries have which status, and what is wrong with their destinations.
+
+    Exit code 1 when some are abnormal or overdue, a topic is missing, a consumer is not heard of,
+    or no relay runs while deliveries are overdue.
+    """
+
+    def show() -> ExitCode:
+        found = run_async(_counts(settings, overdue_seconds))
+        if as_json:
+            data_json(found)
+        else:
+            table(_STATUS_COLUMNS, [[cell(row[each]) for each in _STATUS_COLUMNS] for row in found])
+        is_wrong = any(
+            row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found
+        )
+        return ExitCode.FINDINGS if is_wrong else ExitCode.CLEAN
+
+    return repeated(watch_seconds, show)
+
+
+async def _counts(settings: Settings, overdue_seconds: float) -> list[dict[str, Any]]:
+    from outbox import acts
+    from outbox.message import age_seconds
+
+    async with outbox_of(settings) as connection:
+        found = await acts.counts(connection)
+        overdue = await acts.overdue(connection, overdue_seconds)
+        troubles = await acts.troubles(connection)
+        seen_seconds = await acts.relay_seen_seconds(connection)
+    now = time.time()
+    rows = []
+    for name, status, deliveries, oldest in found:
+        late, late_seconds = overdue.get((name, status), (0, None))
+        rows.append(
+            _counted(
+                name,
+                status=status.name.lower(),
+                deliveries=deliveries,
+                oldest_seconds=None if oldest is None else age_seconds(oldest, now),
+                overdue=late,
+                overdue_seconds=late_seconds,
+                trouble=troubles.get(name),
+            )
+        )
+    # A destination may be in trouble before anything goes to it.
+    idle = sorted(set(troubles) - {row["destination"] for row in rows})
+    rows += [_counted(name, trouble=troubles[name]) for name in idle]
+    if overdue and seen_seconds > acts.RELAY_SILENT_SECONDS:
+        rows.append(_counted(None, trouble=f"no relay was seen for {seen_seconds:.0f} s"))
+    return rows
+
+
+def _counted(destination: str | None, **known: object) -> dict[str, Any]:
+    """Return a row of `status`; a destination without deliveries has zeros, and no status."""
+    none: dict[str, Any] = dict.fromkeys(_STATUS_COLUMNS)
+    return {**none, "deliveries": 0, "overdue": 0, "destination": destination, **known}
+
+
+@click.command("list", cls=Command)
+@filtered
+@click.option("--key", metavar="KEY", help="Only those of messages with this key.")
+@status_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """List deliveries, the oldest first; finished ones only by their --status or --id."""
+    found = run_async(_find(settings, given))
+    if as_json:
+        data_json(found)
+        return
+    table(_COLUMNS, [[cell(getattr(row, column)) for column in _COLUMNS] for row in found])
+
+
+async def _find(settings: Settings, given: dict[str, Any]) -> list[ListedDelivery]:
+    from outbox import acts
+
+    async with outbox_of(settings) as connection:
+        return await acts.find(connection, chosen_filter(given))
+
+
+@click.command(cls=Command)
+@click.argument("message_id", type=click.UUID)
+@json_option
+@uses_settings("database", "connect_seconds")
+def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
+    """Show one message: what it is, its deliveries, and what people did to it."""
+    shown = run_async(_show(settings, message_id))
+    if as_json:
+        data_json(shown)
+        return
+    for name in ("message_id", "destination", "key", "headers", "sender", "created", "bytes"):
+        data(f"{name}: {cell(shown[name])}")
+    for each in shown["deliveries"]:
+        place = f" at {each.topic}/{each.partition}/{each.offset}" if each.topic else ""
+        because = f": {each.last_error}" if each.last_error else ""
+        tries = counted(each.tries, "try", "tries")
+        data(f"delivery to {each.consumer or 'nobody'}: {each.status}, {tries}{place}{because}")
+    for each in shown["acts"]:
+        change = f"{each['from_status']} -> {each['to_status']}"
+        data(f"{each['acted_at']} {each['act']} ({change}) by {each['actor']}: {each['reason']}")
+
+
+async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
+    from outbox import acts
+    from outbox.statuses import Status
+
+    async with outbox_of(settings) as connection:
+        message, done = await acts.look(connection, message_id)
+        deliveries = await acts.find(connection, acts.DeliveryFilter(message_ids=(message_id,)))
+    if message is None:
+        raise SettingError("message_id", str(message_id), "a message that is stored")
+    return {
+        "message_id": message_id,
+        "destination": message["destination"],
+        "key": message["key"],
+        "headers": message["headers"] and msgspec.json.decode(message["headers"]),
+        "sender": message["sender"],
+        "created": message["created_at"],
+        "bytes": len(message["payload"]),
+        "payload": message["payload"],
+        "deliveries": deliveries,
+        "acts": [
+            {
+                **dict(row),
+                "from_status": Status(row["from_status"]).name.lower(),
+                "to_status": Status(row["to_status"]).name.lower(),
+            }
+            for row in done
+        ],
+    }
+
+
+@click.command(cls=Command)
+@click.option(
+    "--limit",
+    type=Integer(1, 1_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Messages at most.",
+)
+@json_option
+@uses_settings("database", "connect_seconds")
+def failed(settings: Settings, limit: int, as_json: bool) -> None:
+    """Show what businesses would have sent that failed, the newest first.
+
+    It is kept where a business asks for it. Payloads come with --json, as base64.
+    """
+    found = run_async(_failed(settings, limit))
+    if as_json:
+        data_json(found)
+        return
+    columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
+    table(columns, [[cell(row[column]) for column in columns] for row in found])
+
+
+async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
+    from outbox import acts
+
+    async with outbox_of(settings) as connection:
+        return await acts.failed(connection, limit)
+
+
+# -- acts, each with actor and reason -------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@acting
+def retry(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Give abnormal deliveries a new round of tries."""
+    _do(settings, "retry", given)
+
+
+@click.command(cls=Command)
+@acting
+def abandon(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """End abnormal deliveries for good."""
+    _do(settings, "abandon", given)
+
+
+@click.command(cls=Command)
+@acting
+def resend(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Send deliveries now that are on their way, however far their consumer is."""
+    _do(settings, "resend", given)
+
+
+def _do(settings: Settings, what: Act, given: dict[str, Any]) -> None:
+    chosen = [given[name] for name in ("message_ids", "destination", "consumer", "older_than")]
+    if not any(chosen) and not given["is_all"]:
+        raise SettingError("filter", "nothing", "--id, --destination, --consumer, ... or --all")
+    changed = run_async(_act(settings, what, given))
+    done = "to be changed" if given["dry_run"] else "changed"
+    more = " (there may be more: see --limit)" if len(changed) == given["limit"] else ""
+    talk(f"chainctl: {counted(len(changed), 'delivery', 'deliveries')} {done} by {what}{more}")
+    if given["as_json"]:
+        data_json(changed)
+    elif changed:
+        columns = ("message_id", "consumer", "status")
+        table(columns, [[cell(getattr(row, column)) for column in columns] for row in changed])
+
+
+async def _act(settings: Settings, what: Act, given: dict[str, Any]) -> Sequence[Changed]:
+    from outbox import acts
+
+    actor = acts.checked_text(
+        "--actor", given["actor"] if given["actor"] is not None else who(None)
+    )
+    reason = acts.checked_text("--reason", given["reason"])
+    chosen = chosen_filter(given)
+    async with outbox_of(settings) as connection:
+        if given["dry_run"]:
+            return await acts.would_act(connection, what, chosen)
+        return await acts.act(connection, what, chosen, actor=actor, reason=reason)

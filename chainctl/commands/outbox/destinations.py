@@ -1,0 +1,151 @@
+"""`chainctl outbox destination`: where messages may go, and who confirms them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from chainctl.commands.outbox.deliveries import cell, outbox_of
+from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.output import data, data_json, table, talk
+from chainctl.running import run_async
+from chainctl.units import Size, Span
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+    from orderchain.clients.kafka_config import KafkaConfig
+
+
+@click.group("destination", cls=SuggestingGroup)
+def group() -> None:
+    """Where messages may go."""
+
+
+@group.command("set")
+@click.argument("name")
+@click.option("--topic", metavar="TOPIC", help="The topic that messages go to.")
+@click.option(
+    "--confirm",
+    type=click.Choice(["required", "none"]),
+    help="Whether its consumers confirm what they applied.  [default: as --consumer implies]",
+)
+@click.option(
+    "--consumer",
+    "consumers",
+    multiple=True,
+    metavar="NAME",
+    help="A consumer that must confirm, in place of those that are set. May be repeated.",
+)
+@click.option(
+    "--confirm-topic", metavar="TOPIC", help="Where they confirm.  [default: TOPIC.confirms]"
+)
+@click.option(
+    "--tries-max", type=Integer(1, 1_000), metavar="N", help="Sends before it is abnormal."
+)
+@click.option(
+    "--resend-seconds",
+    type=Span(2_592_000),
+    metavar="SPAN",
+    help="Time of the first try (30s); it doubles.",
+)
+@click.option(
+    "--resend-seconds-max", type=Span(2_592_000), metavar="SPAN", help="Its upper bound (10m)."
+)
+@click.option(
+    "--queue-seconds-max",
+    type=Span(2_592_000),
+    metavar="SPAN",
+    help="How long a message may wait unread at its consumer before it is sent again.",
+)
+@click.option(
+    "--resend-filter/--no-resend-filter",
+    default=None,
+    help="Spare what is only queued at its consumer.",
+)
+@click.option(
+    "--payload-bytes-max", type=Size(1, 524_288), metavar="SIZE", help="Size of a payload (256KB)."
+)
+@click.option("--create-topics", is_flag=True, help="Create its topics where they are missing.")
+@click.option(
+    "--partitions",
+    type=Integer(1, 10_000),
+    metavar="N",
+    help="With --create-topics: partitions of TOPIC.  [default: 1]",
+)
+@json_option
+@uses_settings("database", "kafka", "connect_seconds")
+def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Set a destination up, or change what is given and nothing else.
+
+    A new one needs --topic. Fields that were never given have the defaults, which `show` shows.
+    """
+    name, create_topics = given.pop("name"), given.pop("create_topics")
+    partitions = given.pop("partitions")
+    if partitions is not None and not create_topics:
+        raise SettingError("--partitions", partitions, "--create-topics beside it")
+    changes = {field: value for field, value in given.items() if value not in (None, ())}
+    brokers = settings.kafka_config() if create_topics else None
+    done = run_async(_set(settings, name, brokers, partitions or 1, changes))
+    talk(f"chainctl: destination {name} is set up")
+    _print(done, as_json)
+
+
+async def _set(
+    settings: Settings,
+    name: str,
+    brokers: KafkaConfig | None,
+    partitions: int,
+    changes: dict[str, Any],
+) -> dict[str, Any]:
+    from outbox import change_destination
+
+    async with outbox_of(settings) as connection:
+        done = await change_destination(
+            connection, name, create_topics=brokers, partitions=partitions, **changes
+        )
+    return msgspec.structs.asdict(done)
+
+
+@group.command()
+@click.argument("name")
+@json_option
+@uses_settings("database", "connect_seconds")
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """Show every field of a destination."""
+    for row in run_async(_destinations(settings)):
+        if row["name"] == name:
+            _print(row, as_json)
+            return
+    raise SettingError("name", name, "a destination that was set up")
+
+
+@group.command("list")
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_destinations(settings: Settings, as_json: bool) -> None:
+    """Show the destinations; `show` shows all fields of one, and --json of all."""
+    rows = run_async(_destinations(settings))
+    if as_json:
+        data_json(rows)
+        return
+    columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
+    table(columns, [[cell(row[column]) for column in columns] for row in rows])
+
+
+def _print(row: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        data_json(row)
+        return
+    for field, value in row.items():
+        data(f"{field}: {cell(value)}")
+
+
+async def _destinations(settings: Settings) -> list[dict[str, Any]]:
+    from outbox.sender.store import SQL as OUTBOX_SQL
+
+    async with outbox_of(settings) as connection:
+        rows = [dict(row) for row in await connection.fetch(OUTBOX_SQL["destinations"])]
+    return sorted(rows, key=lambda row: str(row["name"]))

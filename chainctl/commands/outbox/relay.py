@@ -1,0 +1,391 @@
+"""`chainctl outbox relay` and `keep`, `messages`: processes that send what an outbox holds."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+from msgspec import Struct
+
+from chainctl.exits import ExitCode, under_way
+from chainctl.monitor_server import http_option, watched
+from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.output import data, data_json, talk
+from chainctl.running import report_ready, run_async
+from chainctl.settings import checked_dsn, variable_of
+from chainctl.units import Size, Span
+from orderchain.errors import SettingError
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chainctl.settings import Settings
+    from outbox import InboxLog, Relay
+    from outbox.callback.config import CallbackConfig
+    from outbox.sender.retention import Kept
+    from outbox.service.clients import Clients
+    from outbox.service.config import ServiceConfig
+
+# -- options of a relay ---------------------------------------------------------------------------
+
+_URL_BYTES_MAX: Final = 4096
+
+
+def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a process that relays messages."""
+    for option in reversed(
+        (
+            click.option(
+                "--group", "name", metavar="NAME", help="Kafka group of this database's relays."
+            ),
+            click.option(
+                "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Pause of the sweep."
+            ),
+            click.option(
+                "--alert-webhook-file",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Holds the URL that gets a POST when messages become abnormal. "
+                f"[or env: {variable_of('alert_webhook')}]",
+            ),
+            click.option(
+                "--consumer-log",
+                "consumer_logs",
+                multiple=True,
+                metavar="NAME=FILE",
+                help="A consumer whose inbox the relay may look into, and a file that holds the "
+                "libpq URL of its database: what was applied is not sent again. May be repeated.",
+            ),
+            click.option(
+                "--unsafe-durability",
+                is_flag=True,
+                help="Start on a database that may lose what it has committed. For throw-away data "
+                "only.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def retaining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the rules of retention."""
+    for option in reversed(
+        (
+            click.option(
+                "--retention-hours",
+                "retention_seconds",
+                type=Span(366 * 86_400, unit="h"),
+                metavar="SPAN",
+                help="How long finished messages are kept; in hours without a unit (3d).  "
+                "[default: 72]",
+            ),
+            click.option(
+                "--history-bytes-max",
+                type=Size(0),
+                metavar="SIZE",
+                help="First watermark: above it they are dropped earlier. 0: never.",
+            ),
+            click.option(
+                "--outbox-bytes-max",
+                type=Size(0),
+                metavar="SIZE",
+                help="Second watermark: above it adding is refused. 0: never.  "
+                "[default: as it was set last]",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def alert_webhook(settings: Settings, path: Path | None) -> str:
+    """Return the URL in the file `path`, else that of the settings; empty without one.
+
+    Raises SettingError, which shows nothing of it.
+    """
+    if path is None:
+        return settings.alert_webhook
+    return _url_in(path, "--alert-webhook-file")
+
+
+def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
+    """Return the inboxes to look into, by consumer, for `NAME=FILE` each. Raises SettingError."""
+    from outbox import InboxLog
+
+    found: dict[str, InboxLog] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not (name and equals and path) or name in found:
+            raise SettingError("--consumer-log", each, "NAME=FILE, each name once")
+        url = _url_in(Path(path), "--consumer-log")
+        dsn = checked_dsn("--consumer-log", url, f"the file {path}")
+        found[name] = InboxLog(dsn, name)
+    return found
+
+
+def _url_in(path: Path, flag: str) -> str:
+    """Return the URL that a file holds. Raises SettingError, which shows nothing of it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_URL_BYTES_MAX + 1)
+    except OSError as error:
+        expected = f"a readable file: {error.strerror or type(error).__name__}"
+        raise SettingError(flag, str(path), expected) from None
+    url = content.decode("ascii", "replace").strip()
+    if not url.isprintable() or not url.isascii() or len(content) > _URL_BYTES_MAX or not url:
+        raise SettingError(flag, str(path), "a file that holds one URL")
+    return url
+
+
+# -- outbox relay, keep ---------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@relaying
+@retaining
+@click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
+@http_option
+@json_option
+@uses_settings("database", "kafka", "connect_seconds", "log_format")
+def relay(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Send what is stored in the outbox, until SIGTERM or Ctrl-C.
+
+    Any number of them may run side by side. With --json the counters are written at the end.
+    """
+    run_async(_relay(settings, given, as_json))
+
+
+async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> None:
+    from outbox import Relay, RelayConfig
+
+    http = given.pop("http")
+    webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
+    logs = consumer_logs(given.pop("consumer_logs"))
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if "alert_command" in chosen:
+        chosen["alert_command"] = (chosen["alert_command"],)
+    config = RelayConfig(
+        database=settings.database_dsn(),
+        kafka=settings.kafka_config(),
+        connect_seconds=settings.connect_seconds,
+        alert_webhook=webhook,
+        **chosen,
+    )
+    running = Relay(config, consumer_logs=logs)
+    try:
+        async with AsyncExitStack() as closing:
+            for log in logs.values():
+                closing.push_async_callback(log.close)
+            watch = await closing.enter_async_context(watched(http))
+            watch.add(running)
+            await closing.enter_async_context(under_way(running))
+            talk("chainctl: the relay runs")
+            watch.report(lambda: _progress_of(running))
+            report_ready("relays messages")
+            await running.run()
+    finally:
+        if as_json:
+            data_json(running.stats())
+
+
+def _progress_of(running: Relay) -> str:
+    stats = running.stats()
+    return (
+        f"{counted(stats.sent, 'message')} sent, {stats.consumed} deliveries confirmed, "
+        f"{stats.abnormal} abnormal, {running.waiting} waiting"
+    )
+
+
+@click.command(cls=Command)
+@retaining
+@click.option(
+    "--unsafe-durability",
+    is_flag=True,
+    help="Work on a database that may lose what it has committed. For throw-away data only.",
+)
+@json_option
+@uses_settings("database", "connect_seconds")
+def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
+    """Drop finished history now, and measure the outbox; exit code 1 while it is too large.
+
+    Relays do the same once a minute by their own settings. Drop more than they would with
+    --history-bytes-max; allow messages to be added again with a larger --outbox-bytes-max.
+    """
+    done = run_async(_keep(settings, given))
+    if as_json:
+        data_json(done)
+    else:
+        for name, value in msgspec.structs.asdict(done).items():
+            data(f"{name}: {value}")
+    return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
+
+
+async def _keep(settings: Settings, given: dict[str, Any]) -> Kept:
+    from outbox import KeepConfig, keep_outbox
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    config = KeepConfig(
+        database=settings.database_dsn(), connect_seconds=settings.connect_seconds, **chosen
+    )
+    return await keep_outbox(config)
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    """A new token, and what the file of clients holds of it."""
+
+    token: str
+    token_sha256: str
+
+
+@click.group(cls=SuggestingGroup)
+def messages() -> None:
+    """The message service: the outbox over HTTP."""
+
+
+@messages.command()
+@json_option
+def token(as_json: bool) -> None:
+    """Draw a token for a client.
+
+    The client keeps the token; its hash goes into the file of clients. It is not stored anywhere.
+    """
+    from outbox.service.clients import draw_token, hash_token
+
+    drawn = draw_token()
+    made = Token(token=drawn, token_sha256=hash_token(drawn).hex())
+    if as_json:
+        data_json(made)
+    else:
+        data(f"token         {made.token}")
+        data(f"token_sha256  {made.token_sha256}")
+
+
+@messages.command()
+@click.option(
+    "--clients",
+    "clients_path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="TOML file with the clients and their tokens' hashes.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port",
+    type=Integer(0, 65_535),
+    default=8_085,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
+)
+@relaying
+@click.option(
+    "--check-seconds",
+    type=Span(30 * 86_400),
+    metavar="SPAN",
+    help="When the sender of a prepared message is first asked.  [default: 30]",
+)
+@click.option(
+    "--checks-max",
+    type=Integer(1, 1_000),
+    metavar="N",
+    help="Answers 'unknown' after which it is abnormal.  [default: 16]",
+)
+@click.option(
+    "--callback",
+    is_flag=True,
+    help="Be a callback service, too: see --check-topic, --confirm-topic, --callback-database.",
+)
+@click.option("--check-topic", metavar="TOPIC", help="Where senders ask for delayed checks.")
+@click.option(
+    "--confirm-topic",
+    "confirm_topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="Where their consumers confirm. May be repeated.",
+)
+@uses_settings("database", "callback_database", "kafka", "connect_seconds", "log_format")
+def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa: ANN401 - click's own
+    """Serve messages over HTTP, until SIGTERM or Ctrl-C.
+
+    Any number of instances may run side by side on the same database: each is a relay, too. Put
+    a proxy with TLS before them. /openapi.json describes what they take, /livez and /readyz say
+    how they are, /metrics what they count.
+    """  # fmt: skip
+    from outbox.service.clients import read_clients
+
+    clients = read_clients(clients_path)
+    callback = _callback_config(settings, given) if given["callback"] else None
+    logs = consumer_logs(given["consumer_logs"])
+    run_async(_serve(_service_config(settings, given), clients, callback, logs))
+
+
+async def _serve(
+    config: ServiceConfig,
+    clients: Clients,
+    callback: CallbackConfig | None,
+    logs: dict[str, InboxLog],
+) -> None:
+    from outbox.service.server import MessageService
+
+    async with AsyncExitStack() as stack:
+        for log in logs.values():
+            stack.push_async_callback(log.close)
+        service = MessageService(config, clients, callback=callback, consumer_logs=logs)
+        await stack.enter_async_context(under_way(service))
+        talk(f"chainctl: messages are served at {service.address}")
+        report_ready(f"serves messages at {service.address}")
+        await service.run()
+
+
+def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
+    """Return the settings of the service. Raises SettingError."""
+    from outbox.sender.check_loop import CheckingConfig
+    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.verdicts import CheckRules
+    from outbox.service.config import ServiceConfig
+
+    relay = _chosen(given, name="name", sweep_seconds="sweep_seconds")
+    rules = _chosen(given, check_seconds="first_seconds", checks_max="answers_max")
+    return ServiceConfig(
+        relay=RelayConfig(
+            database=settings.database_dsn(),
+            kafka=settings.kafka_config(),
+            connect_seconds=settings.connect_seconds,
+            alert_webhook=alert_webhook(settings, given["alert_webhook_file"]),
+            unsafe_durability=given["unsafe_durability"],
+            **relay,
+        ),
+        host=given["host"],
+        port=given["port"],
+        checking=CheckingConfig(rules=CheckRules(**rules)),
+    )
+
+
+def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfig:
+    """Return the settings of the callback service. Raises SettingError."""
+    from outbox.callback.config import CallbackConfig
+
+    for name, flag in (("check_topic", "--check-topic"), ("confirm_topics", "--confirm-topic")):
+        if not given[name]:
+            raise SettingError(flag, "", "the name of a topic, since --callback is given")
+    return CallbackConfig(
+        database=settings.callback_dsn(),
+        kafka=settings.kafka_config(),
+        check_topic=given["check_topic"],
+        confirm_topics=given["confirm_topics"],
+        unsafe_durability=given["unsafe_durability"],
+        connect_seconds=settings.connect_seconds,
+    )
+
+
+def _chosen(given: dict[str, Any], **names: str) -> dict[str, Any]:
+    """Return the options that were given, under the names of the settings."""
+    return {name: given[option] for option, name in names.items() if given[option] is not None}

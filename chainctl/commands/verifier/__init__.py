@@ -1,0 +1,1 @@
+"""The verifier: what is proven, archived, dropped, and kept elsewhere."""

@@ -1,0 +1,136 @@
+"""`chainctl archive` and `retention`: store verified rows elsewhere, detach their partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.exits import ExitCode
+from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings, who
+from chainctl.output import data, data_json
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chainctl.settings import Settings
+
+
+# -- archive --------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--archive", "folder", required=True, metavar="DIR", help="The archive; made where missing."
+)
+@click.option(
+    "--until", "until_id", type=ROW_ID, metavar="ID",
+    help="The last row to write.  [default: the verified mark]",
+)  # fmt: skip
+@click.option("--check", is_flag=True, help="Write nothing: verify what the archive holds.")
+@json_option
+@uses_settings("database", "audit_database")
+def archive(
+    settings: Settings,
+    chain_id: int,
+    folder: str,
+    until_id: int | None,
+    check: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Write verified rows to an archive.
+
+    Goes on after the last archived row, up to the verified mark, in whole batches. Every part is
+    read back and verified by its rows, links and seals before the manifest names it.
+    """
+    from chain_verifier.config import local_folder
+
+    archive = local_folder("--archive", folder)
+    if check:
+        return _check(archive, chain_id, as_json=as_json)
+    from chain_verifier.archive.write_archive import write_archive
+
+    done = write_archive(settings.audit_dsn(), archive, chain_id, until_id)
+    if as_json:
+        data_json(done)
+    else:
+        data(
+            f"chain {chain_id}: {counted(done.rows, 'row')} "
+            f"after {done.after_id} up to {done.last_id} "
+            f"archived and verified, {counted(done.parts, 'part')}"
+        )
+    return ExitCode.CLEAN
+
+
+def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
+    from chain_verifier.archive.part_files import verify_archive
+
+    report = verify_archive(folder, chain_id)
+    if as_json:
+        data_json(report)
+    else:
+        state = "whole" if report.fault is None else f"broken: {report.fault}"
+        data(
+            f"chain {chain_id}: archive {state}; {counted(report.rows, 'row')} "
+            f"after {report.after_id} up to {report.last_id}, {counted(report.parts, 'part')}"
+        )
+    return ExitCode.CLEAN if report.fault is None else ExitCode.FINDINGS
+
+
+# -- retention ------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--archive", "folder", required=True, metavar="DIR", help="Where the rows were archived."
+)
+@click.option(
+    "--until", "until_id", type=ROW_ID, required=True, metavar="ID",
+    help="The last row that may go; partitions that hold later ones stay.",
+)  # fmt: skip
+@click.option(
+    "--key-window", "key_window_rows", type=click.IntRange(min=0), metavar="ROWS",
+    help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
+    "again; 0 where keys are not compared.  [default: the setting key_window_rows]",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only show what would be detached.")
+@click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
+@json_option
+@uses_settings("database")
+def retention(
+    settings: Settings,
+    chain_id: int,
+    folder: str,
+    until_id: int,
+    key_window_rows: int | None,
+    dry_run: bool,
+    actor: str | None,
+    as_json: bool,
+) -> None:
+    """Detach the partitions of old rows.
+
+    Refused above the verified mark, above the receiver that is furthest behind, within the window
+    in which keys are looked up, and unless the archive holds the rows and verifies now. The tables
+    that were detached stay until somebody drops them. Needs the owner's rights.
+    """
+    from chain_verifier.archive.retention import RetentionRequest, retain
+    from chain_verifier.config import local_folder
+
+    archive = local_folder("--archive", folder)
+    request = RetentionRequest(
+        chain_id=chain_id,
+        until_id=until_id,
+        actor=who(actor),
+        key_window_rows=(settings.key_window_rows if key_window_rows is None else key_window_rows),
+        is_dry_run=dry_run,
+    )
+    done = retain(settings.database_dsn(), archive.absolute(), request)
+    if as_json:
+        data_json(done)
+        return
+    did = "detached" if done.is_done else "to be detached"
+    tables = ", ".join(done.partitions) or "none"
+    data(f"chain {chain_id}: partitions {did}: {tables}; boundary {done.boundary_id}")

@@ -1,0 +1,234 @@
+"""`chainctl seal`: seals leave the database, to be kept where nobody can reach them later."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import click
+from msgspec import Struct
+
+from chainctl.database import SQL, looking, utc
+from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_host, uses_settings
+from chainctl.output import data, data_json, data_json_line, table, talk
+from chainctl.running import run_async
+from chainctl.units import Span
+from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
+from orderchain.text import reason_of
+
+if TYPE_CHECKING:
+    from chain_verifier.seal_files import SealFile
+    from chainctl.settings import Settings
+
+_UPLOAD_SECONDS: Final = 30.0
+
+
+class SealLine(Struct, frozen=True, kw_only=True):
+    """A seal, and what it is the seal of."""
+
+    chain_id: int
+    id: int
+    """The last row that it covers: the head of the chain; 0 for an empty one."""
+    seal: str
+    """64 hexadecimal digits."""
+    committed_at: str
+    """When that row was committed, by the sequencer's clock, in UTC."""
+    database_id: str
+
+
+@click.group(cls=SuggestingGroup)
+def seal() -> None:
+    """Take seals out of the database."""
+
+
+@seal.command(short_help="Print or store the seal at the head of a chain.")
+@click.option("--chain", "chains", type=CHAIN_ID, multiple=True, metavar="N",
+              help="The chain; may be repeated.  [default: all, with --to]")  # fmt: skip
+@click.option("--to", "place", metavar="DIR|URL",
+              help="Store a file per seal in a folder, or PUT it below a URL.")  # fmt: skip
+@click.option("--sign", "key_file", metavar="FILE",
+              type=click.Path(path_type=Path, dir_okay=False),
+              help="Sign it with the key that `seal key` made.")  # fmt: skip
+@click.option("--every", "every_seconds", type=Span(), metavar="SPAN",
+              help="Go on, and store one after each SPAN (1h), until stopped.")  # fmt: skip
+@json_option
+@uses_settings("database", "audit_database", "connect_seconds")
+def export(
+    settings: Settings,
+    chains: tuple[int, ...],
+    place: str | None,
+    key_file: Path | None,
+    every_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Export the seal at the head of a chain: print ID:SEAL and the time of the commit, or store it
+    as a file elsewhere.
+
+    Kept on paper or in another system, `verify --expect-seal ID:SEAL` or `--expect-seals DIR` shows
+    with it that nothing up to there was changed since, even if every later seal was written again.
+    """
+    if place is None:
+        _print_seal(settings, chains, key_file, every_seconds, as_json=as_json)
+        return
+    from chain_verifier.seal_files import read_key
+
+    key = None if key_file is None else read_key(key_file)
+    while True:
+        try:
+            for seal in run_async(_seals(settings, chains)):
+                _deliver(place, _file_of(seal, key), as_json=as_json)
+        except (RetryError, ConnectError) as error:
+            if every_seconds is None:
+                raise
+            talk(f"chainctl: {error}; trying again after {every_seconds:g} s")
+        if every_seconds is None:
+            return
+        time.sleep(every_seconds)
+
+
+def _print_seal(
+    settings: Settings,
+    chains: tuple[int, ...],
+    key_file: Path | None,
+    every_seconds: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    for option, value in (("--sign", key_file), ("--every", every_seconds)):
+        if value is not None:
+            raise click.UsageError(f"{option} needs --to: it is about stored seals")
+    if len(chains) != 1:
+        raise click.UsageError("say which chain: --chain N, or where to store all: --to DIR")
+    (line,) = run_async(_seals(settings, chains))
+    if as_json:
+        data_json(line)
+        return
+    data(f"{line.id}:{line.seal} {line.committed_at}")
+
+
+@seal.command()
+@click.argument("key_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+def key(key_file: Path) -> None:
+    """Make a key to sign seals with (Ed25519), and print its public key.
+
+    Keep the file on the machine that exports; give the public key to those who verify.
+    """
+    from chain_verifier.seal_files import new_key
+
+    data(new_key(key_file))
+
+
+@seal.command()
+@click.argument(
+    "files", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True,
+    metavar="FILE...",
+)  # fmt: skip
+@click.option("--public-key", "public_keys", multiple=True, metavar="HEX",
+              help="The key that must have signed them; may be repeated.")  # fmt: skip
+@json_option
+def show(files: tuple[Path, ...], public_keys: tuple[str, ...], as_json: bool) -> None:
+    """Check the signatures of stored seals, and show them as sheets to print and sign."""
+    from chain_verifier.seal_files import load
+
+    seals = [load(path, public_keys) for path in files]
+    if as_json:
+        data_json(seals)
+        return
+    for seal in seals:
+        _write_sheet(seal)
+
+
+def _write_sheet(seal: SealFile) -> None:
+    rows = [
+        ("chain", str(seal.chain_id)),
+        ("last row", f"{seal.id:,}"),
+        ("committed", seal.committed_at),
+        ("seal", " ".join(seal.seal[at : at + 8] for at in range(0, 64, 8))),
+        ("database", seal.database_id),
+        ("exported", f"{seal.exported_at} by {seal.exported_by}"),
+        ("signed with", seal.public_key or "not signed"),
+    ]
+    table(("what", "value"), rows)
+    data("")
+    data(f"check with: chainctl verify --chain {seal.chain_id} --source database "
+         f"--expect-seal {seal.id}:{seal.seal}")  # fmt: skip
+    data("")
+    data("place, date: ______________________  name, signature: ______________________")
+    data("")
+
+
+async def _seals(settings: Settings, chains: tuple[int, ...]) -> list[SealLine]:
+    """Return the seals at the heads of `chains`, or of all."""
+    lines = []
+    async with looking(settings, None, database=settings.audit_dsn()) as connection:
+        its_id = await connection.fetchrow(SQL["schema_version"])
+        known = [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
+        for chain_id in chains or known:
+            if chain_id not in known:
+                raise ChainMissing(chain_id)
+            row = await connection.fetchrow(SQL["head_seal"], chain_id)
+            lines.append(
+                SealLine(
+                    chain_id=chain_id,
+                    id=row["last_id"],
+                    seal=row["seal"].hex(),
+                    committed_at=utc(row["committed_at"]),
+                    database_id=str(its_id["database_id"]),
+                )
+            )
+    if not lines:
+        raise SettingError("--chain", "no chain", "a database that holds one")
+    return lines
+
+
+def _file_of(line: SealLine, key: Any) -> SealFile:  # noqa: ANN401 - an Ed25519PrivateKey or None
+    from chain_verifier.seal_files import VERSION, SealFile, signed
+
+    seal = SealFile(
+        version=VERSION,
+        chain_id=line.chain_id,
+        id=line.id,
+        seal=line.seal,
+        committed_at=line.committed_at,
+        database_id=line.database_id,
+        exported_at=utc(datetime.now(UTC)),
+        exported_by=user_and_host(),
+    )
+    return seal if key is None else signed(seal, key)
+
+
+def _deliver(place: str, seal: SealFile, *, as_json: bool) -> None:
+    from chain_verifier.seal_files import store
+
+    if urlsplit(place).scheme in {"http", "https"}:
+        stored = _put(place, seal)
+    else:
+        stored = str(store(Path(place), seal))
+    talk(f"chainctl: seal of chain {seal.chain_id} at {seal.id} stored as {stored}")
+    if as_json:
+        data_json_line(seal)
+
+
+def _put(url: str, seal: SealFile) -> str:
+    """PUT the seal's file below `url`. Raises RetryError, SettingError."""
+    import urllib.error
+    import urllib.request
+
+    from chain_verifier.seal_files import encoded
+
+    target = f"{url.rstrip('/')}/{seal.name}"
+    request = urllib.request.Request(  # noqa: S310 - the scheme is http or https
+        target, encoded(seal), {"Content-Type": "application/json"}, method="PUT"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_UPLOAD_SECONDS):  # noqa: S310 - as above
+            return target
+    except urllib.error.HTTPError as error:
+        if 400 <= error.code < 500:
+            raise SettingError("--to", url, f"a place that takes files ({error})") from error
+        raise RetryError(f"{target}: {reason_of(error)}") from error
+    except OSError as error:
+        raise RetryError(f"{target}: {reason_of(error)}") from error

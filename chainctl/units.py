@@ -1,0 +1,86 @@
+"""Spans of time and sizes as people write them: `90s`, `5m`, `500MB`."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final
+
+import click
+
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_SPAN: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SPAN_SECONDS_MAX: Final = 10_000 * 86_400.0
+
+_BYTES: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?B)?", re.IGNORECASE)
+
+
+def seconds_of(text: str, unit: str = "s") -> float | None:
+    """Return the seconds of `90`, `90s`, `500ms`, `5m`, `2h`, `1d`; None where it is no span.
+
+    A number alone has the `unit` given.
+    """
+    found = _SPAN.fullmatch(text.strip())
+    return float(found["number"]) * _SECONDS[found["unit"] or unit] if found else None
+
+
+def bytes_of(text: str) -> int | None:
+    """Return the bytes of `1000000`, `500MB`, `1.5GB`; None where it is no size."""
+    found = _SIZE.fullmatch(text.strip())
+    return int(Decimal(found["number"]) * _BYTES[(found["unit"] or "").upper()]) if found else None
+
+
+class Span(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+    """A time span with a unit, in seconds: above 0, up to `maximum` seconds.
+
+    A number alone has the `unit` given, which is seconds unless the option's name says otherwise.
+    """
+
+    name = "span"
+
+    def __init__(self, maximum: float = _SPAN_SECONDS_MAX, unit: str = "s") -> None:
+        self._maximum = maximum
+        self._unit = unit
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds of `value`."""
+        seconds = seconds_of(str(value), self._unit)
+        if seconds is None or not 0 < seconds <= self._maximum:
+            up_to = shown_span(self._maximum)
+            self.fail(
+                f"{value!r} is no time span such as 90s, 5m, 2h, 1d; up to {up_to}", param, ctx
+            )
+        return seconds
+
+
+class Size(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+    """A number of bytes with a unit, from `minimum` to `maximum` bytes."""
+
+    name = "size"
+
+    def __init__(self, minimum: int = 1, maximum: int = 2**62) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the bytes of `value`."""
+        size = bytes_of(str(value))
+        if size is None or not self._minimum <= size <= self._maximum:
+            bounds = f"{self._minimum} to {self._maximum} bytes"
+            self.fail(f"{value!r} is no size such as 500MB, 20GB; {bounds}", param, ctx)
+        return size
+
+
+def shown_span(seconds: float) -> str:
+    """Return `seconds` in the largest unit in which it is a whole number: `90s`, `2h`, `500ms`."""
+    milliseconds = round(seconds * 1_000)
+    for unit, length in reversed(_SECONDS.items()):
+        count, rest = divmod(milliseconds, round(length * 1_000))
+        if count and not rest and milliseconds / 1_000 == seconds:
+            return f"{count}{unit}"
+    return f"{seconds:g}s"

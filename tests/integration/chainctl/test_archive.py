@@ -1,0 +1,245 @@
+"""`chainctl archive` and `retention` on what `sequence` left, and receivers that come later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
+from gapfill import GapReader, GapReaderConfig, WithArchive
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orderchain.model import Event
+    from tests.integration.chainctl.conftest import Call
+
+    Retention = Callable[..., Any]
+
+ROWS = 300
+MORE = 40
+PARTITION_IDS = 100
+
+
+def write_orders(path: Path, count: int) -> Path:
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(count)))
+    return path
+
+
+def sequence_of(chain: int, orders: Path) -> tuple[object, ...]:
+    """The call that sequences a file in batches that fit into the narrow partitions."""
+    return ("sequence", "--chain", chain, "--input", orders, "--batch-rows", 20)
+
+
+def ids_of(journal: Path) -> list[int]:
+    return [json.loads(line)["id"] for line in journal.read_text().splitlines()]
+
+
+@pytest.fixture
+def archived(
+    call: Call, module_settings: dict[str, str], free_chain: int, tmp_path: Path
+) -> tuple[int, int]:
+    """A chain of narrow partitions, verified and archived to its head; its id, and the head."""
+    chain, settings = free_chain, module_settings
+    call("chain", "create", chain, "--partition-ids", PARTITION_IDS, settings=settings)
+    orders = write_orders(tmp_path / "o.csv", ROWS)
+    call(*sequence_of(chain, orders), settings=settings)
+    since = ("--local", "--chain", chain, "--source", "database", "--since-verified")
+    assert call("verify", *since, settings=settings).code == 0
+    done = call(
+        *("archive", "--chain", chain, "--archive", tmp_path / "archive", "--json"),
+        settings=settings,
+    )
+    assert done.code == 0, done
+    return chain, json.loads(done.out)["last_id"]
+
+
+@pytest.fixture
+def retain(
+    call: Call, module_settings: dict[str, str], archived: tuple[int, int], tmp_path: Path
+) -> Retention:
+    def run(until_id: int, *arguments: object) -> Any:
+        here = ("--chain", archived[0], "--archive", tmp_path / "archive")
+        return call("retention", *here, "--until", until_id, *arguments, settings=module_settings)
+
+    return run
+
+
+def test_archive_takes_what_was_verified_and_retention_refuses_to_go_further(
+    call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    path, folder = write_orders(tmp_path / "o.csv", ROWS), tmp_path / "archive"
+    call("sequence", "--chain", chain, "--input", path, settings=module_settings)
+    here = ("--chain", chain, "--archive", folder)
+    unverified = call("archive", *here, settings=module_settings)
+    assert unverified.code == 2, unverified
+    assert "--since-verified sets it" in unverified.err
+
+    since = ("--local", "--chain", chain, "--source", "database", "--since-verified")
+    assert call("verify", *since, settings=module_settings).code == 0
+    done = call("archive", *here, "--json", settings=module_settings)
+    assert done.code == 0, done
+    assert json.loads(done.out)["rows"] == ROWS
+    head = json.loads(done.out)["last_id"]
+    checked = call("archive", *here, "--check", settings=module_settings)
+    assert (checked.code, f"whole; {ROWS} rows" in checked.out) == (0, True), checked
+
+    above = call("retention", *here, "--until", head + 1, settings=module_settings)
+    assert above.code == 2, above
+    plan = call("retention", *here, "--until", 0, "--dry-run", settings=module_settings)
+    assert (plan.code, "to be detached: none" in plan.out) == (0, True), plan
+    (file,) = folder.glob("chain-*/rows-*.parquet")
+    file.write_bytes(file.read_bytes()[:-1])
+    broken = call("archive", *here, "--check", settings=module_settings)
+    assert (broken.code, "is not the file that was written" in broken.out) == (1, True), broken
+
+
+def test_sizes_counts_the_files_of_an_archive(
+    call: Call, module_settings: dict[str, str], archived: tuple[int, int], tmp_path: Path
+) -> None:
+    folder = tmp_path / "archive"
+    sizes = ("sizes", "--archive", folder, "--max-bytes", "archive=1KB", "--json")
+    done = call(*sizes, settings=module_settings)
+    assert done.code == 1, done  # above a bound of 1,000 bytes
+    (found,) = json.loads(done.out)["archives"]
+    assert found["chain"] == archived[0]
+    assert found["bytes"] == sum(each.stat().st_size for each in folder.rglob("*.parquet"))
+    assert found["bytes_per_second"] == round(found["bytes"] / 3_600, 1)
+
+
+def test_retention_above_what_anybody_needs_is_refused_in_a_line(
+    call: Call,
+    module_settings: dict[str, str],
+    archived: tuple[int, int],
+    retain: Retention,
+    tmp_path: Path,
+) -> None:
+    chain, head = archived
+    # A chain shorter than the window: every key is still looked up, though no page says so.
+    in_window = retain(1)
+    assert in_window.code == 2, in_window
+    assert "before the window of keys of 1,000,000 rows" in in_window.err
+    above = retain(head + 1, "--key-window", 0)
+    assert (above.code, "the verified mark" in above.err) == (2, True), above
+    slow = tmp_path / "slow.jsonl"
+    receive = ("receive", "--chain", chain, "--output", slow, "--name", "slow")
+    assert call(*receive, "--until-id", 120, settings=module_settings).code == 0
+    needed = retain(121, "--key-window", 0)
+    assert (needed.code, "the checkpoint of receiver 'slow'" in needed.err) == (2, True), needed
+    (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
+    file.write_bytes(file.read_bytes()[:-1])
+    broken = retain(120, "--key-window", 0)
+    assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
+
+
+def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
+    call: Call,
+    module_settings: dict[str, str],
+    archived: tuple[int, int],
+    retain: Retention,
+    tmp_path: Path,
+) -> None:
+    chain, head = archived
+    done = retain(head - 1, "--key-window", 0, "--json")
+    assert done.code == 0, done
+    boundary = json.loads(done.out)["boundary_id"]
+    assert 0 < boundary < head
+    assert len(json.loads(done.out)["partitions"]) == boundary // PARTITION_IDS + 1
+
+    receive = ("receive", "--chain", chain, "--output")
+    without = call(*receive, tmp_path / "without.jsonl", settings=module_settings)
+    assert without.code == 3, without
+    told = f"rows after 0 up to {boundary} were archived; --archive DIR reads them from an archive"
+    assert told in without.err
+    assert ids_of(tmp_path / "without.jsonl") == []
+
+    journal = tmp_path / "with.jsonl"
+    with_archive = (*receive, journal, "--archive", tmp_path / "archive")
+    half = call(*with_archive, "--until-id", boundary // 2, settings=module_settings)
+    assert half.code == 0, half
+    assert ids_of(journal)[-1] == boundary // 2
+    whole = call(*with_archive, settings=module_settings)
+    assert whole.code == 0, whole
+    assert (len(ids_of(journal)), ids_of(journal)[-1]) == (ROWS, head)
+    verify = ("verify", "--local", "--chain", chain, "--start", 0, "--head", head)
+    rows = (tmp_path / "archive" / f"chain-{chain}").glob("rows-*.parquet")
+    assert any(rows)
+    proven = call(
+        *(*verify, "--source", f"journal:{journal}"),
+        *("--source", f"parquet:{tmp_path / 'archive' / f'chain-{chain}'}"),
+        settings=module_settings,
+    )
+    assert proven.code == 0, proven
+
+    (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
+    file.write_bytes(file.read_bytes()[:-1])
+    broken = call(
+        *(*receive, tmp_path / "broken.jsonl", "--archive", tmp_path / "archive"),
+        settings=module_settings,
+    )
+    assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
+    assert ids_of(tmp_path / "broken.jsonl") == []
+
+
+async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_database_to_live(
+    call: Call,
+    module_settings: dict[str, str],
+    archived: tuple[int, int],
+    retain: Retention,
+    tmp_path: Path,
+) -> None:
+    chain, head = archived
+    retained = await asyncio.to_thread(retain, head - 1, "--key-window", 0)
+    assert retained.code == 0, retained
+    reader = GapReader(
+        GapReaderConfig(database=module_settings["CHAINCTL_GAP_DATABASE"], chain_id=chain)
+    )
+    topic = (await reader.standing(0)).head.topic
+    frames = KafkaFrameSource(
+        KafkaSourceConfig(kafka=module_settings["CHAINCTL_KAFKA"], topic=topic)
+    )
+    source = WithArchive(reader, ArchivedRows(tmp_path / "archive", chain))
+    events: list[Event] = []
+    sources: set[str] = set()
+    orders = write_orders(tmp_path / "o.csv", ROWS + MORE)
+    more: asyncio.Task[Any] | None = None
+    # Not polled: on a slow machine a poll would bring the last rows before their frame does.
+    config = ReceiverConfig(chain_id=chain, poll_after_seconds=600.0)
+    async with Receiver(config, frames, source) as receiver:
+
+        async def add_once_live() -> None:
+            await receiver.live.wait()
+            done = await asyncio.to_thread(
+                call, *sequence_of(chain, orders), settings=module_settings
+            )
+            assert done.code == 0, done
+
+        more = asyncio.create_task(add_once_live())
+        async for run in receiver:
+            events += run.events
+            sources.add(run.source)
+            if len(events) == ROWS + MORE:
+                break
+        await more
+    assert [event.pid for event in events] == [0, *(event.id for event in events[:-1])]
+    assert sources >= {SOURCE, "primary", ""}
+
+
+@pytest.mark.parametrize(
+    "command", [("archive",), ("archive", "--check"), ("retention", "--until", 5)]
+)
+def test_an_archive_at_a_url_is_refused_and_no_folder_of_its_name_is_made(
+    call: Call, tmp_path: Path, command: tuple[object, ...]
+) -> None:
+    done = call(
+        *command, "--chain", 1, "--archive", "s3a://bucket/archive",
+        settings={"CHAINCTL_DATABASE": "postgresql://x@127.0.0.1:1/x"}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 2, done
+    assert "--archive was 's3a://bucket/archive', expected a folder of this machine" in done.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.chainctl.conftest import Admin, Call, Refused
+
+
+@pytest.fixture
+def settings(module_settings: dict[str, str]) -> dict[str, str]:
+    return module_settings
+
+
+def test_chain_created_twice_is_created_once(
+    call: Call, settings: dict[str, str], free_chain: int
+) -> None:
+    first = call("chain", "create", free_chain, "--json", settings=settings)
+    again = call("chain", "create", free_chain, "--json", settings=settings)
+    topic = f"orderchain.{free_chain}"
+    assert json.loads(first.out) == {
+        "chain": free_chain, "topic": topic, "chain_created": True, "topic_created": True,
+    }  # fmt: skip
+    assert json.loads(again.out) == {
+        "chain": free_chain, "topic": topic, "chain_created": False, "topic_created": False,
+    }  # fmt: skip
+    assert again.code == 0
+    assert "is there already" in again.err
+
+
+def test_chain_whose_topic_is_missing_gets_it_by_creating_it_again(
+    call: Call, settings: dict[str, str], chain: int, admin: Admin
+) -> None:
+    admin(lambda client: client.delete_topics([f"orderchain.{chain}"]))
+    done = call("chain", "create", chain, "--json", settings=settings)
+    assert done.code == 0
+    assert json.loads(done.out)["topic_created"] is True
+    assert json.loads(done.out)["chain_created"] is False
+
+
+def test_chain_is_listed_with_its_heads(call: Call, settings: dict[str, str], chain: int) -> None:
+    listed = json.loads(call("chain", "list", "--json", "--rows", settings=settings).out)
+    (found,) = [row for row in listed if row["chain"] == chain]
+    assert found.pop("created").endswith("Z")
+    assert found == {
+        "chain": chain,
+        "epoch": 0,
+        "head_persisted": 0,
+        "head_published": 0,
+        "topic": f"orderchain.{chain}",
+        "rows": 0,
+    }
+    table = call("chain", "list", settings=settings).out.splitlines()
+    assert table[0].split()[:3] == ["CHAIN", "EPOCH", "HEAD_PERSISTED"]
+    assert any(line.split()[0] == str(chain) for line in table[1:])
+
+
+def test_topic_of_a_new_chain_keeps_every_record_for_a_while(chain: int, admin: Admin) -> None:
+    from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+    resource = ConfigResource(ConfigResourceType.TOPIC, f"orderchain.{chain}")
+    (response,) = admin(lambda client: client.describe_configs([resource]))
+    found = {entry[0]: entry[1] for entry in response.resources[0][4]}
+    assert found["cleanup.policy"] == "delete"
+    assert int(found["retention.ms"]) == 7 * 24 * 3_600_000
+    assert int(found["max.message.bytes"]) > 8 * 1024 * 1024
+
+
+def test_chain_is_refused_the_topic_of_another_one(
+    refused: Refused, settings: dict[str, str], chain: int
+) -> None:
+    other = chain - 1
+    line = refused("chain", "create", other, "--topic", f"orderchain.{chain}", settings=settings)
+    assert f"this one is chain {chain}'s" in line
+    assert "expected a created chain" in refused("status", "--chain", other, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [("--topic", "other", "orderchain."), ("--partition-ids", "7", "10000000")],
+)
+def test_chain_created_again_as_something_else_is_refused(
+    refused: Refused, settings: dict[str, str], chain: int, option: str, value: str, expected: str
+) -> None:
+    line = refused("chain", "create", chain, option, value, settings=settings)
+    assert f"{option} was" in line
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("partitions", "topic_settings", "part"),
+    [
+        (2, {}, "exactly 1 partition (it has 2)"),
+        (1, {"cleanup_policy": "compact"}, "cleanup.policy"),
+    ],
+)
+def test_chain_with_a_topic_that_cannot_carry_it_is_refused_and_not_made(
+    refused: Refused,
+    settings: dict[str, str],
+    free_chain: int,
+    make_topic: Callable[..., None],
+    partitions: int,
+    topic_settings: dict[str, str],
+    part: str,
+) -> None:
+    make_topic(f"orderchain.{free_chain}", partitions, **topic_settings)
+    assert part in refused("chain", "create", free_chain, settings=settings)
+    assert "created chain" in refused("status", "--chain", free_chain, settings=settings)
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "x" * 250, "..", "a\nb"])
+def test_chain_with_a_topic_name_that_is_none_is_refused(
+    refused: Refused, settings: dict[str, str], free_chain: int, topic: str
+) -> None:
+    assert "--topic was" in refused(
+        "chain", "create", free_chain, "--topic", topic, settings=settings
+    )
+
+
+def test_chain_created_without_kafka_is_refused_and_not_made(
+    refused: Refused, settings: dict[str, str], free_chain: int
+) -> None:
+    away = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    assert "kafka was '127.0.0.1:1'" in refused("chain", "create", free_chain, settings=away)
+    assert "created chain" in refused("status", "--chain", free_chain, settings=settings)

@@ -1,0 +1,211 @@
+"""Servers that are not there, do not answer, or do not want us: one line, exit code 2."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.integration.chainctl.conftest import Admin, Call, Refused
+
+SECRET = "hunter2hunter2"
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port where connections are accepted by the kernel and never answered."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def input_file(tmp_path: Path) -> Path:
+    path = tmp_path / "o.csv"
+    path.write_text("a\n1\n")
+    return path
+
+
+def with_database(settings: dict[str, str], dsn: str) -> dict[str, str]:
+    return {"CHAINCTL_DATABASE": dsn, "CHAINCTL_KAFKA": settings["CHAINCTL_KAFKA"]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["schema", "apply"],
+        ["chain", "list"],
+        ["chain", "create", "1"],
+        ["status", "--chain", "1"],
+        ["fill", "--chain", "1", "--after", "0", "--until", "1"],
+        ["receive", "--chain", "1", "--output", "j"],
+        ["sequence", "--chain", "1", "--input", "o.csv"],
+    ],
+)
+def test_command_without_a_database_says_how_to_name_one(
+    refused: Refused, input_file: Path, arguments: list[str]
+) -> None:
+    line = refused(*arguments)
+    assert "database was '', expected a PostgreSQL URL, by --database, CHAINCTL_DATABASE" in line
+
+
+@pytest.mark.parametrize("arguments", [["chain", "create", "1"], ["receive", "--output", "j"],
+                                       ["sequence", "--input", "o.csv"]])  # fmt: skip
+def test_command_without_kafka_says_how_to_name_it(
+    refused: Refused,
+    module_settings: dict[str, str],
+    chain: int,
+    input_file: Path,
+    arguments: list[str],
+) -> None:
+    settings = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_DATABASE"]}
+    if arguments[0] != "chain":
+        arguments = [*arguments, "--chain", str(chain)]
+    assert "kafka was '', expected" in refused(*arguments, settings=settings)
+
+
+@pytest.mark.parametrize("dsn", ["localhost", f"mysql://u:{SECRET}@h/d",
+                                 f"postgresql://u:{SECRET}@h:port/d"])  # fmt: skip
+def test_database_that_is_no_url_is_refused(refused: Refused, dsn: str) -> None:
+    line = refused("chain", "list", "--database", dsn, hidden=SECRET)
+    assert "expected a URL like postgresql://user@host:5432/database" in line
+
+
+def test_database_with_a_wrong_password_is_refused_without_showing_it(
+    refused: Refused, module_settings: dict[str, str]
+) -> None:
+    parts = urlsplit(module_settings["CHAINCTL_DATABASE"])
+    dsn = parts._replace(netloc=f"postgres:{SECRET}@{parts.hostname}:{parts.port}").geturl()
+    for arguments in (["chain", "list"], ["fill", "--chain", 1, "--after", 0, "--until", 1]):
+        line = refused(*arguments, settings=with_database(module_settings, dsn), hidden=SECRET)
+        assert "wrong user or password" in line
+
+
+def test_database_that_does_not_exist_is_refused(
+    refused: Refused, module_settings: dict[str, str]
+) -> None:
+    dsn = module_settings["CHAINCTL_DATABASE"] + "_not"
+    line = refused("chain", "list", settings=with_database(module_settings, dsn))
+    assert "expected a database that exists" in line
+
+
+def test_database_whose_port_is_closed_is_refused(
+    refused: Refused, module_settings: dict[str, str]
+) -> None:
+    dsn = f"postgresql://u:{SECRET}@127.0.0.1:1/d"
+    line = refused("chain", "list", settings=with_database(module_settings, dsn))
+    assert "expected a server that listens at 127.0.0.1:1" in line
+
+
+def test_database_whose_port_is_silent_is_refused_by_the_deadline(
+    refused: Refused, module_settings: dict[str, str], silent_port: int, input_file: Path
+) -> None:
+    dsn = f"postgresql://u:{SECRET}@127.0.0.1:{silent_port}/d"
+    for arguments in (
+        ["sequence", "--chain", 1, "--input", input_file],
+        ["receive", "--chain", 1, "--output", "j"],
+    ):
+        line = refused(
+            *arguments, "--connect-seconds", "0.5", settings=with_database(module_settings, dsn)
+        )
+        assert "it is silent" in line
+
+
+def test_kafka_whose_port_is_closed_or_silent_is_refused(
+    refused: Refused,
+    call: Call,
+    module_settings: dict[str, str],
+    chain: int,
+    silent_port: int,
+    input_file: Path,
+) -> None:
+    sequence, receive = ["sequence", "--input", input_file], ["receive", "--output", "j"]
+    for arguments, port in ((sequence, 1), (receive, 1), (sequence, silent_port)):
+        settings = {**module_settings, "CHAINCTL_KAFKA": f"127.0.0.1:{port}"}
+        line = refused(*arguments, "--chain", chain, "--connect-seconds", "1", settings=settings)
+        assert f"kafka was '127.0.0.1:{port}', expected a broker" in line
+    rows = call("fill", "--chain", chain, "--after", 0, "--until", 0, settings=module_settings)
+    assert rows.out == ""
+
+
+def test_chain_that_was_never_created_is_refused_with_the_command_that_makes_it(
+    refused: Refused, module_settings: dict[str, str], free_chain: int, input_file: Path
+) -> None:
+    for arguments in (
+        ["sequence", "--input", input_file],
+        ["receive", "--output", "j"],
+        ["fill", "--after", 0, "--until", 1],
+        ["status"],
+    ):
+        line = refused(*arguments, "--chain", free_chain, settings=module_settings)
+        assert f"chain was {free_chain}, expected a created chain (chainctl chain create" in line
+    assert not (input_file.parent / "j").exists()
+
+
+def test_chain_whose_topic_is_missing_is_refused(
+    refused: Refused,
+    module_settings: dict[str, str],
+    chain: int,
+    admin: Admin,
+    input_file: Path,
+) -> None:
+    admin(lambda client: client.delete_topics([f"orderchain.{chain}"]))
+    for arguments in (["sequence", "--input", input_file], ["receive", "--output", "j"]):
+        line = refused(*arguments, "--chain", chain, settings=module_settings)
+        assert f"orderchain.{chain}" in line, arguments
+
+
+def test_chain_whose_topic_has_two_partitions_is_refused(
+    refused: Refused,
+    module_settings: dict[str, str],
+    chain: int,
+    admin: Admin,
+    make_topic: Callable[..., None],
+    input_file: Path,
+) -> None:
+    from aiokafka.admin import NewPartitions
+
+    topic = f"orderchain.{chain}"
+    admin(lambda client: client.create_partitions({topic: NewPartitions(total_count=2)}))
+    for arguments in (["sequence", "--input", input_file], ["receive", "--output", "j"]):
+        line = refused(*arguments, "--chain", chain, settings=module_settings)
+        assert "partition" in line, arguments
+        assert topic in line, arguments
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("kafka = = 1\n", "line 1"),
+        ("databse = 'x'\n", "databse"),
+        ("batch_rows = 0\n", "batch_rows"),
+        (f"database = 'postgresql://u:{SECRET}@h/d\n", "valid TOML"),
+        (None, "a readable TOML file"),
+    ],
+)
+def test_config_file_with_a_fault_is_refused(
+    refused: Refused, tmp_path: Path, content: str | None, part: str
+) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_text(content)
+    assert part in refused("config", "show", "--config", path, hidden=SECRET)
+
+
+def test_config_show_hides_passwords_and_names_sources(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "chainctl.toml").write_text("batch_rows = 7\n")
+    settings = {"CHAINCTL_DATABASE": f"postgresql://u:{SECRET}@h/d", "CHAINCTL_KAFKAA": "x"}
+    done = call("config", "show", settings=settings)
+    assert done.code == 0
+    assert SECRET not in done.out + done.err
+    assert "postgresql://u:***@h/d  CHAINCTL_DATABASE" in done.out
+    assert "batch_rows" in done.out
+    assert "chainctl.toml" in done.out
+    assert done.err == "chainctl: CHAINCTL_KAFKAA is set, but is no setting: ignored\n"

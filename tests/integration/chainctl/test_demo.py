@@ -1,0 +1,376 @@
+"""The demo as a user runs it, on a stack of its own. Each complete one starts Spark: 20 to 60 s."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.chainctl.conftest import Call
+
+SAMPLE_VARIABLE = "ORDERCHAIN_SAMPLE_DATA"
+SAMPLE_PATH = "sse_l2_20230711/events.csv.xz"
+CHAINCTL = Path(sys.executable).with_name("chainctl")
+DEADLINE_SECONDS = 500
+SEED = 20_261
+BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
+"""What rich draws bars of."""
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.kafka,
+    pytest.mark.timeout(DEADLINE_SECONDS + 60),
+]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def stack_folder() -> Iterator[Path]:
+    """The folder of a stack that the first demo starts, and that is stopped at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="orderchain-demo-"))
+    folder.chmod(0o755)  # the servers' own account must pass through
+    yield folder / "stack"
+    environment = os.environ | {"CHAINCTL_STACK_DIR": str(folder / "stack")}
+    subprocess.run([CHAINCTL, "stack", "down"], env=environment, check=True, timeout=120)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def stack_up(stack_folder: Path) -> Path:
+    """The folder of that stack, which is up: a demo may start it while it reads a file."""
+    environment = os.environ | {"CHAINCTL_STACK_DIR": str(stack_folder)}
+    subprocess.run([CHAINCTL, "stack", "up"], env=environment, check=True, timeout=120)
+    return stack_folder
+
+
+@pytest.fixture
+def environment(stack_folder: Path) -> dict[str, str]:
+    """The test's environment, without settings that would lead to other servers."""
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("CHAINCTL_")}
+    return clean | {"CHAINCTL_STACK_DIR": str(stack_folder)}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    def run_chainctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [CHAINCTL, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+
+    return run_chainctl
+
+
+def on_a_terminal(
+    environment: dict[str, str], *arguments: str
+) -> tuple[subprocess.CompletedProcess[bytes], str]:
+    """Run `chainctl` with its stderr on a terminal; return also what the terminal was sent."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # how the end of the other side shows
+            while True:
+                shown.extend(os.read(ours, 65_536))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    done = subprocess.run(
+        [CHAINCTL, *arguments],
+        env=environment | {"TERM": "xterm", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    os.close(theirs)
+    reading.join()
+    os.close(ours)
+    return done, shown.decode(errors="replace")
+
+
+def typed(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run a command of the summary as it is printed, in a shell that knows nothing else."""
+    return subprocess.run(
+        ["bash", "-c", summary["commands"][command]],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+def lines_of(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+@pytest.mark.spark
+def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -> None:
+    done = run("demo", "--orders", "20000", "--seed", str(SEED), "--json")
+    assert done.returncode == 0, done.stderr
+    assert BAR not in done.stderr
+    summary = json.loads(done.stdout)
+
+    assert summary["whole"] is True
+    assert (summary["orders"], summary["seed"]) == (20_000, SEED)
+    assert (summary["first_id"], summary["last_id"]) == (1, 20_000)
+    assert summary["digest"] == summary["digest_straight"]
+    assert summary["book"]["events"] == 20_000
+    assert summary["book"]["trades"] > 1_000
+
+    link, receiver = summary["link"], summary["receiver"]
+    assert link["last_dropped"] == 1
+    assert link["dropped"] > 10
+    assert min(link["repeated"], link["reordered"]) > 0
+    # Of what is sent while nobody listens, nothing comes; that may be nothing.
+    assert summary["frames_sent"] >= link["frames"] > 0
+    assert min(receiver["gaps"], receiver["rows_filled"], receiver["frames_duplicate"]) > 0
+    assert receiver["rows_caught_up"] > 0
+    assert summary["last_gap_shown_by"] in {"heartbeat", "poll"}
+
+    assert summary["restarts"] == 1
+    assert summary["rows_delivered"] >= 20_000
+    assert summary["spark_clean"] is True
+    assert [source["rows"] for source in summary["spark"]["sources"]] == [20_000, 20_000]
+    assert lines_of(Path(summary["journal"])) == 20_000
+
+    seen = typed("status", summary)
+    assert seen.returncode == 0, seen.stderr
+    assert re.search(r"^head_persisted +20000$", seen.stdout, re.MULTILINE)
+    received = typed("receive", summary)
+    assert received.returncode == 0, received.stderr
+    again = Path(summary["journal"]).with_name("journal-again.jsonl")
+    assert again.read_bytes() == Path(summary["journal"]).read_bytes()
+    verified = typed("verify", summary)
+    assert verified.returncode == 0, verified.stderr
+    for source in ("database", "topic", f"journal:{summary['journal']}"):
+        assert f"  {source}: 20,000 rows, ids 1 to 20000: complete" in verified.stdout
+
+
+@pytest.mark.spark
+def test_demo_on_real_events_rebuilds_the_venues_books(run: Run) -> None:
+    folder = os.environ.get(SAMPLE_VARIABLE)
+    if not folder:
+        pytest.skip(f"{SAMPLE_VARIABLE} does not name the folder of the sample data")
+    events = Path(folder) / SAMPLE_PATH
+    if not events.is_file():
+        pytest.skip(f"{SAMPLE_VARIABLE} has no {SAMPLE_PATH}")
+    done = run("demo", "--input", str(events), "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["whole"] is True
+    assert summary["orders"] == 258_975
+    assert summary["handler"] == "rebuilding a venue's books"
+    book = summary["book"]
+    assert (book["adds"], book["deletes"], book["trades"]) == (109_771, 39_588, 109_616)
+    # What the file says of itself: every delete has its order, and every trade one that rests.
+    assert book["deletes_unknown"] == book["trades_not_resting"] == book["refused"] == 0
+    assert book["trades_overfilling"] == 0
+
+
+@pytest.mark.spark
+def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table_below_its_bars(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "readings.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        for number in range(300):
+            file.write(json.dumps({"sensor": f"s{number % 7}", "value": number}) + "\n")
+    arguments = ("--loss", "0", "--duplicate", "0", "--reorder", "0")
+    done, shown = on_a_terminal(environment, "demo", "--input", str(path), *arguments)
+    assert done.returncode == 0, shown
+    for stage in ("input", "orders", "Spark"):
+        assert re.search(rf"{stage} \S*{BAR}", shown), stage
+    summary, _, commands = done.stdout.decode().partition("\n\n")
+    table = dict(re.split(r"  +", line, maxsplit=1) for line in summary.splitlines())
+    assert table["worked off by"] == "payload digest"
+    assert table["book"] == "payloads 300"
+    assert table["frames dropped"].startswith("0 of ")
+    assert table["verdict"] == "WHOLE"
+    for command in ("status", "receive", "verify"):
+        assert f"chainctl {command} --demo   " in commands
+
+
+class Started:
+    """A demo under way."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [CHAINCTL, "demo", "--orders", "100000"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, beginning: str) -> None:
+        """Wait until the demo says something."""
+        watchdog = threading.Timer(120, self.process.kill)
+        watchdog.start()
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith(beginning):
+                watchdog.cancel()
+                return
+        pytest.fail(f"the demo ended without a line {beginning!r}")
+
+    def services(self) -> dict[str, int]:
+        """Process ids of the demo's own processes by module."""
+        found: dict[str, int] = {}
+        for process_id in children_of(self.process.pid):
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if match := re.search(r"-m demo\.(\w+)", command):
+                found[match[1]] = process_id
+        return found
+
+
+def children_of(process_id: int) -> list[int]:
+    """The processes that one process has started: a bare machine has no `ps`."""
+    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text(encoding="ascii").split()]
+
+
+@pytest.fixture
+def demo(environment: dict[str, str]) -> Iterator[Started]:
+    """A demo of many orders, which a test breaks off."""
+    started = Started(environment)
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
+def is_there(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
+    demo: Started, run: Run
+) -> None:
+    demo.wait_for("Killed the matching service")
+    services = demo.services()
+    assert "sequencing_service" in services
+    demo.process.send_signal(signal.SIGINT)
+    stdout, stderr = demo.process.communicate(timeout=60)
+    assert demo.process.returncode == 130
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert not any(map(is_there, services.values()))
+    assert run("stack", "status").returncode == 0
+
+
+def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Started) -> None:
+    demo.wait_for("Killed the matching service")
+    os.kill(demo.services()["sequencing_service"], signal.SIGKILL)
+    stdout, stderr = demo.process.communicate(timeout=60)
+    assert demo.process.returncode == 3
+    assert stdout == ""
+    last_line = stderr.splitlines()[-1]
+    assert last_line == "chainctl: the sequencing service ended with signal 9: no word"
+
+
+def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None:
+    demo.wait_for("Killed the matching service")
+    services = demo.services()
+    demo.process.kill()
+    demo.process.wait()
+    ended = threading.Event()
+    for _ in range(300):
+        if not any(map(is_there, services.values())):
+            break
+        ended.wait(0.1)
+    assert not any(map(is_there, services.values()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--loss", "1.5"], "'--loss': 1.5 is not a share from 0 to 1"),
+        (["--duplicate", "nan"], "'--duplicate': nan is not a share from 0 to 1"),
+        (["--reorder", "-0.1"], "'--reorder': -0.1 is not a share from 0 to 1"),
+        (["--loss", "some"], "'--loss': 'some' is not a valid float"),
+        (["--orders", "0"], "'--orders': 0 is not in the range"),
+        (["--orders", "99999999999"], "'--orders': 99999999999 is not in the range"),
+        (["--seed", "-1"], "'--seed': -1 is not in the range"),
+        (["--orders", "5", "--input", "x.csv"], "--orders is for generated orders"),
+        (["--input", "no-such-file.csv"], "no-such-file.csv"),
+        (["surplus"], "surplus"),
+    ],
+)
+def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
+    arguments: list[str], told: str, call: Call, tmp_path: Path
+) -> None:
+    done = call("demo", *arguments, settings={"CHAINCTL_STACK_DIR": str(tmp_path / "none")})
+    assert done.code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.out == ""
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "receive", "verify"])
+def test_what_no_demo_has_left_is_looked_for_in_vain(
+    command: str, call: Call, tmp_path: Path
+) -> None:
+    folder = tmp_path / "none"
+    done = call(command, "--demo", settings={"CHAINCTL_STACK_DIR": str(folder)})
+    assert done.code == 2
+    assert (
+        done.err
+        == f"chainctl: --demo was {str(folder)!r}, expected the folder of a stack with a demo\n"
+    )
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("empty.csv", b"", "empty.csv"),
+        ("header.csv", b"a,b\n", "header.csv"),
+        ("cut.csv.gz", gzip.compress(b"a,b\n1,2\n" * 999, mtime=0)[:-9], "cut.csv.gz"),
+        ("binary.csv", bytes(range(256)), ""),
+        ("notes.txt", b"a,b\n1,2\n", "notes.txt"),
+        ("columns.csv", b"a,b\n1,2\n1,2,3\n", "line 3"),
+    ],
+)
+def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(
+    name: str, content: bytes, told: str, call: Call, stack_up: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    settings = {"CHAINCTL_STACK_DIR": str(stack_up)}
+    left_before = set((stack_up / "demo").glob("*"))
+    done = call("demo", "--input", path, settings=settings)
+    assert done.code == 2, done
+    last_line = done.err.splitlines()[-1]
+    assert last_line.startswith("chainctl: ")
+    assert told in last_line
+    assert "Traceback" not in done.err
+    assert "Sequencing" not in done.err
+    assert set((stack_up / "demo").glob("*")) == left_before
+    assert call("stack", "status", settings=settings).code == 0

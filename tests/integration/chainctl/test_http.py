@@ -1,0 +1,182 @@
+"""`--http`: metrics and health of commands that run long, as an orchestrator asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import asyncpg
+import pytest
+
+import outbox
+from tests.integration.chainctl.sizes import FILLED_ROWS
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.integration.chainctl.conftest import Call, Refused, Start
+
+DEADLINE_SECONDS = 60.0
+JSON = ("--log-format", "json")
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    """Where the command serves, which is the first thing that it says."""
+    assert process.stderr is not None
+    line = json.loads(process.stderr.readline())
+    found = re.fullmatch(r"metrics and health are served at (http://127\.0\.0\.1:\d+)",
+                         line["message"])  # fmt: skip
+    assert found, line
+    return found[1]
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(url, timeout=10) as answer:  # noqa: S310 - ours
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def until_ready(address: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (answer := get(f"{address}/readyz"))[0] != 200:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
+
+
+def end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """End the command as an orchestrator does; return what it wrote on stderr."""
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 143, err
+    return [json.loads(line) for line in err.splitlines()]
+
+
+def test_receiver_is_ready_once_it_has_caught_up_and_logs_json(
+    start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path
+) -> None:
+    process = start(
+        "receive", "--chain", filled_once, "--name", "r1", "--output", tmp_path / "j.jsonl",
+        "--follow", "--http", 0, "--log-level", "info", *JSON, settings=module_settings,
+    )  # fmt: skip
+    address = address_of(process)
+    until_ready(address)
+    assert get(f"{address}/livez")[0] == 200
+    lines = get(f"{address}/metrics")[1].splitlines()
+    labels = f'{{chain="{filled_once}",name="r1"}}'
+    assert f"orderchain_receiver_head_delivered{labels} {float(FILLED_ROWS)}" in lines
+    assert f"orderchain_receiver_lag_ids{labels} 0.0" in lines
+    assert f"orderchain_receiver_live{labels} 1.0" in lines
+    written = end(process)
+    assert {(line["chain"], line["name"]) for line in written} == {(filled_once, "r1")}
+    assert any(line["message"].startswith("chain") and "live at" in line["message"]
+               for line in written)  # fmt: skip
+
+
+def test_leader_is_ready_and_its_standby_lives_and_is_not(
+    start: Start,
+    module_settings: dict[str, str],
+    chain: int,
+    make_topic: Callable[..., None],
+) -> None:
+    topic = f"orders-{chain}"
+    make_topic(topic)
+    common = ("sequence", "--chain", chain, "--intake-topic", topic, "--http", 0, *JSON)
+    leader = start(*common, settings=module_settings)
+    leading = address_of(leader)
+    until_ready(leading)
+    standby = start(*common, "--standby", settings=module_settings)
+    waiting = address_of(standby)
+    assert get(f"{waiting}/livez")[0] == 200
+    status, reason = get(f"{waiting}/readyz")
+    assert status == 503
+    assert reason in ("not started yet\n", f"chain {chain}: not leading\n")
+    text = get(f"{leading}/metrics")[1]
+    assert re.search(r'orderchain_sequencer_epoch\{chain="\d+",name="[^"]+"\} 1\.0', text)
+    assert f'orderchain_intake_records_total{{topic="{topic}"}} 0.0' in text
+    end(leader)
+    until_ready(waiting)
+    end(standby)
+
+
+@pytest.fixture
+def owner(call: Call, empty_database: str, module_settings: dict[str, str]) -> dict[str, str]:
+    """The settings of a relay, of a database with the outbox's tables."""
+    settings = {**module_settings, "CHAINCTL_DATABASE": empty_database}
+    assert call("schema", "apply", "--part", "outbox", settings=settings).code == 0
+    return settings
+
+
+def test_relay_is_ready_once_it_runs_and_counts(
+    start: Start, owner: dict[str, str], free_chain: int
+) -> None:
+    process = start(
+        "outbox", "relay", "--group", f"g{free_chain}", "--http", 0, *JSON, settings=owner
+    )
+    address = address_of(process)
+    until_ready(address)
+    lines = get(f"{address}/metrics")[1].splitlines()
+    assert "orderchain_outbox_relay_sent_total 0.0" in lines
+    assert "orderchain_outbox_waiting 0.0" in lines
+    assert "orderchain_ready 1.0" in lines
+    end(process)
+
+
+def test_relay_exports_how_many_deliveries_are_unfinished_and_how_old_they_are(
+    call: Call, start: Start, owner: dict[str, str], free_chain: int
+) -> None:
+    made = call(
+        "outbox", "destination", "set", "clearing", "--topic", f"t{free_chain}", "--consumer", "a",
+        settings=owner,
+    )  # fmt: skip
+    assert made.code == 0, made
+
+    async def store() -> None:
+        connection = await asyncpg.connect(owner["CHAINCTL_DATABASE"])
+        async with connection.transaction():
+            await outbox.add(connection, "clearing", b"x")
+        await connection.close()
+
+    asyncio.run(store())
+    process = start(
+        "outbox", "relay", "--group", f"g{free_chain}", "--http", 0, *JSON, settings=owner
+    )
+    address = address_of(process)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while "orderchain_outbox_deliveries{" not in (text := get(f"{address}/metrics")[1]):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+    assert re.search(
+        r'orderchain_outbox_deliveries\{destination="clearing",status="\w+"\} 1\.0', text
+    )
+    assert 'orderchain_outbox_oldest_seconds{destination="clearing"' in text
+    end(process)
+
+
+def test_port_in_use_is_refused_in_one_line(
+    refused: Refused, owner: dict[str, str], free_chain: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = refused(
+            "outbox", "relay", "--group", f"g{free_chain}", "--http", address, settings=owner
+        )
+    expected = "expected an address to listen at: Address already in use"
+    assert line == f"chainctl: --http was {address!r}, {expected}\n"
+
+
+@pytest.mark.parametrize("text", ["", "x", ":80", "127.0.0.1:", "65536", "::1:x"])
+def test_text_that_is_no_address_is_refused(refused: Refused, text: str) -> None:
+    line = refused("outbox", "relay", "--http", text)
+    assert "[HOST:]PORT" in line

@@ -1,0 +1,168 @@
+"""`--json` is one JSON document in every command: all of them are walked, and none is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import click
+import pytest
+
+import outbox
+from chainctl.main import cli
+from outbox import Message, draw_message_ids
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.inbox import REFUSED, Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from tests.integration.chainctl.conftest import Call
+
+ELSEWHERE = {
+    "demo": "test_demo.py", "archive": "test_archive.py", "retention": "test_archive.py",
+    "stack up": "test_stack.py", "stack env": "test_stack.py", "stack status": "test_stack.py",
+    "unhalt": "test_receive.py", "outbox relay": "test_outbox.py",
+    "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
+    "receivers reset": "test_receivers.py", "step-down": "test_sequence_topic.py",
+    "takeover": "test_sequence_topic.py", "seal show": "test_seal.py",
+}  # fmt: skip
+"""Those that take minutes or another stack, and whose documents are read in these files."""
+
+ROWS = {
+    "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor",
+    "outbox list", "outbox status", "outbox failed",
+    "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
+    "outbox dead list", "outbox dead show", "outbox dead retry", "outbox dead abandon",
+}  # fmt: skip
+"""Those that show rows: an array. All others show one thing: an object."""
+
+WHY = ("--reason", "a test", "--all")
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from walk(found, (*path, name))
+
+
+def takes_json(command: click.Command) -> bool:
+    return any(each.name == "as_json" for each in command.params)
+
+
+WITH_JSON = {path: command for path, command in walk(cli) if takes_json(command)}
+
+
+def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tuple[object, ...]]:
+    """What each command is called with; acts come after those that look."""
+    orders = folder / "orders.csv"
+    orders.write_text("n\n1\n")
+    on_chain = ("--chain", chain)
+    return {
+        "config show": (), "messages token": (),
+        "schema check": (), "chain create": (chain,), "chain list": (),
+        "sequence": (*on_chain, "--input", orders), "status": on_chain, "lag": on_chain,
+        "gaps": on_chain, "seal export": on_chain, "top": ("--once",), "leader": on_chain,
+        "receivers list": on_chain, "tail": on_chain, "rejects": on_chain, "acts": on_chain,
+        "sizes": (), "doctor": (), "show": (1, *on_chain, "--no-topic"),
+        "receive": (*on_chain, "--output", folder / "journal"),
+        "verify": (*on_chain, "--source", "database", "--local"),
+        "outbox destination set": ("json", "--topic", "t", "--consumer", "a", "--consumer", "b"),
+        "outbox destination show": ("json",), "outbox destination list": (),
+        "outbox list": (), "outbox show": (ids[0],), "outbox status": (), "outbox failed": (),
+        "outbox keep": (), "outbox resend": WHY, "outbox retry": WHY, "outbox abandon": WHY,
+        "outbox dead list": (), "outbox dead show": (dead,),
+        "outbox dead retry": (*WHY, "--dry-run"), "outbox dead abandon": WHY,
+    }  # fmt: skip
+
+
+def test_every_command_with_json_is_called_here_or_read_elsewhere(tmp_path: Path) -> None:
+    (message_id,) = draw_message_ids(1)
+    called = set(calls(1, tmp_path, [message_id], message_id))
+    assert called | set(ELSEWHERE) == set(WITH_JSON)
+    assert set(WITH_JSON) >= ROWS
+    for path, name in ELSEWHERE.items():
+        text = (Path(__file__).parent / name).read_text()
+        assert "json.loads" in text, path
+        assert f'"{path.split(maxsplit=1)[-1]}"' in text, path
+
+
+@pytest.mark.parametrize("path", ["fill", "verify"])
+def test_what_streams_says_in_its_help_that_it_writes_json_lines(path: str) -> None:
+    command = dict(walk(cli))[path]
+    # A command keeps its help option as its first context names it.
+    context = click.Context(command, **cli.context_settings)
+    assert "JSON Lines" in " ".join(command.get_help(context).split())
+
+
+@pytest.fixture
+def things(module_settings: dict[str, str], call: Call) -> tuple[list[UUID], UUID]:
+    """An abnormal message, and a dead letter, each for two consumers."""
+    for part in ("outbox", "inbox"):
+        done = call("schema", "apply", "--part", part, settings=module_settings)
+        assert done.code == 0, done
+    place = ("--topic", "t", "--consumer", "a", "--consumer", "b")
+    made = call("outbox", "destination", "set", "json", *place, settings=module_settings)
+    assert made.code == 0, made
+    return asyncio.run(_things(module_settings["CHAINCTL_DATABASE"]))
+
+
+async def _things(database: str) -> tuple[list[UUID], UUID]:
+    connection = await asyncpg.connect(database)
+    ids = draw_message_ids(2)
+    try:
+        async with connection.transaction():
+            await outbox.add_many(connection, [Message(each, "json", b"x") for each in ids])
+            abnormal = "UPDATE outbox_pending SET status = 3 WHERE message_id = $1"
+            await connection.execute(abnormal, ids[0])
+            for consumer in ("a", "b"):
+                inbox = await Inbox.open(connection, consumer, 10.0)
+                letter = _letter(ids[0])
+                await inbox.bury(connection, letter, failures=1, reason=REFUSED, error="no")
+    finally:
+        await connection.close()
+    return ids, ids[0]
+
+
+def _letter(message_id: UUID) -> Delivery:
+    return Delivery(
+        message_id=message_id, destination="json", payload=b"x", key_bytes=None, headers={},
+        topic="t", partition=0, offset=0, received_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
+def test_json_of_every_command_is_one_document(
+    call: Call, module_settings: dict[str, str], free_chain: int, tmp_path: Path,
+    things: tuple[list[UUID], UUID],
+) -> None:  # fmt: skip
+    shown: dict[str, Any] = {}
+    for path, arguments in calls(free_chain, tmp_path, *things).items():
+        done = call(*path.split(), *arguments, "--json", settings=module_settings)
+        assert done.code in (0, 1), (path, done)
+        shown[path] = json.loads(done.out)  # raises for two documents
+        assert isinstance(shown[path], list if path in ROWS else dict), path
+        assert done.out.count("\n") == 1 or path == "verify", path
+    assert len(shown["outbox dead show"]) == 2
+    assert len(shown["outbox dead list"]) == 2
+
+
+def test_command_that_writes_two_documents_is_stopped() -> None:
+    from chainctl.output import data_json
+
+    @click.command()
+    def twice() -> None:
+        data_json([])
+        data_json([])
+
+    with pytest.raises(RuntimeError, match="one JSON document"):
+        twice.main([], standalone_mode=False)

@@ -1,0 +1,97 @@
+"""`chainctl messages`: what it refuses before it listens. The service is tested elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.chainctl.conftest import Call
+
+SETTINGS = {
+    "CHAINCTL_DATABASE": "postgresql://outbox_relay@127.0.0.1:1/none",
+    "CHAINCTL_KAFKA": "127.0.0.1:1",
+}
+HASH = "0" * 64
+
+
+def test_token_is_drawn_with_the_hash_that_the_file_holds(call: Call) -> None:
+    drawn = [json.loads(call("messages", "token", "--json").out) for _ in range(2)]
+    for each in drawn:
+        assert hashlib.sha256(each["token"].encode()).hexdigest() == each["token_sha256"]
+    assert drawn[0]["token"] != drawn[1]["token"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "told"),
+    [
+        (None, (), "No such file"),
+        ("[[client]]\n", (), "name"),
+        ('[[client]]\nname = "a"\ntoken_sha256 = ["secret"]\n', (), "clients as documented"),
+        ("", ("--callback",), "client"),
+    ],
+)
+def test_bad_file_of_clients_is_refused_in_one_line(
+    call: Call, tmp_path: Path, text: str | None, options: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "clients.toml"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(0o600)
+    done = call("messages", "serve", "--clients", path, *options, settings=SETTINGS)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+    assert "secret" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--callback",), "--check-topic was ''"),
+        (("--callback", "--check-topic", "c"), "--confirm-topic was ''"),
+        (("--callback", "--check-topic", "c", "--confirm-topic", "d"), "--callback-database"),
+        ((), "a server that listens at 127.0.0.1:1"),
+        (("--port", "70000"), "70000"),
+        (("--host", "203.0.113.1"), "a server that listens"),
+    ],
+)
+def test_bad_options_and_a_database_that_is_away_are_refused_in_one_line(
+    call: Call, tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "clients.toml"
+    path.write_text(f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH}"]\n')
+    path.chmod(0o600)
+    done = call("messages", "serve", "--clients", path, *options, settings=SETTINGS)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("messages", "serve"), ("outbox", "relay")])
+@pytest.mark.parametrize("content", [None, b"", b"ftp://alerts.example/T0KEN", b"\xff\xfe"])
+def test_bad_file_with_the_webhook_is_refused_in_one_line_without_the_secret(
+    call: Call, tmp_path: Path, command: tuple[str, str], content: bytes | None
+) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH}"]\n')
+    clients.chmod(0o600)
+    webhook = tmp_path / "webhook"
+    if content is not None:
+        webhook.write_bytes(content)
+    options = ("--clients", clients) if command[0] == "messages" else ()
+    done = call(*command, *options, "--alert-webhook-file", webhook, settings=SETTINGS)
+    assert (done.code, done.out) == (2, "")
+    assert "webhook" in done.err
+    assert "T0KEN" not in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_webhook_is_no_flag_that_other_users_could_read(call: Call) -> None:
+    done = call("outbox", "relay", "--alert-webhook", "https://alerts.example", settings=SETTINGS)
+    assert done.code == 2

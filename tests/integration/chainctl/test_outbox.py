@@ -1,0 +1,565 @@
+"""`chainctl outbox`: what people see of messages, and what they may do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+import outbox
+from local_stack.postgres import SUPERUSER
+from orderchain.sql import OUTBOX_OPERATOR
+from outbox import Message, draw_message_ids
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+    from uuid import UUID
+
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    from local_stack import KafkaServer, PostgresServer
+    from tests.integration.chainctl.conftest import Admin, Call, Refused
+
+DEADLINE_SECONDS = 60.0
+PASSWORD = "a-password-of-tests"
+
+
+@pytest.fixture
+def database_name(database_with: Callable[..., str]) -> str:
+    """A database with the tables of the outbox."""
+    return database_with("outbox")
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer, database_name: str) -> str:
+    return postgres_server.dsn(SUPERUSER, database_name)
+
+
+@pytest.fixture
+def settings(
+    postgres_server: PostgresServer,
+    database: str,
+    database_name: str,
+    kafka_server: KafkaServer,
+) -> dict[str, str]:
+    """A database with the outbox's tables, as an operator and a relay see it."""
+    first = {"CHAINCTL_DATABASE": database, "CHAINCTL_KAFKA": kafka_server.bootstrap}
+    postgres_server.execute(f"ALTER ROLE {OUTBOX_OPERATOR} PASSWORD '{PASSWORD}'")
+    port = postgres_server.config.port
+    operator = f"postgresql://{OUTBOX_OPERATOR}:{PASSWORD}@127.0.0.1:{port}/{database_name}"
+    return {**first, "CHAINCTL_DATABASE": operator}
+
+
+@pytest.fixture
+def clearing(call: Call, settings: dict[str, str]) -> str:
+    """A destination."""
+    done = call(
+        "outbox", "destination", "set", "clearing", "--topic", "t", "--consumer", "a",
+        "--tries-max", 2, settings=settings,
+    )  # fmt: skip
+    assert done.code == 0, done
+    return "clearing"
+
+
+@pytest.fixture
+def store(database: str) -> Callable[..., list[UUID]]:
+    """Store messages, and bring their deliveries into a status."""
+
+    async def run(count: int, status: int, destination: str, change: str) -> list[UUID]:
+        connection = await asyncpg.connect(database)
+        ids = draw_message_ids(count)
+        try:
+            async with connection.transaction():
+                messages = [Message(each, destination, b"\x01x", "k", {"a": "b"}) for each in ids]
+                await outbox.add_many(connection, messages)
+                await connection.execute(
+                    "UPDATE outbox_pending SET status = $2::smallint, send_count = 2,"
+                    " last_error = 'why', next_send_at = CASE $2::smallint"
+                    " WHEN 3 THEN 'infinity'::timestamptz ELSE now() + interval '1 hour' END"
+                    " WHERE message_id = ANY($1)",
+                    ids, status,
+                )  # fmt: skip
+                if change:
+                    await connection.execute(change)
+        finally:
+            await connection.close()
+        return ids
+
+    return lambda count, status, destination="clearing", change="": asyncio.run(
+        run(count, status, destination, change)
+    )
+
+
+def rows(database: str, query: str) -> list[dict[str, Any]]:
+    async def run() -> list[dict[str, Any]]:
+        connection = await asyncpg.connect(database)
+        try:
+            return [dict(row) for row in await connection.fetch(query)]
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def test_status_names_a_missing_topic_and_a_consumer_that_never_ran(
+    call: Call,
+    settings: dict[str, str],
+    database: str,
+    clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:
+    change = (
+        "UPDATE outbox_pending SET sent_at = now() - interval '6 minutes';"
+        "INSERT INTO outbox_trouble (topic, reason)"
+        " SELECT topic, 'is not there' FROM outbox_destination"
+    )
+    store(1, 1, change=change)
+    made = (
+        "outbox", "destination", "set", "idle", "--topic", "idle", "--consumer", "notes",
+        "--confirm-topic", "idle.confirms",
+    )  # fmt: skip
+    assert call(*made, settings=settings).code == 0
+    missing = "INSERT INTO outbox_trouble (topic, reason) VALUES ('idle.confirms', 'is not there')"
+    rows(database, missing)
+    done = call("outbox", "status", "--json", settings=settings)
+    assert done.code == 1
+    told = {row["destination"]: row for row in json.loads(done.out)}
+    idle = told.pop("idle")
+    assert (idle["status"], idle["deliveries"]) == (None, 0), "also where nothing goes to it yet"
+    assert idle["trouble"] == "topic idle.confirms is not there"
+    (row,) = told.values()
+    assert "is not there; nothing was ever heard of consumer" in row["trouble"]
+    assert "is not there" in call("outbox", "status", settings=settings).out
+
+
+def test_status_and_list_tell_where_deliveries_stand(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    assert call("outbox", "status", settings=settings).code == 0
+    store(3, 1)
+    (abnormal,) = store(1, 3)
+    done = call("outbox", "status", "--json", settings=settings)
+    assert done.code == 1  # something waits for a person
+    told = {row["status"]: row for row in json.loads(done.out)}
+    assert {name: row["deliveries"] for name, row in told.items()} == {
+        "confirmed": 3,
+        "abnormal": 1,
+    }
+    assert told["abnormal"]["oldest_seconds"] >= 0
+    assert {row["trouble"] for row in told.values()} == {None}
+    listed = call("outbox", "list", "--status", "abnormal", "--json", settings=settings)
+    (row,) = json.loads(listed.out)
+    assert (row["message_id"], row["tries"], row["next_send"]) == (str(abnormal), 2, None)
+    assert row["last_error"] == "why"
+    assert len(json.loads(call("outbox", "list", "--json", settings=settings).out)) == 4
+    limited = call("outbox", "list", "--limit", 2, "--json", settings=settings)
+    assert len(json.loads(limited.out)) == 2
+    old = call("outbox", "list", "--older-than", 3600, "--json", settings=settings)
+    assert json.loads(old.out) == []
+    assert str(abnormal) in call("outbox", "list", settings=settings).out
+
+
+def test_status_names_what_is_overdue_and_a_relay_that_does_not_run(
+    call: Call, settings: dict[str, str], database: str, clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:  # fmt: skip
+    store(2, 0, change="UPDATE outbox_pending SET next_send_at = now() - interval '2 minutes'")
+    store(1, 0)
+    rows(database, "UPDATE outbox_space SET measured_at = now()")  # as a relay does each minute
+    done = call("outbox", "status", "--json", settings=settings)
+    assert done.code == 1
+    (row,) = json.loads(done.out)
+    assert (row["deliveries"], row["overdue"]) == (3, 2)
+    assert row["overdue_seconds"] >= 120
+    assert call("outbox", "status", "--overdue", "1h", settings=settings).code == 0
+    rows(database, "UPDATE outbox_space SET measured_at = now() - interval '6 minutes'")
+    found = json.loads(call("outbox", "status", "--json", settings=settings).out)
+    assert found[0] == {**row, **{
+        name: found[0][name] for name in ("overdue_seconds", "oldest_seconds")
+    }}  # fmt: skip
+    assert found[1]["destination"] is None
+    assert found[1]["trouble"].startswith("no relay was seen for 36")
+    # Without anything that is overdue, a relay may well be away.
+    rows(database, "UPDATE outbox_pending SET next_send_at = now()")
+    assert call("outbox", "status", settings=settings).code == 0
+
+
+def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:  # fmt: skip
+    (message_id,) = store(1, 3)
+    because = ["--reason", "the consumer was mended", "--actor", "ada"]
+    assert call("outbox", "retry", "--id", message_id, *because, settings=settings).code == 0
+    told = json.loads(call("outbox", "show", message_id, "--json", settings=settings).out)
+    assert (told["key"], told["headers"], told["bytes"]) == ("k", {"a": "b"}, 2)
+    assert [each["status"] for each in told["deliveries"]] == ["init"]
+    (did,) = told["acts"]
+    assert (did["act"], did["actor"], did["reason"]) == ("retry", "ada", "the consumer was mended")
+    assert (did["from_status"], did["to_status"]) == ("abnormal", "init")
+    assert did["login"] == OUTBOX_OPERATOR
+    assert "by ada" in call("outbox", "show", message_id, settings=settings).out
+    unknown = "00000000-0000-7000-8000-000000000000"
+    assert "a message that is stored" in refused("outbox", "show", unknown, settings=settings)
+
+
+def test_retry_by_filter_changes_what_is_abnormal_and_a_dry_run_nothing(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
+    database: str,
+) -> None:  # fmt: skip
+    on_its_way = store(2, 1)
+    ids = store(3, 3)
+    arguments = ["outbox", "retry", "--destination", clearing, "--reason", "mended", "--json"]
+    before = rows(database, "SELECT * FROM outbox_pending ORDER BY 1")
+    dry = call(*arguments, "--dry-run", settings=settings)
+    assert [row["message_id"] for row in json.loads(dry.out)] == [str(each) for each in ids]
+    assert {row["status"] for row in json.loads(dry.out)} == {"abnormal"}
+    assert rows(database, "SELECT * FROM outbox_pending ORDER BY 1") == before
+    assert rows(database, "SELECT * FROM delivery_act") == []
+    done = call(*arguments, settings=settings)
+    assert "3 deliveries changed by retry" in done.err
+    after = {row["message_id"]: row for row in rows(database, "SELECT * FROM outbox_pending")}
+    assert {(after[each]["status"], after[each]["send_count"]) for each in ids} == {(0, 0)}
+    assert {after[each]["status"] for each in on_its_way} == {1}
+    acts = rows(database, "SELECT * FROM delivery_act ORDER BY message_id")
+    assert [row["message_id"] for row in acts] == ids
+    assert {row["reason"] for row in acts} == {"mended"}
+    assert json.loads(call(*arguments, settings=settings).out) == []  # nothing is abnormal now
+
+
+def test_retry_of_what_was_never_decided_prepares_it_again(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
+    database: str,
+) -> None:  # fmt: skip
+    store(1, 3, change="UPDATE outbox_pending SET is_decided = false, check_count = 5")
+    done = call("outbox", "retry", "--all", "--reason", "asked", "--json", settings=settings)
+    assert [row["status"] for row in json.loads(done.out)] == ["prepared"]
+    (row,) = rows(database, "SELECT * FROM outbox_pending")
+    assert (row["status"], row["is_decided"], row["check_count"]) == (4, False, 0)
+
+
+def test_abandon_ends_what_is_abnormal_for_good(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
+    database: str,
+) -> None:  # fmt: skip
+    (kept,) = store(1, 0)
+    ids = store(2, 3)
+    arguments = ["outbox", "abandon", "--all", "--reason", "double", "--json"]
+    done = call(*arguments, settings=settings)
+    assert {row["status"] for row in json.loads(done.out)} == {"abandoned"}
+    assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [kept]
+    finished = rows(database, "SELECT message_id, status FROM outbox_done ORDER BY 1")
+    assert [(row["message_id"], row["status"]) for row in finished] == [(each, 6) for each in ids]
+    assert json.loads(call(*arguments, settings=settings).out) == []
+    listed = call("outbox", "list", "--status", "abandoned", "--json", settings=settings)
+    assert len(json.loads(listed.out)) == 2
+
+
+def test_resend_makes_due_what_is_on_its_way_and_keeps_its_status(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
+    database: str,
+) -> None:  # fmt: skip
+    first, second = store(2, 1, change='UPDATE outbox_pending SET "offset" = 7')
+    store(1, 3)
+    done = call("outbox", "resend", "--id", first, "--reason", "lost", "--json", settings=settings)
+    assert [row["status"] for row in json.loads(done.out)] == ["confirmed"]
+    due = 'SELECT message_id, send_count, "offset" FROM outbox_pending WHERE next_send_at <= now()'
+    assert rows(database, due) == [{"message_id": first, "send_count": 0, "offset": None}]
+    (act,) = rows(database, "SELECT from_status, to_status FROM delivery_act")
+    assert (act["from_status"], act["to_status"]) == (1, 1)
+    assert second != first
+
+
+@pytest.mark.parametrize("act", ["retry", "abandon", "resend"])
+def test_act_without_reason_actor_or_filter_is_refused(
+    refused: Refused, settings: dict[str, str], clearing: str, act: str
+) -> None:
+    assert "--reason" in refused("outbox", act, "--all", settings=settings)
+    assert "filter" in refused("outbox", act, "--reason", "x", settings=settings)
+    assert "--reason" in refused("outbox", act, "--all", "--reason", " ", settings=settings)
+    blank = ["--all", "--reason", "x", "--actor", "\n"]
+    assert "--actor" in refused("outbox", act, *blank, settings=settings)
+    assert "UUID" in refused("outbox", act, "--id", "x", "--reason", "x", settings=settings)
+
+
+def test_operator_cannot_change_what_was_told_of_acts(
+    settings: dict[str, str], clearing: str
+) -> None:
+    async def run(change: str) -> None:
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
+        try:
+            await connection.execute(change)
+        finally:
+            await connection.close()
+
+    for change in (
+        "DELETE FROM delivery_act",
+        "UPDATE delivery_act SET reason = 'x'",
+        "UPDATE outbox_message SET payload = ''",
+        "DELETE FROM outbox_done",
+        "UPDATE outbox_pending SET destination = 'x'",
+        "INSERT INTO delivery_act (message_id, consumer, act, actor, reason, from_status,"
+        " to_status, login) VALUES (gen_random_uuid(), '', 'x', 'x', 'x', 0, 0, 'x')",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            asyncio.run(run(change))
+
+
+def test_destination_is_shown_as_it_was_set_up_and_bad_ones_are_refused(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str
+) -> None:
+    (row,) = json.loads(call("outbox", "destination", "list", "--json", settings=settings).out)
+    assert (row["name"], row["topic"], row["confirm"]) == ("clearing", "t", "required")
+    assert (row["consumers"], row["confirm_topic"], row["tries_max"]) == (["a"], "t.confirms", 2)
+    bad = ["outbox", "destination", "set", "x", "--topic"]
+    assert "topic" in refused(*bad, "a b", settings=settings)
+    assert "resend_seconds_max" in refused(*bad, "t", "--resend-seconds-max", 1, settings=settings)
+    assert "consumers" in refused(*bad, "t", "--consumer", "", settings=settings)
+
+
+def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
+    done = call("outbox", "destination", "show", name, "--json", settings=settings)
+    assert done.code == 0, done
+    told: dict[str, Any] = json.loads(done.out)
+    return told
+
+
+EVERY_FIELD = {
+    "topic": "t2", "confirm": "required", "confirm_topic": "c2", "tries_max": 7,
+    "resend_seconds": 5.0, "resend_seconds_max": 50.0, "queue_seconds_max": 500.0,
+    "payload_bytes_max": 1_000,
+}  # fmt: skip
+
+
+def test_destination_set_changes_what_is_given_and_nothing_else(
+    call: Call, settings: dict[str, str]
+) -> None:
+    """One field at a time, so that each is left alone by all the others."""
+    wanted = {"name": "d", "consumers": ["a", "b"], "resend_filter": False, **EVERY_FIELD}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in EVERY_FIELD.items()]
+    both = ["--consumer", "a", "--consumer", "b", "--no-resend-filter"]
+    for arguments in (["--topic", "t", *both], *([each] for each in given)):
+        done = call("outbox", "destination", "set", "d", *arguments, settings=settings)
+        assert done.code == 0, done
+    assert shown(call, settings, "d") == wanted
+    set_so = call("outbox", "destination", "set", "d", "--resend-filter", "--json",
+                  settings=settings)  # fmt: skip
+    assert json.loads(set_so.out) == {**wanted, "resend_filter": True}
+    for field in wanted:
+        assert f"{field}: " in call("outbox", "destination", "show", "d", settings=settings).out
+
+
+def test_destination_whose_consumers_go_asks_for_no_confirm_and_the_reverse(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str
+) -> None:
+    change = ["outbox", "destination", "set", clearing]
+    assert call(*change, "--confirm", "none", settings=settings).code == 0
+    found = shown(call, settings, clearing)
+    assert (found["confirm"], found["consumers"], found["confirm_topic"]) == ("none", [], "")
+    assert (found["topic"], found["tries_max"]) == ("t", 2)
+    assert call(*change, "--consumer", "b", settings=settings).code == 0
+    found = shown(call, settings, clearing)
+    assert (found["confirm"], found["consumers"], found["confirm_topic"]) == (
+        "required", ["b"], "t.confirms",
+    )  # fmt: skip
+    assert "consumers" in refused(
+        *change, "--confirm", "none", "--consumer", "b", settings=settings
+    )
+    assert "topic" in refused("outbox", "destination", "set", "new", settings=settings)
+    assert "set up" in refused("outbox", "destination", "show", "new", settings=settings)
+    alone = [*change, "--partitions", 3]
+    assert "--create-topics" in refused(*alone, settings=settings)
+    assert shown(call, settings, clearing) == found
+
+
+def test_destination_set_with_create_topics_makes_those_that_are_missing(
+    call: Call, settings: dict[str, str], database_name: str, admin: Admin
+) -> None:
+    topic = f"made.{database_name}"
+    make = ["outbox", "destination", "set", "d", "--create-topics"]
+    new = call(*make, "--topic", topic, "--consumer", "a", "--partitions", 3, settings=settings)
+    assert new.code == 0, new
+    made = {topic: 3, f"{topic}.confirms": 1}
+
+    async def until_made(client: AIOKafkaAdminClient) -> None:
+        # A broker learns of new topics a moment after they are made.
+        found: dict[str, int] = {}
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while found != made:
+                told = await client.describe_topics(list(made))
+                found = {each["topic"]: len(each["partitions"]) for each in told}
+
+    admin(until_made)
+    again = call(*make, settings=settings)  # they are there
+    assert again.code == 0, again
+
+
+def test_destination_is_not_set_up_where_its_topics_cannot_be_made(
+    call: Call, settings: dict[str, str]
+) -> None:
+    done = call(
+        "outbox", "destination", "set", "d", "--create-topics", "--topic", "..", settings=settings
+    )
+    assert done.code != 0
+    assert done.err.count("\n") == 1, done
+    assert "topic" in done.err
+    listed = call("outbox", "destination", "list", "--json", settings=settings)
+    assert json.loads(listed.out) == []
+
+
+def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    store(1, 1)
+    full = call("outbox", "keep", "--outbox-bytes-max", 1, "--json", settings=settings)
+    told = json.loads(full.out)
+    assert (full.code, told["is_full"], told["bytes_max"]) == (1, True, 1)
+    assert told["bytes"] > 1
+    with pytest.raises(outbox.OutboxFull):
+        store(1, 1)
+    # Without the flag the bound is the one that was set.
+    assert call("outbox", "keep", settings=settings).code == 1
+    again = call("outbox", "keep", "--outbox-bytes-max", 0, settings=settings)
+    assert (again.code, "is_full: False" in again.out) == (0, True)
+    store(1, 1)
+
+
+def test_list_by_key_finds_unfinished_and_finished_deliveries(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    (mine,) = store(1, 1, change="UPDATE outbox_message SET key = 'mine'")
+    (done,) = store(
+        1, 1,
+        change="WITH gone AS (DELETE FROM outbox_pending WHERE message_id = (SELECT max(message_id"
+        "::text)::uuid FROM outbox_pending) RETURNING *) INSERT INTO outbox_done SELECT message_id,"
+        " consumer, destination, 2, 1 FROM gone",
+    )  # fmt: skip
+    store(1, 0)
+    for arguments, expected in (
+        (["--key", "mine"], [mine]),
+        (["--key", "k", "--status", "consumed"], [done]),
+        (["--key", "k", "--id", mine], []),
+        (["--key", "nobody's"], []),
+    ):
+        found = call("outbox", "list", *arguments, "--json", settings=settings)
+        assert [row["message_id"] for row in json.loads(found.out)] == [str(e) for e in expected]
+
+
+def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
+    call: Call,
+    refused: Refused,
+    start: Callable[..., subprocess.Popen[str]],
+    settings: dict[str, str],
+    database: str,
+    database_name: str,
+    admin: Admin,
+    store: Callable[..., list[UUID]],
+    tmp_path: Path,
+) -> None:
+    owner = {**settings, "CHAINCTL_DATABASE": database}
+    assert call("schema", "apply", "--part", "inbox", settings=owner).code == 0
+    topic = f"log.{database_name}"
+    made = call("outbox", "destination", "set", "ledger", "--topic", topic, "--consumer", "a",
+                "--tries-max", 9, "--create-topics", settings=settings)  # fmt: skip
+    assert made.code == 0, made
+    due = "UPDATE outbox_pending SET next_send_at = now(), send_count = 1, status = 0"
+    (applied,) = store(1, 1, "ledger", "INSERT INTO inbox_consumer (name) VALUES ('a')")
+    log = (
+        "INSERT INTO inbox SELECT message_id, consumer_id, 't', 0, 0, now() FROM inbox_consumer,"
+        " (SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1) AS first"
+    )
+    (unknown,) = store(1, 1, "ledger", f"{log}; {due}")
+
+    url = tmp_path / "inbox-url"
+    url.write_text(database + "\n")
+    process = start("outbox", "relay", "--group", topic, "--consumer-log", f"a={url}", "--json",
+                    settings=owner)  # fmt: skip
+
+    async def both_are_dealt_with() -> None:
+        connection = await asyncpg.connect(database)
+        try:
+            async with asyncio.timeout(60):
+                done = "SELECT count(*) FROM outbox_pending WHERE status = 0"
+                while await connection.fetchval(done):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    asyncio.run(both_are_dealt_with())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    told = json.loads(out)
+    assert (told["found_applied"], told["sent"]) == (1, 1), err
+    (row,) = rows(database, "SELECT message_id, status FROM outbox_done")
+    assert (row["message_id"], row["status"]) == (applied, 2)
+    assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [
+        unknown
+    ]
+    for bad in ("a", "a=", "=x", f"a={tmp_path / 'missing'}"):
+        assert "--consumer-log" in refused("outbox", "relay", "--consumer-log", bad, settings=owner)
+    url.write_text("mysql://a:secret@h/d")
+    line = refused("outbox", "relay", "--consumer-log", f"a={url}", settings=owner)
+    assert "secret" not in line
+    assert "--consumer-log" in line
+
+
+def test_failed_shows_what_businesses_would_have_sent(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
+) -> None:
+    kept = "INSERT INTO outbox_failed (failed_at, outcome, error, destination, payload) VALUES"
+    store(1, 1, change=f"{kept} (now(), 'rolled back', 'a', 'clearing', 'old'),"
+          " (now(), 'unknown', 'b', 'clearing', 'new')")  # fmt: skip
+    told = json.loads(call("outbox", "failed", "--json", settings=settings).out)
+    assert [(row["error"], row["payload"]) for row in told] == [("b", "bmV3"), ("a", "b2xk")]
+    shown = call("outbox", "failed", "--limit", 1, settings=settings)
+    assert shown.code == 0
+    assert ("unknown" in shown.out, "rolled back" in shown.out) == (True, False)
+
+
+def test_commands_without_the_outboxs_tables_are_refused(
+    refused: Refused, empty_database: str
+) -> None:
+    settings = {"CHAINCTL_DATABASE": empty_database}
+    for arguments in (["status"], ["list"], ["retry", "--all", "--reason", "x"]):
+        assert "--part outbox" in refused("outbox", *arguments, settings=settings)
+
+
+def test_relay_sends_what_is_stored_until_it_is_told_to_end(
+    call: Call,
+    start: Callable[..., subprocess.Popen[str]],
+    settings: dict[str, str],
+    database: str,
+    database_name: str,
+    make_topic: Callable[..., None],
+) -> None:
+    topic = f"notes.{database_name}"
+    make_topic(topic)
+    done = call("outbox", "destination", "set", "notes", "--topic", topic, settings=settings)
+    assert done.code == 0, done
+
+    async def stored_and_sent() -> None:
+        connection = await asyncpg.connect(database)
+        try:
+            async with connection.transaction():
+                await outbox.add(connection, "notes", b"x")
+            async with asyncio.timeout(60):
+                done = "SELECT count(*) FROM outbox_done"
+                while not await connection.fetchval(done):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    owner = {**settings, "CHAINCTL_DATABASE": database}
+    process = start("outbox", "relay", "--group", topic, "--json", settings=owner)
+    asyncio.run(stored_and_sent())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert json.loads(out)["sent"] == 1
+    assert err.startswith("chainctl: the relay runs\n")

@@ -1,0 +1,173 @@
+"""`chainctl outbox dead`: what a consumer gave up, and what people do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from local_stack.postgres import SUPERUSER
+from orderchain.sql import OUTBOX_OPERATOR
+from outbox.consumer.delivery import Delivery
+from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
+from outbox.message import draw_message_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from local_stack import PostgresServer
+    from tests.integration.chainctl.conftest import Call, Refused
+
+PASSWORD = "a-password-of-tests"
+WHY = ["--reason", "mended", "--actor", "anna"]
+
+
+@pytest.fixture
+def database_name(database_with: Callable[..., str]) -> str:
+    """A database with the tables of the inbox."""
+    return database_with("inbox")
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer, database_name: str) -> str:
+    return postgres_server.dsn(SUPERUSER, database_name)
+
+
+@pytest.fixture
+def settings(postgres_server: PostgresServer, database_name: str) -> dict[str, str]:
+    """A consumer's database, as an operator sees it."""
+    postgres_server.execute(f"ALTER ROLE {OUTBOX_OPERATOR} PASSWORD '{PASSWORD}'")
+    port = postgres_server.config.port
+    operator = f"postgresql://{OUTBOX_OPERATOR}:{PASSWORD}@127.0.0.1:{port}/{database_name}"
+    return {"CHAINCTL_DATABASE": operator}
+
+
+@pytest.fixture
+def letters(settings: dict[str, str], database: str) -> list[UUID]:
+    """Three dead letters: two whose tries are used up, one that was refused."""
+    ids = draw_message_ids(3)
+
+    async def bury() -> None:
+        connection = await asyncpg.connect(database)
+        try:
+            inbox = await Inbox.open(connection, "clearing", 10.0)
+            for number, message_id in enumerate(ids):
+                letter = Delivery(
+                    message_id=message_id, destination="clearing", payload=b"note \xff",
+                    key_bytes=b"K", headers={"a": b"b"}, topic="trades", partition=1,
+                    offset=number, received_at=datetime.now(UTC),
+                )  # fmt: skip
+                reason = REFUSED if number == 2 else TRIES_USED_UP
+                await inbox.bury(
+                    connection, letter, failures=17, reason=reason, error="ValueError: no"
+                )
+        finally:
+            await connection.close()
+
+    asyncio.run(bury())
+    assert settings
+    return ids
+
+
+def parked(database: str) -> int:
+    async def count() -> int:
+        connection = await asyncpg.connect(database)
+        try:
+            return int(await connection.fetchval("SELECT count(*) FROM inbox_parked"))
+        finally:
+            await connection.close()
+
+    return asyncio.run(count())
+
+
+def listed(call: Call, settings: dict[str, str], *options: str) -> list[str]:
+    done = call("outbox", "dead", "list", "--json", *options, settings=settings)
+    assert done.code == 0, done
+    return [letter["message_id"] for letter in json.loads(done.out)]
+
+
+def test_dead_letters_are_listed_with_their_reason(
+    call: Call, settings: dict[str, str], letters: list[UUID]
+) -> None:
+    done = call("outbox", "dead", "list", settings=settings)
+    assert done.code == 0, done
+    assert len(done.out.splitlines()) == 3
+    assert "tries used up, 17 failures: ValueError: no" in done.out
+    assert sorted(listed(call, settings)) == sorted(map(str, letters))
+    assert listed(call, settings, "--why", REFUSED) == [str(letters[2])]
+    assert listed(call, settings, "--consumer", "nobody") == []
+    assert len(listed(call, settings, "--key", "K", "--limit", "2")) == 2
+    assert listed(call, settings, "--older-than", "3600") == []
+    assert listed(call, settings, "--id", str(letters[1])) == [str(letters[1])]
+
+
+def test_dead_letter_is_shown_with_what_it_holds_and_what_was_done(
+    call: Call, settings: dict[str, str], letters: list[UUID]
+) -> None:
+    assert call("outbox", "dead", "abandon", "--id", letters[0], *WHY, settings=settings).code == 0
+    done = call("outbox", "dead", "show", letters[0], settings=settings)
+    assert done.code == 0, done
+    for told in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: mended"):
+        assert told in done.out
+    shown_all = call("outbox", "dead", "show", letters[0], "--json", settings=settings)
+    (shown,) = json.loads(shown_all.out)
+    assert shown["letter"]["message_id"] == str(letters[0])
+    assert shown["acts"][0]["actor"] == "anna"
+
+
+def test_retry_of_one_parks_it_anew_and_stores_the_act(
+    call: Call, settings: dict[str, str], letters: list[UUID], database: str
+) -> None:
+    done = call("outbox", "dead", "retry", "--id", letters[1], *WHY, "--json", settings=settings)
+    assert done.code == 0, done
+    assert json.loads(done.out)[0]["message_id"] == str(letters[1])
+    assert parked(database) == 1
+    assert str(letters[1]) not in listed(call, settings)
+
+
+def test_retry_of_many_with_dry_run_does_nothing(
+    call: Call, settings: dict[str, str], letters: list[UUID], database: str
+) -> None:
+    chosen = ["--why", TRIES_USED_UP]
+    dry = call("outbox", "dead", "retry", *chosen, *WHY, "--dry-run", settings=settings)
+    assert (dry.code, dry.err) == (0, "chainctl: 2 dead letters to be retried\n")
+    assert parked(database) == 0
+    done = call("outbox", "dead", "retry", *chosen, *WHY, settings=settings)
+    assert (done.code, done.err) == (0, "chainctl: 2 dead letters retried\n")
+    assert parked(database) == 2
+    assert listed(call, settings) == [str(letters[2])]
+
+
+def test_abandon_of_many_leaves_them_listed_as_such(
+    call: Call, settings: dict[str, str], letters: list[UUID]
+) -> None:
+    done = call("outbox", "dead", "abandon", "--all", *WHY, settings=settings)
+    assert (done.code, done.err) == (0, "chainctl: 3 dead letters abandoned\n")
+    assert listed(call, settings) == []
+    assert len(listed(call, settings, "--abandoned")) == len(letters)
+
+
+@pytest.mark.parametrize("act", ["retry", "abandon"])
+def test_act_without_a_choice_or_a_reason_is_refused(
+    call: Call, refused: Refused, settings: dict[str, str], letters: list[UUID], act: str
+) -> None:
+    assert "--all" in refused("outbox", "dead", act, *WHY, settings=settings)
+    assert "reason" in refused("outbox", "dead", act, "--all", settings=settings)
+    blank = ["--all", "--reason", " "]
+    assert "reason" in refused("outbox", "dead", act, *blank, settings=settings)
+    unknown = draw_message_ids(1)[0]
+    done = call("outbox", "dead", act, "--id", unknown, *WHY, settings=settings)
+    assert (done.code, done.err.split()[1]) == (0, "0")
+    assert len(listed(call, settings)) == len(letters)
+
+
+def test_dead_letters_of_a_database_without_the_inbox_are_refused(
+    refused: Refused, empty_database: str
+) -> None:
+    without = {"CHAINCTL_DATABASE": empty_database}
+    assert "schema" in refused("outbox", "dead", "list", settings=without)

@@ -1,0 +1,355 @@
+"""Journals, and rows read straight from the database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
+from tests.stored_pages import LET_TAMPER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.calling import Done
+    from tests.integration.chainctl.conftest import Call, Refused, Start
+
+
+@pytest.fixture
+def delete_row(module_settings: dict[str, str], filled: int) -> Callable[[int], None]:
+    """Deletes a row of the filled chain behind everybody's back."""
+
+    async def delete(row_id: int) -> None:
+        connection = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
+        await connection.execute(LET_TAMPER)
+        query = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
+        await connection.execute(query, filled, row_id)
+        await connection.close()
+
+    return lambda row_id: asyncio.run(delete(row_id))
+
+
+@pytest.fixture
+def receive(call: Call, module_settings: dict[str, str], filled_once: int) -> Callable[..., Done]:
+    """Calls `chainctl receive` on the filled chain."""
+    return lambda path, *options: call(
+        "receive", "--chain", filled_once, "--output", path, "--json", *options,
+        settings=module_settings,
+    )  # fmt: skip
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_receive_writes_the_chain_up_to_the_head_and_nothing_the_next_time(
+    receive: Callable[..., Done], tmp_path: Path, filled_once: int
+) -> None:
+    path = tmp_path / "j.jsonl"
+    first = receive(path)
+    assert first.code == 0, first
+    summary = json.loads(first.out)
+    assert (summary["rows"], summary["first_id"], summary["last_id"]) == (ROWS, 1, ROWS)
+    assert f"{ROWS:,} rows" in first.err
+    found = lines(path)
+    assert list(found[0]) == ["chain_id", "id", "pid", "key", "event_time_ns", "payload"]
+    assert [row["id"] for row in found] == list(range(1, ROWS + 1))
+    assert {row["chain_id"] for row in found} == {filled_once}
+    content = path.read_bytes()
+    again = receive(path, "--until-idle", 0.5)
+    assert again.code == 0, again
+    assert json.loads(again.out)["rows"] == 0
+    assert path.read_bytes() == content
+
+
+def test_receive_with_a_torn_journal_ends_with_the_same_journal(
+    receive: Callable[..., Done], tmp_path: Path
+) -> None:
+    path = tmp_path / "j.jsonl"
+    part = receive(path, "--until-id", 1_234)
+    assert (part.code, json.loads(part.out)["last_id"]) == (0, 1_234)
+    torn = path.read_bytes()[:-40]
+    path.write_bytes(torn)
+    rest = receive(path)
+    assert json.loads(rest.out)["first_id"] == 1_234
+    assert [row["id"] for row in lines(path)] == list(range(1, ROWS + 1))
+
+
+def test_receive_decoding_writes_objects(receive: Callable[..., Done], tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    assert receive(path, "--decode", "msgpack", "--until-id", 2).code == 0
+    assert [row["payload"] for row in lines(path)] == [{"n": "1"}, {"n": "2"}]
+    mixed = receive(path)
+    assert mixed.code == 2
+    assert "another --decode" in mixed.err
+
+
+def test_receive_into_what_is_no_journal_of_this_chain_is_refused_and_changes_nothing(
+    receive: Callable[..., Done], tmp_path: Path, filled_once: int
+) -> None:
+    path = tmp_path / "j.jsonl"
+    assert receive(path, "--until-id", 10).code == 0
+    journal = path.read_bytes()
+    number = str(filled_once).encode()
+    for content, part in (
+        (journal.replace(b'"chain_id":' + number, b'"chain_id":1'), "not of 1"),
+        (journal.replace(b'"key":"o.csv#10"', b'"key":"o.csv#11"'), "another row"),
+        (b"my notes\n", "no row"),
+        (b'{"a":1}\n', "no row"),
+    ):
+        path.write_bytes(content)
+        done = receive(path)
+        assert (done.code, done.out) == (2, "")
+        assert part in done.err
+        assert done.err.count("\n") == 1
+        assert path.read_bytes() == content
+
+
+def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts_it(
+    call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = tmp_path / "ahead.jsonl"
+    assert receive(path, "--until-id", 1).code == 0
+    journal = path.read_bytes()
+    row = lines(path)[0]
+    row.update(id=ROWS + 5, pid=ROWS)
+    path.write_text(json.dumps(row, separators=(",", ":")) + "\n")
+    done = receive(path)
+    assert done.code == 3
+    assert f"the database ends at {ROWS}" in done.err
+    path.write_bytes(journal)
+    again = receive(path)
+    assert again.code == 3, "a halt outlives the process"
+    assert f"chainctl unhalt --chain {filled_once} --name ahead.jsonl" in again.err
+    assert path.read_bytes() == journal
+    chain = ("--chain", filled_once)
+    status = json.loads(call("status", *chain, "--json", settings=module_settings).out)
+    (halted,) = (line for line in status["receivers"] if line["halted"])
+    assert (halted["receiver"], halted["halted"]) == (
+        "ahead.jsonl", f"PrimaryBehind at {ROWS + 5}"
+    )  # fmt: skip
+    lifted = call(
+        "unhalt", *chain, "--name", "ahead.jsonl", "--reason", "wrong file",
+        settings=module_settings,
+    )  # fmt: skip
+    assert lifted.code == 0, lifted
+    assert receive(path).code == 0
+
+
+def test_receive_with_a_name_reports_how_far_it_has_come_and_without_one_does_not(
+    call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = tmp_path / "once.jsonl"
+    assert receive(path, "--until-id", 5).code == 0
+    assert receive(path, "--name", "auditor's journal", "--until-id", 7).code == 0
+    lag = call("lag", "--chain", filled_once, "--json", settings=module_settings)
+    places = {line["receiver"]: line["head_delivered"] for line in json.loads(lag.out)}
+    assert places.get("auditor's journal") == 7
+    assert "once.jsonl" not in places
+
+
+def test_receive_stores_the_gap_that_it_stands_before(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    delete_row: Callable[[int], None],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "hole.jsonl"
+    delete_row(2_000)
+    done = call("receive", "--chain", filled, "--output", path, settings=module_settings)
+    assert done.code == 3, done
+    assert "rows after 1999 up to 2000 are missing" in done.err
+    assert lines(path)[-1]["id"] == 1_999
+    ledger = call("gaps", "--chain", filled, "--json", settings=module_settings)
+    (gap,) = json.loads(ledger.out)
+    assert (gap["receiver"], gap["after_id"], gap["outcome"]) == ("hole.jsonl", 1_999, "missing")
+    assert gap["source"] == "primary"
+
+
+def test_receive_with_the_read_only_role_alone_writes_the_journal_and_stores_nothing(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled_once: int, tmp_path: Path
+) -> None:
+    settings = {name: module_settings[name] for name in ("CHAINCTL_GAP_DATABASE", "CHAINCTL_KAFKA")}
+    arguments = ("receive", "--chain", filled_once, "--output", tmp_path / "ro.jsonl")
+    done = call(*arguments, "--until-id", 9, settings=settings)
+    assert done.code == 0, done
+    assert [row["id"] for row in lines(tmp_path / "ro.jsonl")] == list(range(1, 10))
+    assert "database was ''" in refused(*arguments, "--name", "x", settings=settings)
+    read_only = {**settings, "CHAINCTL_DATABASE": module_settings["CHAINCTL_GAP_DATABASE"]}
+    line = refused(*arguments, settings=read_only)
+    assert "expected a login that is a member of receiver_writer (login gap_reader: " in line
+    assert "permission denied for table receiver_" in line
+
+
+def test_receive_with_kafka_away_at_the_start_is_refused_or_reads_the_database_as_told(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled_once: int, tmp_path: Path
+) -> None:
+    settings = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    path = tmp_path / "away.jsonl"
+    arguments = ("receive", "--chain", filled_once, "--output", path, "--connect-seconds", "1")
+    for flags in ((), ("--kafka-at-start", "required")):
+        assert "kafka was '127.0.0.1:1', expected a broker" in refused(
+            *arguments, *flags, settings=settings
+        )
+    assert not path.exists()
+    for end in ((), ("--until-idle", "1")):
+        done = call(*arguments, "--kafka-at-start", "optional", *end, settings=settings)
+        assert done.code == 0, done
+        assert [row["id"] for row in lines(path)] == list(range(1, ROWS + 1))
+    assert "rows come from the database until it is there" in done.err
+
+
+def test_receive_where_no_journal_can_be_is_refused(
+    refused: Refused, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    for path, part in (
+        (tmp_path, "no regular file"),
+        (tmp_path / "missing" / "j", "no folder"),
+        ("/dev/full", "no regular file"),
+    ):
+        line = refused("receive", "--chain", chain, "--output", path, settings=module_settings)
+        assert "--output was" in line
+        assert part in line
+
+
+def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(
+    start: Start,
+    receive: Callable[..., Done],
+    module_settings: dict[str, str],
+    filled_once: int,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "j.jsonl"
+    limit = 100_000
+    process = start(
+        "receive", "--chain", filled_once, "--output", path, settings=module_settings,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert err.startswith(f"chainctl: {path}: File too large")
+    assert err.count("\n") == 1
+    assert receive(path).code == 0
+    assert [row["id"] for row in lines(path)] == list(range(1, ROWS + 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_receive_that_follows_ends_in_good_order_when_asked(
+    start: Start,
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    tmp_path: Path,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    path = tmp_path / "j.jsonl"
+    process = start(
+        "receive", "--chain", filled, "--output", path, "--follow", "--log-level", "info",
+        settings=module_settings,
+    )  # fmt: skip
+    assert process.stderr is not None
+    told = ""
+    while "live" not in told:
+        told = process.stderr.readline()
+        assert told, "it ended before it was live"
+    extra = tmp_path / "p.csv"
+    extra.write_text("n\n1\n")
+    assert call("sequence", "--chain", filled, "--input", extra, settings=module_settings).code == 0
+    until = call(
+        "receive", "--chain", filled, "--output", tmp_path / "other", settings=module_settings
+    )
+    assert until.code == 0
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert f"{ROWS + 1:,} rows in" in err
+
+
+def test_fill_writes_the_missing_rows_with_the_read_only_role(
+    call: Call, module_settings: dict[str, str], filled_once: int
+) -> None:
+    settings = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_GAP_DATABASE"]}
+    done = call("fill", "--chain", filled_once, "--after", 7, "--until", 9, settings=settings)
+    assert done.code == 0, done
+    assert [json.loads(line)["id"] for line in done.out.splitlines()] == [8, 9]
+    assert "2 rows" in done.err
+
+
+def test_fill_over_a_missing_row_ends_with_three_behind_what_is_linked(
+    call: Call, module_settings: dict[str, str], filled: int, delete_row: Callable[[int], None]
+) -> None:
+    delete_row(100)
+    done = call("fill", "--chain", filled, "--after", 90, "--until", 200, settings=module_settings)
+    assert done.code == 3
+    assert [json.loads(line)["id"] for line in done.out.splitlines()] == list(range(91, 100))
+    assert "rows after 99 up to 100 are missing" in done.err
+
+
+def test_fill_of_ids_that_are_not_there_is_refused(
+    refused: Refused, module_settings: dict[str, str], filled_once: int
+) -> None:
+    for after, until, part in (
+        (5, 4, "--until was 4"),
+        (0, ROWS + 1, f"up to the head of the chain, {ROWS}"),
+        (-1, 4, "'--after': -1"),
+        (0, 2**63, "'--until'"),
+    ):
+        line = refused(
+            "fill",
+            "--chain",
+            filled_once,
+            "--after",
+            after,
+            "--until",
+            until,
+            settings=module_settings,
+        )
+        assert part in line
+
+
+def test_fill_up_to_an_id_that_was_left_out_is_refused_and_no_row_is_called_missing(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    more = tmp_path / "more.csv"
+    more.write_text("n\n1\n")
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    line = refused(
+        "fill", "--chain", filled, "--after", 1, "--until", ROWS + 1, settings=module_settings
+    )
+    assert f"--until was {ROWS + 1}, expected the id of a row" in line
+    assert f"the last one before it is {ROWS})" in line
+
+
+def test_stdout_that_is_closed_or_full_ends_quietly_or_in_one_line(
+    start: Start, module_settings: dict[str, str], filled_once: int
+) -> None:
+    fill = ("fill", "--chain", filled_once, "--after", 0, "--until", ROWS)
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(*fill, settings=module_settings, stdout=writing)
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (3, "")
+    process = start(*fill, settings=module_settings, stdout=None, preexec_fn=lambda: os.close(1))
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (3, "chainctl: stdout is closed\n")
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a path of ours
+        process = start(*fill, settings=module_settings, stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert err == "chainctl: No space left on device\n"

@@ -1,0 +1,148 @@
+"""`chainctl show`, `tail`, `rejects`, `sizes`, `top` and `doctor` over a chain with its topic."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orderchain.sql import AUDITOR
+from tests.integration.chainctl.sizes import FILLED_ROWS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from local_stack import PostgresServer
+    from tests.integration.chainctl.conftest import Call, Refused
+
+Settings = dict[str, str]
+
+
+def json_of(call: Call, settings: Settings, *arguments: object) -> Any:
+    done = call(*arguments, "--json", settings=settings)
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+def test_show_finds_one_order_everywhere_it_is(
+    call: Call, module_settings: Settings, filled_once: int, tmp_path: Path
+) -> None:
+    chain = ("--chain", filled_once)
+    journal = tmp_path / "j.jsonl"
+    received = call("receive", *chain, "--output", journal, settings=module_settings)
+    assert received.code == 0, received
+    found = json_of(call, module_settings, "show", 7, *chain, "--journal", journal)
+    assert (found["row"]["id"], found["row"]["pid"], found["row"]["key"]) == (7, 6, "o.csv#7")
+    assert found["batch"]["first_id"] <= 7 <= found["batch"]["last_id"]
+    assert len(found["batch"]["seal"]) == 64
+    (frame,) = found["frames"]
+    assert frame["first_id"] <= 7 <= frame["last_id"]
+    assert found["published"] is True
+    assert found["verified"] is None
+    assert found["journal"] == {
+        "at_byte": sum(map(len, journal.read_bytes().splitlines(keepends=True)[:6])),
+        "id": 7, "pid": 6, "key": "o.csv#7",
+    }  # fmt: skip
+    shown = call("show", FILLED_ROWS, *chain, settings=module_settings)
+    assert f"o.csv#{FILLED_ROWS}" in shown.out
+
+
+def test_show_of_an_id_that_no_row_has_names_its_neighbours(
+    call: Call, module_settings: Settings, filled_once: int
+) -> None:
+    done = call("show", FILLED_ROWS + 1, "--chain", filled_once, settings=module_settings)
+    assert done.code == 1, done
+    assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}," in done.err
+
+
+def test_tail_shows_the_last_orders_in_their_order(
+    call: Call, module_settings: Settings, filled_once: int
+) -> None:
+    rows = json_of(call, module_settings, "tail", "--chain", filled_once, "--limit", 3)
+    assert [row["id"] for row in rows] == [FILLED_ROWS - 2, FILLED_ROWS - 1, FILLED_ROWS]
+    late = ("tail", "--chain", filled_once, "--after", FILLED_ROWS - 1)
+    assert [row["id"] for row in json_of(call, module_settings, *late)] == [FILLED_ROWS]
+
+
+def test_sizes_is_a_check_for_monitors(
+    call: Call, refused: Refused, module_settings: Settings, filled_once: int
+) -> None:
+    found = json_of(call, module_settings, "sizes", "--over", "1d")
+    pages = next(each for each in found["tables"] if each["table"] == "chain_page")
+    assert pages["bytes"] > 0
+    assert {"chain": filled_once, "rows": FILLED_ROWS}.items() <= next(
+        each for each in found["growth"] if each["chain"] == filled_once
+    ).items()
+    assert found["growth"][0]["bytes_per_second"] > 0
+    assert found["log"]["bytes"] > 0
+    assert found["log"]["bytes_per_second"] > 0
+    topic = next(each for each in found["topics"] if each["topic"].endswith(f".{filled_once}"))
+    assert topic["about_bytes"] > FILLED_ROWS * 10
+    assert topic["bytes_per_second"] > 0
+    assert found["archives"] is None
+    for part in ("", "log=", "topic="):
+        done = call("sizes", "--max-bytes", f"{part}1KB", settings=module_settings)
+        assert done.code == 1
+        assert f"the {part.rstrip('=') or 'database'} has " in done.err
+        assert "above 1,000" in done.err
+        assert call("sizes", "--max-bytes", f"{part}9TB", settings=module_settings).code == 0
+    assert "'tape' is none of" in refused("sizes", "--max-bytes", "tape=1GB")
+    assert "'5XB' is no size" in refused("sizes", "--max-bytes", "5XB", settings=module_settings)
+
+
+def test_sizes_of_what_cannot_be_measured_is_no_clean_check(
+    call: Call, refused: Refused, module_settings: Settings, filled_once: int, tmp_path: Path
+) -> None:
+    no_kafka = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_DATABASE"]}
+    assert call("sizes", settings=no_kafka).code == 0
+    for part in ("topic", "archive"):
+        done = call("sizes", "--max-bytes", f"{part}=1GB", settings=no_kafka)
+        assert done.code == 2
+        assert f"--max-bytes was '{part}'" in done.err
+    away = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    done = call("sizes", settings=away)
+    assert done.code == 0
+    assert "topics are not measured: kafka was '127.0.0.1:1'" in done.err
+    assert call("sizes", "--max-bytes", "topic=1GB", settings=away).code == 2
+    assert "an archive of a chain" in refused("sizes", "--archive", tmp_path, settings=no_kafka)
+
+
+def test_sizes_needs_no_right_but_those_of_an_auditor_and_pg_monitor_for_the_log(
+    call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    auditor = {"CHAINCTL_DATABASE": postgres_server.dsn(AUDITOR, name)}
+    found = json_of(call, auditor, "sizes")
+    assert found["log"]["bytes"] is None
+    assert found["log"]["bytes_per_second"] > 0
+    assert {row["chain"] for row in found["growth"]} == {filled_once}
+    done = call("sizes", "--max-bytes", "log=1TB", settings=auditor)
+    assert (done.code, "GRANT pg_monitor" in done.err) == (2, True), done
+
+
+def test_top_shows_every_chain_with_its_leader(
+    call: Call, module_settings: Settings, filled_once: int
+) -> None:
+    found = json_of(call, module_settings, "top", "--once")
+    mine = next(each for each in found["chains"] if each["chain"] == filled_once)
+    assert mine["leader_state"] == "handed over"
+    assert mine["head_persisted"] == FILLED_ROWS
+    assert "LEADER_STATE" in call("top", "--once", settings=module_settings).out
+
+
+def test_doctor_says_what_would_fail_and_what_to_do(
+    call: Call, module_settings: Settings, filled_once: int
+) -> None:
+    well = call("doctor", "--chain", filled_once, "--json", settings=module_settings)
+    assert well.code == 0, well
+    states = {each["what"]: each["state"] for each in json.loads(well.out)}
+    assert {"database", "schema", "clock", "kafka", f"topic orderchain.{filled_once}"} <= set(
+        states
+    )
+    assert "failed" not in states.values()
+    broken = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    done = call("doctor", "--chain", filled_once + 1, "--json", settings=broken)
+    assert done.code == 1, done
+    failed = {each["what"]: each for each in json.loads(done.out) if each["state"] == "failed"}
+    assert set(failed) == {f"chain {filled_once + 1}", "kafka"}
+    assert failed[f"chain {filled_once + 1}"]["to_do"] == f"chainctl chain create {filled_once + 1}"

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from local_stack.errors import StatementFailed
+from orderchain.sql import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from local_stack import PostgresServer
+    from tests.integration.chainctl.conftest import Call, Refused
+
+VERSION = f"schema version {SCHEMA_VERSION}"
+
+MISSING = (
+    r"chainctl: schema was 'none(, or of another version)?', expected the tables "
+    r"(of part chain \(chainctl schema apply\)|"
+    r"that `chainctl schema apply` makes \(relation \"\S+\" does not exist\))\n$"
+)
+_ARCHIVE = ["--chain", 1, "--archive", "archive"]
+COMMANDS: list[list[object]] = [
+    ["schema", "check"],
+    ["chain", "create", 1],
+    ["chain", "list"],
+    ["status", "--chain", 1],
+    ["lag", "--chain", 1],
+    ["gaps", "--chain", 1],
+    ["unhalt", "--chain", 1, "--name", "matcher", "--reason", "mended"],
+    ["seal", "export", "--chain", 1],
+    ["fill", "--chain", 1, "--after", 0, "--until", 1],
+    ["receive", "--chain", 1, "--output", "j"],
+    ["sequence", "--chain", 1, "--input", "o.csv"],
+    ["verify", "--chain", 1, "--source", "database"],
+    ["verify", "--chain", 1, "--source", "database", "--local"],
+    ["verify", "--all-chains", "--source", "database", "--local"],
+    ["verify", "--chain", 1, "--source", "database", "--follow"],
+    ["archive", *_ARCHIVE, "--until", 1],
+    ["archive", *_ARCHIVE],
+    ["retention", *_ARCHIVE, "--until", 1],
+]
+"""All that ask the chain's tables something."""
+
+
+@pytest.fixture
+def settings(empty_database: str) -> dict[str, str]:
+    return {"CHAINCTL_DATABASE": empty_database}
+
+
+@pytest.fixture
+def latin_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of an empty database that lacks most characters."""
+    name = f"latin_{secrets.token_hex(8)}"
+    postgres_server.execute(
+        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1'"
+        " LOCALE_PROVIDER libc LOCALE 'C'"
+    )
+    yield name
+    postgres_server.drop_database(name)
+
+
+def test_schema_applied_twice_is_applied_once(call: Call, settings: dict[str, str]) -> None:
+    first = call("schema", "apply", settings=settings)
+    again = call("schema", "apply", settings=settings)
+    assert (first.code, again.code) == (0, 0)
+    assert first.err == f"chainctl: {VERSION} applied\n"
+    assert again.err == f"chainctl: {VERSION} is already there, nothing done\n"
+    assert call("schema", "check", settings=settings).code == 0
+
+
+def test_schema_applied_by_two_at_once_is_applied_once(
+    start: object, settings: dict[str, str]
+) -> None:
+    both = [start("schema", "apply", settings=settings) for _ in range(2)]  # type: ignore[operator]
+    told = sorted(process.communicate(timeout=60)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0], told
+    assert told == [
+        f"chainctl: {VERSION} applied\n",
+        f"chainctl: {VERSION} is already there, nothing done\n",
+    ]
+
+
+def test_schema_check_with_a_missing_object_names_it_and_ends_with_one(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "DROP TABLE chain_skip; DROP VIEW chain_event;"
+        "DROP FUNCTION chain_events(integer, bigint, bigint);",
+        database=empty_database_name,
+    )
+    missing = ["table chain_skip", "view chain_event", "function chain_events"]
+    done = call("schema", "check", "--json", settings=settings)
+    assert done.code == 1
+    assert json.loads(done.out)["missing"] == missing
+    assert done.err == f"chainctl: missing: {', '.join(missing)}\n"
+
+
+def test_schema_check_with_differences_names_each_and_ends_with_one(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "GRANT UPDATE ON chain_lease TO gap_reader; DROP TABLE chain_skip;"
+        "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL;",
+        database=empty_database_name,
+    )
+    lines = [
+        "table chain_act: column detail is text, shipped as text NOT NULL",
+        "table chain_lease: role gap_reader may UPDATE, shipped: may not",
+    ]
+    done = call("schema", "check", settings=settings)
+    assert (done.code, done.out.splitlines()[-2:]) == (1, lines)
+    assert done.err.splitlines() == [
+        "chainctl: missing: table chain_skip",
+        "chainctl: 2 differences from what was shipped",
+    ]
+    done = call("schema", "check", "--json", "--own-role", "gap_reader", settings=settings)
+    assert (done.code, json.loads(done.out)["differences"]) == (1, lines[:1])
+
+
+def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    assert "expected the tables of part chain" in refused("schema", "upgrade", settings=settings)
+    call("schema", "apply", settings=settings)
+    for options in ([], ["--finish"], ["--dry-run"]):
+        done = call("schema", "upgrade", *options, settings=settings)
+        assert (done.code, done.out, done.err) == (0, "", "chainctl: nothing to do\n")
+    newer = SCHEMA_VERSION + 1
+    line = refused("schema", "upgrade", "--to", newer, settings=settings)
+    assert f"--to was {newer}, expected at most {SCHEMA_VERSION}: use a newer orderchain" in line
+    for version, refusal in (
+        (newer, f"was {newer}, expected at most {SCHEMA_VERSION}; use a newer orderchain"),
+        (1, f"was 1, expected {SCHEMA_VERSION}, and no migration leads to 2"),
+    ):
+        change = f"UPDATE schema_version SET version = {version}"  # noqa: S608
+        postgres_server.execute(change, database=empty_database_name)
+        assert refusal in refused("schema", "upgrade", settings=settings)
+
+
+def test_schema_check_during_an_upgrade_names_it(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "UPDATE schema_version SET upgrade_to = version + 1", database=empty_database_name
+    )
+    done = call("schema", "check", "--json", settings=settings)
+    under_way = f"{VERSION}: an upgrade to {SCHEMA_VERSION + 1} is under way"
+    assert (done.code, json.loads(done.out)["differences"]) == (1, [under_way])
+    assert call("chain", "list", settings=settings).code == 0
+
+
+OTHER_SCHEMAS = {
+    "none": ("", MISSING),
+    "newer": (
+        "UPDATE schema_version SET version = version + 1",
+        rf"schema version was {SCHEMA_VERSION + 1}, expected {SCHEMA_VERSION}; use a newer",
+    ),
+    "a row per order": (
+        "DROP VIEW chain_event; DROP TABLE chain_page; UPDATE schema_version SET version = 1;"
+        "DROP FUNCTION chain_events(integer, bigint, bigint);"
+        "CREATE TABLE chain_event (chain_id integer, id bigint, pid bigint, key text,"
+        " event_time_ns bigint, payload bytea, PRIMARY KEY (chain_id, id))"
+        " PARTITION BY LIST (chain_id)",
+        "schema version was 1, expected 2; chainctl schema upgrade",
+    ),
+}
+"""How the chain's tables become those of another version, and how that is refused."""
+
+
+@pytest.fixture(scope="module", params=OTHER_SCHEMAS)
+def other_schema(
+    request: pytest.FixtureRequest,
+    postgres_server: PostgresServer,
+    template: Callable[..., str],
+) -> Iterator[tuple[str, str, str]]:
+    """A database without our tables, or with those of another version: which kind it is, its
+    address, and how commands refuse it."""
+    change, refusal = OTHER_SCHEMAS[request.param]
+    name = f"test_{secrets.token_hex(8)}"
+    if change:
+        postgres_server.copy_database(template("chain"), name)
+        postgres_server.execute(change, database=name)
+    else:
+        postgres_server.create_database(name)
+    yield request.param, postgres_server.dsn(database=name), refusal
+    postgres_server.drop_database(name)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(map(str, arguments)))
+def test_schema_of_another_version_is_refused_by_every_command(
+    refused: Refused, other_schema: tuple[str, str, str], tmp_path: Path, arguments: list[object]
+) -> None:
+    kind, database, refusal = other_schema
+    (tmp_path / "o.csv").write_text("a\n1\n")
+    # No broker is needed to find out.
+    settings = {"CHAINCTL_DATABASE": database, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    if arguments[0] == "fill" and kind == "a row per order":
+        refusal = MISSING  # it asks for the version and for pages at once
+    assert re.search(refusal, refused(*arguments, settings=settings))
+    assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
+
+
+@pytest.mark.parametrize(
+    "other_schema",
+    [kind for kind, (change, _) in OTHER_SCHEMAS.items() if change],
+    indirect=True,
+    scope="module",
+)
+def test_schema_is_not_applied_over_one_of_another_version(
+    refused: Refused, other_schema: tuple[str, str, str]
+) -> None:
+    _, database, refusal = other_schema
+    line = refused("schema", "apply", settings={"CHAINCTL_DATABASE": database})
+    assert re.search(refusal, line)
+
+
+def test_schema_over_tables_of_somebody_else_is_refused_whole(
+    refused: Refused,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    postgres_server.execute("CREATE TABLE chain_head (mine int)", database=empty_database_name)
+    assert "chain_head" in refused("schema", "apply", settings=settings)
+    assert "expected the tables of part chain" in refused("schema", "check", settings=settings)
+
+
+def test_schema_applied_without_the_right_to_is_refused(
+    refused: Refused, postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    # As the schema sets it, which no test may have applied to this server yet.
+    postgres_server.execute("ALTER ROLE gap_reader SET default_transaction_read_only = on")
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn("gap_reader", empty_database_name)}
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert re.search(r"\(login gap_reader: cannot execute .* in a read-only transaction\)", line)
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn("auditor", empty_database_name)}
+    line = refused("schema", "apply", settings=settings)
+    assert "is a member of orderchain_owner, or has CREATEROLE, and owns the database" in line
+    assert "(login auditor: permission denied" in line
+
+
+def test_schema_in_a_database_that_is_not_utf8_is_refused_by_every_command(
+    call: Call,
+    refused: Refused,
+    postgres_server: PostgresServer,
+    latin_database: str,
+) -> None:
+    settings = {"CHAINCTL_DATABASE": postgres_server.dsn(database=latin_database)}
+    both = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    for arguments in (
+        ["schema", "apply"],
+        ["schema", "apply", "--part", "outbox"],
+        ["schema", "check"],
+        ["chain", "list"],
+        ["status", "--chain", 1],
+    ):
+        line = refused(*arguments, settings=both)
+        assert "encoding of the database was 'LATIN1', expected UTF8" in line, arguments
+    for printed in (call("schema", "print").out, call("grants", "print").out):
+        with pytest.raises(StatementFailed, match="is LATIN1, expected UTF8"):
+            postgres_server.execute(f"BEGIN;\n{printed}\nCOMMIT;\n", database=latin_database)
+    tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+    assert postgres_server.execute(tables, database=latin_database) == "0"
+
+
+def test_schema_check_names_what_is_left_to_a_dba(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        f"GRANT TEMPORARY ON DATABASE {empty_database_name} TO PUBLIC;"
+        "GRANT CREATE ON SCHEMA public TO PUBLIC;"
+        "GRANT EXECUTE ON FUNCTION lo_create(oid) TO PUBLIC;",
+        database=empty_database_name,
+    )
+    left = [
+        "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+        f"REVOKE CREATE, TEMPORARY ON DATABASE {empty_database_name} FROM PUBLIC",
+        "REVOKE EXECUTE ON FUNCTION lo_create(oid) FROM PUBLIC",
+    ]
+    done = call("schema", "check", "--json", settings=settings)
+    assert (done.code, json.loads(done.out)["missing"]) == (1, [f"step {step}" for step in left])
+    again = call("schema", "apply", settings=settings)
+    assert again.err.splitlines()[1:] == [f"chainctl: left to the DBA: {step};" for step in left]
+    postgres_server.execute(";".join(left), database=empty_database_name)
+    assert call("schema", "check", settings=settings).code == 0
+
+
+def test_schema_applied_while_a_reader_holds_any_advisory_lock_is_applied(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    async def hold() -> None:
+        reader = await asyncpg.connect(postgres_server.dsn("gap_reader", empty_database_name))
+        lock = "SELECT pg_advisory_lock(hashtextextended('orderchain schema apply', 0))"
+        await reader.execute(lock)
+        try:
+            done = await asyncio.to_thread(call, "schema", "apply", settings=settings)
+        finally:
+            await reader.close()
+        assert done.code == 0, done
+
+    asyncio.run(hold())
+
+
+def test_grants_printed_can_be_applied_again(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+) -> None:
+    call("schema", "apply", settings=settings)
+    grants = call("grants", "print").out
+    postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
+    assert call("schema", "check", settings=settings).code == 0
+
+
+@pytest.mark.parametrize("name", ["outbox", "inbox"])
+def test_schema_of_another_part_stands_alone_or_beside_the_chain(
+    call: Call, refused: Refused, settings: dict[str, str], name: str
+) -> None:
+    part = ["--part", name]
+    assert f"part {name}" in refused("schema", "check", *part, settings=settings)
+    first = call("schema", "apply", *part, settings=settings)
+    again = call("schema", "apply", *part, settings=settings)
+    assert first.err == f"chainctl: schema of {name}, version 1 applied\n"
+    assert again.err == f"chainctl: schema of {name}, version 1 is already there, nothing done\n"
+    assert call("schema", "check", *part, settings=settings).code == 0
+    assert "schema" in refused("schema", "check", settings=settings)
+    assert call("schema", "apply", settings=settings).code == 0
+    assert call("schema", "check", settings=settings).code == 0
+
+
+@pytest.mark.parametrize("name", ["outbox", "inbox"])
+def test_grants_of_another_part_printed_can_be_applied_again(
+    call: Call,
+    settings: dict[str, str],
+    postgres_server: PostgresServer,
+    empty_database_name: str,
+    name: str,
+) -> None:
+    call("schema", "apply", "--part", name, settings=settings)
+    grants = call("grants", "print", "--part", name).out
+    postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
+    assert call("schema", "check", "--part", name, settings=settings).code == 0

@@ -1,0 +1,133 @@
+"""`chainctl seal export`, and the seal that it prints held against the chain later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from tests.stored_pages import LET_TAMPER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.chainctl.conftest import Call, Refused, Start
+
+ROWS = 500
+SPARK_DEADLINE_SECONDS = 170.0
+"""The call starts a Spark of its own, on a machine that runs other tests beside."""
+
+
+@pytest.fixture
+def filled(call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path) -> int:
+    """A chain with rows 1 to ROWS, published to its topic."""
+    path = tmp_path / "o.csv"
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
+    done = call("sequence", "--chain", chain, "--input", path, settings=module_settings)
+    assert done.code == 0, done
+    return chain
+
+
+def test_seal_export_prints_the_head_with_its_seal_and_time(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    done = call("seal", "export", "--chain", filled, settings=module_settings)
+    assert done.code == 0, done
+    kept, _, time = done.out.strip().partition(" ")
+    row_id, _, seal = kept.partition(":")
+    assert (row_id, len(bytes.fromhex(seal)), time[-1]) == (str(ROWS), 32, "Z")
+    as_json = call("seal", "export", "--chain", filled, "--json", settings=module_settings)
+    line: dict[str, Any] = json.loads(as_json.out)
+    assert (line["chain_id"], line["id"], line["seal"]) == (filled, ROWS, seal)
+    assert line["committed_at"] == time
+
+
+def test_seal_export_of_a_chain_that_is_not_there_is_refused(
+    call: Call, module_settings: dict[str, str], chain: int
+) -> None:
+    done = call("seal", "export", "--chain", chain + 1000, settings=module_settings)
+    assert done.code == 2, done
+
+
+def test_signed_seals_of_a_folder_show_what_was_changed_later(
+    call: Call, refused: Refused, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    key, vault = tmp_path / "seal.key", tmp_path / "vault"
+    public = call("seal", "key", key).out.strip()
+    export = ("seal", "export", "--chain", filled, "--to", vault, "--sign", key)
+    assert call(*export, settings=module_settings).code == 0
+    more = tmp_path / "more.csv"
+    more.write_text("n\n1\n")
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    done = call(*export, "--json", settings=module_settings)
+    assert json.loads(done.out)["public_key"] == public
+    first, _ = sorted(vault.iterdir())
+    sheet = call("seal", "show", first, "--public-key", public)
+    assert sheet.code == 0, sheet
+    assert "place, date" in sheet.out
+
+    verify = (
+        "verify", "--local", "--chain", filled, "--source", "database",
+        "--expect-seals", vault, "--seal-public-key", public,
+    )  # fmt: skip
+    clean = call(*verify, settings=module_settings)
+    assert clean.code == 0, clean
+    assert "2 exported seals held against the database, 0 of archived rows" in clean.err
+    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    assert call(*verify, settings=module_settings).code == 1
+    first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))
+    assert "signature of" in refused(*verify, settings=module_settings)
+    assert "needs --to" in refused("seal", "export", "--chain", filled, "--every", "1h")
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(400)
+def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    done = call("seal", "export", "--chain", filled, settings=module_settings)
+    kept = done.out.split()[0]
+    arguments = ["verify", "--chain", filled, "--source", "database", "--source", "topic"]
+    arguments += ["--expect-seal", kept]
+
+    clean = call(*arguments, "--json", settings=module_settings)
+    assert clean.code == 0, clean
+    report: dict[str, Any] = json.loads(clean.out)
+    assert (report["verdict"], report["comparisons"][0]["is_equal"]) == ("complete", True)
+    assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
+
+    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    broken = call(*arguments, settings=module_settings)
+    assert broken.code == 1, broken
+    assert "seal mismatch" in broken.out
+    assert f"row {ROWS // 2} differs from database in payload" in broken.out
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopped(
+    start: Start, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    sources = ["--source", "database", "--source", "topic"]
+    arguments = ["verify", "--chain", filled, *sources, "--follow", "--checkpoint", tmp_path / "f"]
+    follower = start(*arguments, settings=module_settings)
+    assert follower.stdout is not None
+    told = follower.stdout.readline()
+    assert told == f"topic: row {ROWS // 2} differs from database in payload\n"
+    assert follower.poll() is None
+    follower.send_signal(signal.SIGINT)
+    out, err = follower.communicate(timeout=SPARK_DEADLINE_SECONDS)
+    assert (follower.returncode, out) == (130, ""), err
+
+
+async def _change(dsn: str, chain: int) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(LET_TAMPER)
+    query = "UPDATE chain_event SET payload = '\\x00' WHERE chain_id = $1 AND id = $2"
+    await connection.execute(query, chain, ROWS // 2)
+    await connection.close()

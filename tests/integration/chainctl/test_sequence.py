@@ -1,0 +1,438 @@
+"""Files become orders of a chain: each row once, in its order, whatever happened before."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import lzma
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+import zstandard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from local_stack import PostgresServer
+    from tests.calling import Done
+    from tests.integration.chainctl.conftest import Call, Refused, Start
+
+    Rows = Callable[[], list[dict[str, Any]]]
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+
+PEAK_KB = """\
+import sys
+from pathlib import Path
+from chainctl.main import main
+code = main(sys.argv[1:])
+status = Path("/proc/self/status").read_text()
+print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def sequence(call: Call, module_settings: dict[str, str], chain: int) -> Callable[..., Done]:
+    """Calls `chainctl sequence` with a file of this content."""
+
+    def run(path: Path, content: str | bytes | None = None, *options: object) -> Done:
+        if content is not None:
+            data = content.encode() if isinstance(content, str) else content
+            path.write_bytes(COMPRESS.get(path.suffix, bytes)(data))
+        return call(
+            "sequence", "--chain", chain, "--input", path, "--json", *options,
+            settings=module_settings,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def rows(call: Call, module_settings: dict[str, str], chain: int) -> Rows:
+    """Reads the whole chain, as `chainctl fill` writes it."""
+
+    def read() -> list[dict[str, Any]]:
+        status = json.loads(
+            call("status", "--chain", chain, "--json", settings=module_settings).out
+        )
+        done = call(
+            "fill", "--chain", chain, "--after", 0, "--until", status["head_persisted"],
+            "--decode", "msgpack", settings=module_settings,
+        )  # fmt: skip
+        assert done.code == 0, done
+        return [json.loads(line) for line in done.out.splitlines()]
+
+    return read
+
+
+def keys(found: list[dict[str, Any]]) -> list[str]:
+    return [row["key"] for row in found]
+
+
+def test_file_is_sequenced_once_however_often_and_however_compressed(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path, chain: int
+) -> None:
+    content = "n,px\n" + "".join(f"{number},{number}.50\n" for number in range(1, 1_001))
+    first = sequence(tmp_path / "o.csv", content, "--batch-rows", 300)
+    assert first.code == 0, first
+    summary = json.loads(first.out)
+    assert summary.pop("seconds") > 0
+    assert summary == {
+        "chain": chain,
+        "source": "file:o.csv",
+        "orders": 1_000,
+        "first_id": 1,
+        "last_id": 1_000,
+        "repeats": 0,
+        "rows_before": 0,
+    }
+    assert "1,000 orders" in first.err
+    for suffix in COMPRESS:
+        again = sequence(tmp_path / f"o.csv{suffix}", content)
+        assert again.code == 0, again
+        assert json.loads(again.out)["orders"] == 0
+        assert json.loads(again.out)["rows_before"] == 1_000
+    found = rows()
+    assert keys(found) == [f"o.csv#{number}" for number in range(1, 1_001)]
+    assert found[6]["payload"] == {"n": "7", "px": "7.50"}
+    assert [row["pid"] for row in found] == [0, *(row["id"] for row in found[:-1])]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_compressed_file_gives_the_orders_of_the_plain_one(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path, suffix: str
+) -> None:
+    content = '{"id":"a","t_ms":5,"x":1.50}\n{"id":"b","t_ms":6,"x":null}\n'
+    done = sequence(
+        tmp_path / f"o.jsonl{suffix}", content, "--key-column", "id", "--time-column", "t_ms"
+    )
+    assert done.code == 0, done
+    assert [(row["key"], row["event_time_ns"], row["payload"]) for row in rows()] == [
+        ("a", 5_000_000, {"id": "a", "t_ms": "5", "x": "1.50"}),
+        ("b", 6_000_000, {"id": "b", "t_ms": "6", "x": ""}),
+    ]
+
+
+def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    good = "n,t_ms\n" + "".join(f"{number},{number}\n" for number in range(1, 1_001))
+    path = tmp_path / "o.csv"
+    bad = good.replace("\n700,700\n", "\n700,7oo\n")
+    options = ("--time-column", "t_ms", "--batch-rows", 100)
+    first = sequence(path, bad, *options)
+    assert (first.code, first.out) == (2, "")
+    assert first.err == (
+        "chainctl: line 701: column 't_ms' was '7oo', expected an integer that fits 64 bits as "
+        "nanoseconds; orders added before that: 699\n"
+    )
+    again = sequence(path, bad, *options)
+    assert again.code == 2
+    assert "line 701" in again.err
+    mended = sequence(path, good, *options)
+    assert mended.code == 0, mended
+    assert json.loads(mended.out)["rows_before"] == 699
+    assert json.loads(mended.out)["orders"] == 301
+    assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 1_001)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_standard_input_is_the_file_of_its_name(
+    sequence: Callable[..., Done],
+    start: Start,
+    rows: Rows,
+    module_settings: dict[str, str],
+    chain: int,
+    tmp_path: Path,
+    suffix: str,
+) -> None:
+    path = tmp_path / f"o.csv{suffix}"
+    content = "n\n" + "".join(f"{number}\n" for number in range(1, 501))
+
+    def from_standard_input(data: bytes) -> tuple[int, dict[str, Any], str]:
+        process: subprocess.Popen[Any] = start(
+            "sequence", "--chain", chain, "--input", "-", "--input-name", path.name,
+            "--batch-rows", 200, "--json", settings=module_settings, text=False,
+            stdin=subprocess.PIPE,
+        )  # fmt: skip
+        out, err = process.communicate(data, timeout=60)
+        return process.returncode, json.loads(out) if out else {}, str(err)
+
+    code, summary, err = from_standard_input(COMPRESS[suffix](content.encode()))
+    assert code == 0, err
+    assert (summary["source"], summary["orders"]) == ("file:o.csv", 500)
+    grown = sequence(path, content + "501\n")
+    assert (json.loads(grown.out)["rows_before"], json.loads(grown.out)["orders"]) == (500, 1)
+    code, summary, err = from_standard_input(COMPRESS[suffix]((content + "501\n502\n").encode()))
+    assert (summary["rows_before"], summary["orders"]) == (501, 1), err
+    code, _, err = from_standard_input(COMPRESS[suffix](b"n\n502\n503\n"))
+    assert code == 2
+    assert "at least the 502 rows" in err
+    assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 503)]
+
+
+def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
+    start: Start,
+    call: Call,
+    rows: Rows,
+    head_moved: Callable[[], None],
+    module_settings: dict[str, str],
+    chain: int,
+) -> None:
+    process = start(
+        "sequence", "--chain", chain, "--input", "-", "--input-name", "o.csv",
+        "--batch-rows", 1, "--lease-seconds", "500ms", settings=module_settings,
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write("n\n1\n2\n")
+    process.stdin.flush()
+    head_moved()
+    wait_for_beats(module_settings["CHAINCTL_DATABASE"], chain, 10)  # two leases
+    leader = json.loads(call("leader", "--chain", chain, "--json", settings=module_settings).out)
+    assert (leader["leader_state"], leader["epoch"]) == ("leads", 1)
+    process.stdin.write("3\n4\n")
+    process.stdin.flush()
+    wait_for_rows(rows, 3)
+    process.send_signal(signal.SIGINT)  # while it waits for more
+    assert process.wait(timeout=60) == 130
+    assert keys(rows())[:3] == ["o.csv#1", "o.csv#2", "o.csv#3"]
+
+
+def wait_for_beats(database: str, chain: int, count: int) -> None:
+    """Return once the leader of the chain has shown its life `count` more times."""
+
+    async def wait() -> None:
+        connection = await asyncpg.connect(database)
+        try:
+            query = "SELECT counter FROM chain_lease WHERE chain_id = $1"
+            first = await connection.fetchval(query, chain)
+            async with asyncio.timeout(60):
+                while await connection.fetchval(query, chain) < first + count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await connection.close()
+
+    asyncio.run(wait())
+
+
+def wait_for_rows(rows: Rows, count: int) -> None:
+    """Return once the chain has so many rows."""
+    until = time.monotonic() + 60
+    while len(rows()) < count:
+        assert time.monotonic() < until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--input", "-"), "--input - needs --input-name NAME"),
+        (("--input", "-", "--input-name", "a/o.csv"), "--input-name was 'a/o.csv'"),
+        (("--input", "-", "--input-name", "orders"), "a name ending .csv"),
+        (("--input", "o.csv", "--input-name", "p.csv"), "--input-name cannot be given with"),
+        (("--intake-topic", "t", "--input-name", "p.csv"), "--input-name cannot be given with"),
+        (("--input", "-", "--input-name", "o.csv"), "header was ''"),
+    ],
+)
+def test_standard_input_without_what_it_needs_is_refused(
+    refused: Refused, module_settings: dict[str, str], arguments: tuple[str, ...], part: str
+) -> None:
+    assert part in refused("sequence", "--chain", 1, *arguments, settings=module_settings)
+
+
+def test_file_that_changed_is_refused_and_renamed_it_is_new(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    path = tmp_path / "o.csv"
+    assert sequence(path, "a\n1\n2\n3\n").code == 0
+    changed = sequence(path, "a\n1\n9\n3\n4\n")
+    assert changed.code == 2
+    assert "the beginning of the file has changed" in changed.err
+    shorter = sequence(path, "a\n1\n")
+    assert shorter.code == 2
+    assert "at least the 3 rows" in shorter.err
+    options = sequence(path, "a\n1\n2\n3\n", "--key-column", "a")
+    assert options.code == 2
+    grown = sequence(path, "a\n1\n2\n3\n4\n")
+    assert json.loads(grown.out)["orders"] == 1
+    renamed = sequence(tmp_path / "p.csv", "a\n1\n")
+    assert json.loads(renamed.out)["orders"] == 1
+    assert keys(rows()) == ["o.csv#1", "o.csv#2", "o.csv#3", "o.csv#4", "p.csv#1"]
+
+
+def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
+    refused: Refused,
+    call: Call,
+    module_settings: dict[str, str],
+    chain: int,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "header.csv").write_text("a,b\n")
+    (tmp_path / "first.csv").write_text("a,b\n1\n")
+    (tmp_path / "binary.csv").write_bytes(bytes(range(256)) * 64)
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"a\n1\n")[:8])
+    (tmp_path / "not.csv.xz").write_text("a\n1\n" * 9)
+    (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    (tmp_path / "one.json").write_text('[{"a":1}]\n')
+    for name, part in (
+        ("missing.csv", "No such file"),
+        (".", "it is a folder"),
+        ("empty.csv", "it is empty"),
+        ("header.csv", "it has none"),
+        ("first.csv", "line 2: number of fields was 1, expected 2"),
+        ("binary.csv", "line 1"),
+        ("cut.csv.gz", "cut off"),
+        ("not.csv.xz", "its content is not"),
+        ("twice.csv", "name of column 2 was 'a'"),
+        ("one.json", "one JSON object"),
+    ):
+        line = refused(
+            "sequence", "--chain", chain, "--input", tmp_path / name, settings=module_settings
+        )
+        assert part in line, name
+    status = json.loads(call("status", "--chain", chain, "--json", settings=module_settings).out)
+    assert status["epoch"] == 0
+    assert status["intakes"] == []
+
+
+def test_sequence_killed_in_the_middle_goes_on_without_doubling(
+    start: Start,
+    sequence: Callable[..., Done],
+    rows: Rows,
+    head_moved: Callable[[], None],
+    module_settings: dict[str, str],
+    chain: int,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "o.csv"
+    count = 20_000
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, count + 1)))
+    process = start(
+        "sequence", "--chain", chain, "--input", path, "--batch-rows", 20,
+        settings=module_settings,
+    )  # fmt: skip
+    head_moved()
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    done = sequence(path, None, "--batch-rows", 5_000)
+    assert done.code == 0, done
+    summary = json.loads(done.out)
+    assert summary["rows_before"] + summary["orders"] == count
+    assert keys(rows()) == [f"o.csv#{number}" for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
+    start: Start,
+    sequence: Callable[..., Done],
+    head_moved: Callable[[], None],
+    module_settings: dict[str, str],
+    chain: int,
+    tmp_path: Path,
+    times: int,
+) -> None:
+    path = tmp_path / "o.csv"
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 20_001)))
+    process = start(
+        "sequence", "--chain", chain, "--input", path, "--batch-rows", 20,
+        settings=module_settings,
+    )  # fmt: skip
+    head_moved()
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    done = sequence(path, None)
+    assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 20_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
+def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
+    start: Start, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    peaks = []
+    for rows in (5_000, 100_000):
+        path = tmp_path / f"{rows}.csv"
+        path.write_text("n,text\n" + "".join(f"{n},abcdefghijklmnop\n" for n in range(rows)))
+        process = start(
+            "sequence", "--chain", chain, "--input", path, settings=module_settings, script=PEAK_KB
+        )
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        peaks.append(int(out) / 1024)
+    assert peaks[1] < 150, peaks
+    assert peaks[1] < peaks[0] + 60, peaks
+
+
+def test_file_with_a_refused_key_keeps_the_rows_before_it_and_takes_none_after_it(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    content = "id,x\n" + "".join(f"k{number},{number}\n" for number in range(1, 101))
+    path = tmp_path / "o.csv"
+    options = ("--key-column", "id", "--batch-rows", 20)
+    conflict = content.replace("k47,47\n", "k41,47\n")
+    done = sequence(path, conflict, *options)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("chainctl: line 48: key was 'k41', expected the payload with which")
+    assert "orders added before that: 46" in done.err
+    assert keys(rows()) == [f"k{number}" for number in range(1, 47)]
+    mended = sequence(path, content, *options)
+    assert mended.code == 0, mended
+    assert keys(rows()) == [f"k{number}" for number in range(1, 101)]
+
+
+def test_file_with_keys_that_came_before_adds_the_new_ones_only(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    assert sequence(tmp_path / "o.csv", "id,x\na,1\nb,2\n", "--key-column", "id").code == 0
+    done = sequence(tmp_path / "p.csv", "id,x\na,1\nc,3\nb,2\nc,3\n", "--key-column", "id")
+    assert done.code == 0, done
+    summary = json.loads(done.out)
+    assert (summary["orders"], summary["repeats"]) == (1, 3)
+    assert summary["first_id"] == summary["last_id"]
+    assert keys(rows()) == ["a", "b", "c"]
+
+
+def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
+    call: Call,
+    refused: Refused,
+    stack_environment: dict[str, str],
+    postgres_server: PostgresServer,
+    database_name: str,
+    free_chain: int,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "o.csv").write_text("a\n1\n")
+    assert call("chain", "create", free_chain, settings=stack_environment).code == 0
+    postgres_server.execute(
+        "SELECT format('ALTER DATABASE %I SET synchronous_commit = off', current_database()) "
+        "\\gexec",
+        database=database_name,
+    )
+    sequence = ("sequence", "--chain", free_chain, "--input", tmp_path / "o.csv")
+    assert "synchronous_commit" in refused(*sequence, settings=stack_environment)
+    done = call(*sequence, "--unsafe-durability", settings=stack_environment)
+    assert done.code == 0, done
+
+
+def test_topic_on_one_broker_is_noted_once(sequence: Callable[..., Done], tmp_path: Path) -> None:
+    """The servers of the tests have one broker."""
+    done = sequence(tmp_path / "o.csv", "n\n1\n", "--log-level", "info")
+    assert done.code == 0, done
+    (line,) = [line for line in done.err.splitlines() if "one broker's disk may be all" in line]
+    assert "(replicas 1, min.insync.replicas 1): receivers read what is lost" in line

@@ -1,0 +1,452 @@
+"""`chainctl sequence --intake-topic`: killed, replaced, stopped, a topic becomes a chain once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import threading
+import time
+from itertools import chain as flatten
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from aiokafka import AIOKafkaProducer
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+
+    from tests.integration.chainctl.conftest import Call, Refused, Start
+
+PARTITIONS = 3
+DEADLINE_SECONDS = 60.0
+LEASE_SECONDS = 1.5
+"""Promised beside the lease. The rest of a measured time is the start of a process, and the load of
+a machine that tests."""
+
+Row = tuple[int, int, str]
+
+
+class Topic:
+    """A topic of orders, filled in the background, and the chain that it is to become."""
+
+    def __init__(self, settings: dict[str, str], name: str, chain: int) -> None:
+        self.settings = settings
+        self.name = name
+        self.chain = chain
+        self.sent: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
+        self.ends = dict.fromkeys(range(PARTITIONS), 0)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def send(self, count: int) -> None:
+        """Send `count` orders, every tenth of them twice, some without a key."""
+        asyncio.run(self._send(count))
+
+    def start_load(self) -> None:
+        """Send orders in the background, until `stop_load`."""
+
+        def work() -> None:
+            while not self._stop.wait(0.1):  # all of it is to be taken in the end
+                self.send(300)
+
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+
+    def stop_load(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    async def _send(self, count: int) -> None:
+        kafka = self.settings["CHAINCTL_KAFKA"]
+        async with AIOKafkaProducer(bootstrap_servers=kafka, linger_ms=2) as producer:
+            acks = []
+            for number in range(count):
+                partition = number % PARTITIONS
+                sent = self.sent[partition]
+                key = None if number % 7 == 0 else f"p{partition}#{len(sent)}"
+                for _ in range(1 + (number % 10 == 0 and key is not None)):
+                    acks.append(
+                        await producer.send(
+                            self.name, b"order", partition=partition, key=key and key.encode()
+                        )
+                    )
+                    offset = self.ends[partition]
+                    self.ends[partition] = offset + 1
+                sent.append(key or f"{self.name}/{partition}#{offset}")
+            await asyncio.gather(*acks)
+
+    def query(self, statement: str, *values: object) -> list[Any]:
+        async def fetch() -> list[Any]:
+            connection = await asyncpg.connect(self.settings["CHAINCTL_DATABASE"])
+            try:
+                rows: list[Any] = await connection.fetch(statement, self.chain, *values)
+                return rows
+            finally:
+                await connection.close()
+
+        return asyncio.run(fetch())
+
+    def rows(self) -> list[Row]:
+        found = self.query("SELECT id, pid, key FROM chain_event WHERE chain_id = $1 ORDER BY id")
+        return [tuple(row) for row in found]
+
+    def head(self) -> Any:
+        (head,) = self.query(
+            "SELECT epoch, last_id, owner, released FROM chain_head JOIN chain_lease l "
+            "USING (chain_id, epoch) WHERE chain_id = $1"
+        )
+        return head
+
+    def positions(self) -> dict[int, int]:
+        found = self.query("SELECT source, position FROM chain_intake WHERE chain_id = $1")
+        return {int(row["source"].rpartition(":")[2]): row["position"] for row in found}
+
+    def until(
+        self, condition: Callable[[], bool], process: subprocess.Popen[str] | None = None
+    ) -> None:
+        """Wait for `condition` while `process` lives."""
+        give_up_at = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            assert time.monotonic() < give_up_at, (self.positions(), self.ends)
+            assert process is None or process.poll() is None, process.communicate()
+            time.sleep(0.01)
+
+    def until_taken(self, process: subprocess.Popen[str]) -> None:
+        self.until(lambda: self.positions() == self.ends, process)
+
+    def assert_is_chain(self) -> None:
+        """Every order once, in the order of its partition, in one chain."""
+        rows = self.rows()
+        assert [pid for _, pid, _ in rows] == [0, *(row_id for row_id, _, _ in rows[:-1])]
+        assert sorted(key for _, _, key in rows) == sorted(flatten(*self.sent.values()))
+        for partition, sent in self.sent.items():
+            prefixes = (f"p{partition}#", f"{self.name}/{partition}#")
+            assert [key for _, _, key in rows if key.startswith(prefixes)] == sent
+
+
+@pytest.fixture
+def topic(
+    module_settings: dict[str, str], chain: int, make_topic: Callable[..., None]
+) -> Iterator[Topic]:
+    name = f"in.{chain}"
+    make_topic(name, PARTITIONS)
+    topic = Topic(module_settings, name, chain)
+    yield topic
+    topic.stop_load()
+
+
+@pytest.fixture
+def lead(start: Start, topic: Topic) -> Callable[..., subprocess.Popen[str]]:
+    """Starts `chainctl sequence` from the topic."""
+
+    def run(*options: object) -> subprocess.Popen[str]:
+        return start(
+            "sequence", "--chain", topic.chain, "--intake-topic", topic.name, "--json",
+            "--lease-seconds", LEASE_SECONDS, "--batch-rows", 50, *options,
+            settings=topic.settings,
+        )  # fmt: skip
+
+    return run
+
+
+def end(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == code, (process.returncode, out, err)
+    assert "Traceback" not in err
+    return out, err
+
+
+def test_sequence_from_a_topic_runs_until_sigterm_and_tells_what_it_did(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic
+) -> None:
+    topic.send(200)
+    process = lead()
+    topic.until_taken(process)
+    process.send_signal(signal.SIGTERM)
+    out, err = end(process, 143)
+    summary = json.loads(out)
+    assert summary.pop("seconds") > 0
+    assert summary == {
+        "chain": topic.chain,
+        "topic": topic.name,
+        "epoch": 1,
+        "records": sum(topic.ends.values()),
+        "rejects": 0,
+        "orders": 200,
+        "last_id": 200,
+    }
+    assert f"leading chain {topic.chain}, epoch 1" in err
+    assert topic.head()["released"]
+    topic.assert_is_chain()
+
+
+def test_sequence_killed_at_random_moments_makes_a_chain_of_the_topic(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic
+) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")  # noqa: T201 - to do it again
+    moments = random.Random(seed)
+    topic.start_load()
+    for _ in range(3):
+        process = lead()
+        before = topic.head()["epoch"] if topic.positions() else 0
+        topic.until(lambda before=before: self_leads(topic, before))  # type: ignore[misc]
+        reached = topic.head()["last_id"] + moments.randrange(300)  # the moment is the test
+        topic.until(lambda reached=reached: topic.head()["last_id"] >= reached)  # type: ignore[misc]
+        process.kill()
+        end(process, -signal.SIGKILL)
+    topic.stop_load()
+    process = lead()
+    topic.until_taken(process)
+    process.send_signal(signal.SIGINT)
+    end(process, 130)
+    topic.assert_is_chain()
+    assert topic.head()["epoch"] == 4
+
+
+def self_leads(topic: Topic, before: int) -> bool:
+    """Say whether a newer leader than that of epoch `before` has taken something."""
+    found = topic.query("SELECT max(epoch) AS epoch FROM chain_batch WHERE chain_id = $1")
+    return (found[0]["epoch"] or 0) > before
+
+
+def test_standby_takes_over_a_killed_leader_but_no_living_one(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic
+) -> None:
+    leader = lead()
+    topic.start_load()
+    topic.until(lambda: self_leads(topic, 0))
+    standby = lead("--standby")
+    until_waiting(topic)
+    until_renewed(topic, 11)  # two leases and more: longer than a dead leader is waited for
+    assert topic.head()["epoch"] == 1
+    assert standby.poll() is None
+    leader.kill()
+    topic.until(lambda: self_leads(topic, 1))
+    end(leader, -signal.SIGKILL)
+    topic.stop_load()
+    topic.until_taken(standby)
+    standby.send_signal(signal.SIGTERM)
+    out, _ = end(standby, 143)
+    assert json.loads(out)["epoch"] == 2
+    topic.assert_is_chain()
+
+
+def test_leader_that_is_stopped_hands_over_to_the_standby_at_once(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic
+) -> None:
+    # The lease is longer than this test may take: who waited for it would never lead here.
+    leader = lead("--lease-seconds", 10 * DEADLINE_SECONDS)
+    topic.start_load()
+    topic.until(lambda: self_leads(topic, 0))
+    standby = lead("--standby", "--lease-seconds", 10 * DEADLINE_SECONDS)
+    until_waiting(topic)
+    leader.send_signal(signal.SIGTERM)
+    topic.until(lambda: self_leads(topic, 1))
+    end(leader, 143)
+    topic.stop_load()
+    topic.until_taken(standby)
+    standby.send_signal(signal.SIGTERM)
+    end(standby, 143)
+    topic.assert_is_chain()
+
+
+def act(topic: Topic, call: Call, command: str, *options: object) -> dict[str, Any]:
+    done = call(
+        command, "--chain", topic.chain, "--reason", "a drill", "--actor", "ann", "--json",
+        *options, settings=topic.settings,
+    )  # fmt: skip
+    assert done.code == 0, done
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def leader_state(topic: Topic, call: Call) -> str:
+    done = call("leader", "--chain", topic.chain, "--json", settings=topic.settings)
+    assert done.code == 0, done
+    state: str = json.loads(done.out)["leader_state"]
+    return state
+
+
+def test_leader_that_is_asked_to_step_down_hands_over_and_ends_cleanly(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic, call: Call
+) -> None:
+    assert leader_state(topic, call) == "never led"
+    leader = lead()
+    topic.start_load()
+    topic.until(lambda: self_leads(topic, 0))
+    standby = lead("--standby")
+    until_waiting(topic)
+    assert act(topic, call, "step-down", "--dry-run") == {
+        "chain": topic.chain, "epoch": 1, "act_id": None, "is_over": None,
+    }  # fmt: skip
+    assert leader_state(topic, call) == "leads"
+    done = act(topic, call, "step-down", "--wait", "50s")
+    assert (done["epoch"], done["is_over"]) == (1, True)
+    out, err = end(leader, 0)
+    assert json.loads(out)["epoch"] == 1
+    assert f"chain {topic.chain}: stepped down on request, in epoch 1" in err
+    topic.until(lambda: self_leads(topic, 1))
+    topic.stop_load()
+    topic.until_taken(standby)
+    standby.send_signal(signal.SIGTERM)
+    end(standby, 143)
+    topic.assert_is_chain()
+    assert leader_state(topic, call) == "handed over"
+    (kept,) = topic.query("SELECT act, actor, reason FROM chain_act WHERE chain_id = $1")
+    assert tuple(kept) == ("step-down", "ann", "a drill")
+
+
+def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic, call: Call, refused: Refused
+) -> None:
+    line = refused("takeover", "--chain", topic.chain, "--reason", "x", settings=topic.settings)
+    assert "a chain that a process leads" in line
+    # The lease is longer than this test may take: who waited for it would never lead here.
+    hanging = lead("--lease-seconds", 10 * DEADLINE_SECONDS)
+    topic.send(100)
+    topic.until_taken(hanging)
+    standby = lead("--standby", "--lease-seconds", 10 * DEADLINE_SECONDS)
+    until_waiting(topic)
+    hanging.send_signal(signal.SIGSTOP)
+    assert act(topic, call, "takeover", "--wait", "50s")["is_over"]
+    topic.send(100)
+    topic.until_taken(standby)
+    assert self_leads(topic, 1)
+    hanging.send_signal(signal.SIGCONT)
+    hanging.send_signal(signal.SIGTERM)
+    hanging.communicate(timeout=DEADLINE_SECONDS)
+    standby.send_signal(signal.SIGTERM)
+    end(standby, 143)
+    topic.assert_is_chain()
+
+
+def until_waiting(topic: Topic) -> None:
+    """Wait until a standby has looked at the lease: it holds a connection, and leads nothing."""
+    query = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name = 'orderchain sequencer ' || $1::integer"
+    )
+    topic.until(lambda: len(topic.query(query)) == 2)
+
+
+def until_renewed(topic: Topic, times: int) -> None:
+    """Wait until the leader has renewed its lease so often, from now on."""
+
+    def counter() -> int:
+        (row,) = topic.query("SELECT counter FROM chain_lease WHERE chain_id = $1")
+        return int(row["counter"])
+
+    enough = counter() + times
+    topic.until(lambda: counter() >= enough)
+
+
+def test_leader_that_was_paused_and_replaced_says_so_and_fails(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic
+) -> None:
+    paused = lead()
+    topic.start_load()
+    topic.until(lambda: self_leads(topic, 0))
+    standby = lead("--standby")
+    until_waiting(topic)
+    paused.send_signal(signal.SIGSTOP)
+    topic.until(lambda: self_leads(topic, 1))
+    paused.send_signal(signal.SIGCONT)
+    _, err = end(paused, 3)
+    assert err.splitlines()[-1].startswith(f"chainctl: chain {topic.chain}: fenced: ")
+    topic.stop_load()
+    topic.until_taken(standby)
+    standby.send_signal(signal.SIGTERM)
+    end(standby, 143)
+    topic.assert_is_chain()
+
+
+def test_standby_with_a_file_goes_on_where_the_leader_of_the_same_file_was_killed(
+    start: Start, topic: Topic, tmp_path: Any
+) -> None:
+    path = tmp_path / "o.csv"
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 60_001)))
+    arguments = (
+        "sequence", "--chain", topic.chain, "--input", path, "--json",
+        "--lease-seconds", LEASE_SECONDS, "--batch-rows", 20,
+    )  # fmt: skip
+    leader = start(*arguments, settings=topic.settings)
+    topic.until(lambda: self_leads(topic, 0))
+    standby = start(*arguments, "--standby", "--batch-rows", 5_000, settings=topic.settings)
+    until_waiting(topic)
+    leader.kill()
+    out, _ = end(standby, 0)
+    summary = json.loads(out)
+    assert summary["rows_before"] > 0
+    assert summary["rows_before"] + summary["orders"] == 60_000
+    assert [key for _, _, key in topic.rows()] == [f"o.csv#{n}" for n in range(1, 60_001)]
+
+
+def test_second_leader_without_standby_is_refused_its_chain(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic
+) -> None:
+    topic.send(10)
+    leader = lead()
+    topic.until_taken(leader)
+    out, err = end(lead(), 3)
+    assert out == ""
+    assert "which is alive" in err
+    leader.send_signal(signal.SIGTERM)
+    end(leader, 143)
+
+
+def test_ids_that_tell_the_time_need_a_chain_with_large_partitions(
+    call: Call, start: Start, refused: Refused, module_settings: dict[str, str], topic: Topic
+) -> None:
+    options = ("--intake-topic", topic.name, "--id-strategy", "time", "--json")
+    line = refused("sequence", "--chain", topic.chain, *options, settings=module_settings)
+    assert "--partition-ids 90596966400000 is a day" in line
+    timed = topic.chain + 1 if topic.chain < 2**31 - 1 else 999
+    made = call(
+        "chain", "create", timed, "--partition-ids", 86_400_000 << 20, settings=module_settings
+    )
+    assert made.code == 0, made
+    topic.send(50)
+    topic.chain = timed
+    before_ms = int(time.time() * 1_000)
+    process = start("sequence", "--chain", timed, *options, settings=module_settings)
+    topic.until_taken(process)
+    process.send_signal(signal.SIGTERM)
+    end(process, 143)
+    first_id = topic.rows()[0][0]
+    assert before_ms <= first_id >> 20 <= int(time.time() * 1_000)
+    topic.assert_is_chain()
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ((), "--input FILE, or --intake-topic TOPIC"),
+        (("--intake-topic", "t", "--input", "f.csv"), "--input cannot be given with"),
+        (("--intake-topic", "t", "--key-column", "k"), "--key-column cannot be given with"),
+        (("--input", "f.csv", "--start", "latest"), "--start cannot be given with --input"),
+        (("--intake-topic", "no/name"), "--intake-topic was 'no/name'"),
+        (("--intake-topic", "t", "--lease-seconds", "0.1"), "--lease-seconds was '0.1'"),
+        (("--intake-topic", "t", "--id-strategy", "random"), "--id-strategy was 'random'"),
+    ],
+)
+def test_sequence_with_options_that_say_nothing_is_refused(
+    call: Call, module_settings: dict[str, str], options: tuple[str, ...], part: str
+) -> None:
+    done = call("sequence", "--chain", 1, *options, settings=module_settings)
+    assert (done.code, done.out) == (2, "")
+    assert part in " ".join(done.err.split())
+
+
+def test_topic_that_is_missing_is_refused_before_anything_is_taken(
+    refused: Refused, module_settings: dict[str, str], chain: int
+) -> None:
+    line = refused(
+        "sequence", "--chain", chain, "--intake-topic", "not.there", settings=module_settings
+    )
+    assert line == "chainctl: topic was 'not.there', expected a topic that exists\n"

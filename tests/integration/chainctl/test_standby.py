@@ -1,0 +1,182 @@
+"""Several servers, a real streaming standby among them: several addresses for fills, and several
+hosts in one address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from local_stack import PostgresServer, PostgresServerConfig
+from local_stack.ports import free_port
+from local_stack.postgres import SUPERUSER
+from orderchain.sql import GAP_READER
+from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.integration.chainctl.conftest import Call
+
+EXTRA = 50
+
+
+@pytest.fixture
+def database_name(module_settings: dict[str, str]) -> str:
+    return urlsplit(module_settings["CHAINCTL_DATABASE"]).path.lstrip("/")
+
+
+@pytest.fixture
+def standby(
+    postgres_server: PostgresServer, module_settings: dict[str, str], server_folder: Path
+) -> Iterator[PostgresServer]:
+    del module_settings  # its database must be there first
+    config = PostgresServerConfig(
+        directory=server_folder / "standby",
+        port=free_port(),
+        passwords=postgres_server.config.passwords,
+    )
+    server = PostgresServer(config)
+    server.initialise_standby(postgres_server)
+    with server:
+        yield server
+
+
+def pause_behind(dsn: str, chain_id: int, last_id: int) -> None:
+    """Have a standby replay up to `last_id`, and no further."""
+
+    async def pause() -> None:
+        look = await asyncpg.connect(dsn, timeout=10)
+        query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
+        async with asyncio.timeout(30):
+            while await look.fetchval(query, chain_id) != last_id:
+                pass
+            await look.execute("SELECT pg_wal_replay_pause()")
+            while await look.fetchval("SELECT pg_get_wal_replay_pause_state()") != "paused":
+                pass
+        await look.close(timeout=5)
+
+    asyncio.run(pause())
+
+
+def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    standby: PostgresServer,
+    database_name: str,
+    tmp_path: Path,
+) -> None:
+    pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
+    more = tmp_path / "more.csv"
+    more.write_text("n\n" + "1\n" * EXTRA)
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    status = call("status", "--chain", filled, "--json", settings=module_settings)
+    head = json.loads(status.out)["head_persisted"]
+    assert head > ROWS + EXTRA, "a take-over skips ids"
+    ids = [*range(1, ROWS + 1), *range(head - EXTRA + 1, head + 1)]
+    servers = standby.dsn(GAP_READER, database_name), module_settings["CHAINCTL_GAP_DATABASE"]
+
+    alone = call(
+        "fill", "--chain", filled, "--after", ROWS - 1, "--until", head,
+        "--gap-database", servers[0], settings=module_settings,
+    )  # fmt: skip
+    assert alone.code == 3, alone
+    assert str(head) in alone.err
+
+    flags = [part for server in servers for part in ("--gap-database", server)]
+    done = call(
+        "fill", "--chain", filled, "--after", ROWS - 3, "--until", head, *flags,
+        settings=module_settings,
+    )  # fmt: skip
+    assert done.code == 0, done
+    found = [json.loads(line)["id"] for line in done.out.splitlines()]
+    assert found == ids[ROWS - 3 :]
+
+    journal = tmp_path / "j.jsonl"
+    settings = {**module_settings, "CHAINCTL_GAP_DATABASE": " ".join(servers)}
+    received = call("receive", "--chain", filled, "--output", journal, "--json", settings=settings)
+    assert received.code == 0, received
+    rows = [json.loads(line)["id"] for line in journal.read_text().splitlines()]
+    assert rows == ids
+    assert json.loads(received.out)["stats"]["source"] == "primary"  # gave the end of it
+
+    standby.stop()
+    without = call(
+        "fill", "--chain", filled, "--after", 0, "--until", 3, *flags, settings=module_settings
+    )
+    assert without.code == 0, without
+    assert "asked last" in without.err, "a server that does not answer is told"
+
+
+def several_hosts(dsn: str, target: str, *ports: int) -> str:
+    """Return `dsn` with a host for each of `ports` before its own, of which `target` is wanted."""
+    others = "".join(f"127.0.0.1:{port}," for port in ports)
+    return dsn.replace("@", f"@{others}") + f"?target_session_attrs={target}"
+
+
+def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    standby: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    ports = free_port(), standby.config.port  # nobody listens at the first
+    database, gap_database = "CHAINCTL_DATABASE", "CHAINCTL_GAP_DATABASE"
+    settings = {
+        **module_settings,
+        database: several_hosts(module_settings[database], "read-write", *ports),
+        # That role is read-only by default: no server is read-write for it.
+        gap_database: several_hosts(module_settings[gap_database], "primary", *ports),
+    }
+    more, journal = tmp_path / "more.csv", tmp_path / "j.jsonl"
+    more.write_text("n\n" + "1\n" * EXTRA)
+    for arguments in (
+        ["sequence", "--input", more],
+        ["receive", "--output", journal, "--name", "matching"],
+        ["verify", "--local", "--source", "database"],
+        ["status"],
+    ):
+        done = call(*arguments, "--chain", filled, settings=settings)
+        assert done.code == 0, done
+    assert len(journal.read_text().splitlines()) == ROWS + EXTRA
+    own = urlsplit(module_settings[database]).port
+    without = {**settings, database: settings[database].replace(f",127.0.0.1:{own}/", "/")}
+    done = call("status", "--chain", filled, settings=without)
+    assert done.code == 3, done
+    assert "not read-write now" in done.err
+
+
+def test_address_of_several_hosts_may_ask_for_a_standby(
+    call: Call,
+    module_settings: dict[str, str],
+    filled: int,
+    standby: PostgresServer,
+    database_name: str,
+    tmp_path: Path,
+) -> None:
+    pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
+    more = tmp_path / "more.csv"
+    more.write_text("n\n" + "1\n" * EXTRA)
+    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    ports = free_port(), standby.config.port
+    for target, rows in (("standby", ROWS), ("primary", ROWS + EXTRA)):
+        settings = {
+            **module_settings,
+            "CHAINCTL_AUDIT_DATABASE": several_hosts(
+                module_settings["CHAINCTL_DATABASE"], target, *ports
+            ),
+        }
+        done = call(
+            "verify", "--local", "--source", "database", "--chain", filled, "--json",
+            settings=settings,
+        )  # fmt: skip
+        assert done.code == 0, done
+        assert json.loads(done.out)["sources"][0]["rows"] == rows

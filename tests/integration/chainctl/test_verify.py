@@ -1,0 +1,369 @@
+"""`chainctl verify` on what `sequence` and `receive` left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.stored_pages import LET_TAMPER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.chainctl.conftest import Call, Refused
+
+DELETED = FILLED_ROWS // 2
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def journal_of(call: Call, settings: dict[str, str], chain: int, folder: Path) -> Path:
+    """Let a receiver write the journal of a chain, named by its number."""
+    path = folder / f"{chain}.jsonl"
+    done = call("receive", "--chain", chain, "--output", path, settings=settings)
+    assert done.code == 0, done
+    return path
+
+
+@pytest.fixture
+def journal(call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path) -> Path:
+    """The journal of a receiver of the filled chain."""
+    return journal_of(call, module_settings, filled, tmp_path)
+
+
+def rewrite(settings: dict[str, str], chain: int) -> None:
+    """Give the last batch another seal: what only the owner of the tables can do."""
+    seal = (
+        "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id ="
+        " (SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)"
+    )
+    execute(settings, seal, chain)
+    head = (
+        "UPDATE chain_head h SET last_seal = b.seal FROM chain_batch b"
+        " WHERE h.chain_id = $1 AND b.chain_id = h.chain_id AND b.last_id = h.last_id"
+    )
+    execute(settings, head, chain)
+
+
+def execute(settings: dict[str, str], statement: str, *values: object) -> None:
+    async def run() -> None:
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"], timeout=10)
+        try:
+            await connection.execute(LET_TAMPER)
+            await connection.execute(statement, *values)
+        finally:
+            await connection.close(timeout=5)
+
+    asyncio.run(run())
+
+
+def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
+    statement = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
+    execute(settings, statement, chain, row_id)
+
+
+@pytest.mark.usefixtures("spark")
+def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_one(
+    call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
+    journal: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    journal_of(call, module_settings, filled_once, tmp_path)
+    delete_row(module_settings, filled, DELETED)
+    page, folder = tmp_path / "page.html", tmp_path / "findings"
+    sources = ("--source", "database", "--source", "topic", "--source")
+    done = call(
+        "verify", "--chain", filled_once, "--chain", filled, *sources,
+        f"journal:{tmp_path}/{{chain}}.jsonl", "--json", "--report", page, "--findings", folder,
+        settings=module_settings,
+    )  # fmt: skip
+    assert (done.code, done.err) == (1, ""), done
+    whole, damaged = json.loads(done.out)["chains"]
+    assert (whole["verdict"], whole["head"], whole["is_clean"]) == ("complete", FILLED_ROWS, True)
+    assert [source["rows"] for source in whole["sources"]] == [FILLED_ROWS] * 3
+    assert [one["is_equal"] for one in whole["comparisons"]] == [True, True]
+    assert (damaged["chain_id"], damaged["verdict"]) == (filled, "broken")
+    assert damaged["counts"] == {"gap": 1, "surplus": 2}
+    (text,) = {one["text"] for one in damaged["findings"] if one["kind"] == "surplus"}
+    assert text == f"row {DELETED} is too much, database lacks it"
+    assert "1 of 2 clean" in page.read_text(encoding="utf-8")
+    lines = [
+        json.loads(line)
+        for part in (folder / "findings.json").glob("*.json")
+        for line in part.read_text(encoding="utf-8").splitlines()
+    ]
+    found = sorted((one["chain"], one["kind"], one.get("source")) for one in lines)
+    assert found == [
+        (filled, "gap", "database"),
+        (filled, "surplus", f"journal:{journal}"),
+        (filled, "surplus", "topic"),
+    ]
+
+
+def test_verify_of_all_chains_tells_of_each_with_the_worst_exit_code(
+    call: Call, module_settings: dict[str, str], filled_once: int, chain: int
+) -> None:
+    arguments = ("verify", "--local", "--source", "database", "--source", "topic", "--json")
+    pair = ("--chain", filled_once, "--chain", chain)
+    clean = call(*arguments, *pair, settings=module_settings)
+    assert clean.code == 0, clean
+    rows = [[one["rows"] for one in of["sources"]] for of in json.loads(clean.out)["chains"]]
+    assert rows == [[FILLED_ROWS] * 2, [0, 0]]
+    missing = call(*arguments, *pair, "--chain", 999, settings=module_settings)
+    assert (missing.code, missing.err) == (2, ""), missing
+    outcome = json.loads(missing.out)["chains"][2]
+    assert (outcome["chain_id"], outcome["verdict"]) == (999, "not verified")
+    every = call(*arguments, "--all-chains", settings=module_settings)
+    assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
+
+
+def test_verify_with_a_journal_alone_says_that_the_head_is_not_known(
+    call: Call, filled: int, journal: Path
+) -> None:
+    done = call("verify", "--local", "--chain", filled, "--source", f"journal:{journal}")
+    assert done.code == 0, done
+    assert "contiguous (head not known)" in done.out
+
+
+def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
+    call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    empty = tmp_path / f"{chain}.jsonl"
+    empty.touch()
+    arguments = ("verify", "--local", "--chain", chain, "--source")
+    alone = call(*arguments, f"journal:{empty}", settings=module_settings)
+    assert alone.code == 3, alone
+    assert f"chain {chain}: not proven (nothing was read)" in alone.out
+    told = call(*arguments, f"journal:{empty}", "--json", settings=module_settings)
+    report = json.loads(told.out)
+    assert (told.code, report["is_clean"], report["counts"]) == (3, False, {})
+    assert report["verdict"] == report["sources"][0]["verdict"] == "not proven (nothing was read)"
+    known = call(*arguments, "database", "--source", f"journal:{empty}", settings=module_settings)
+    assert known.code == 0, known
+
+
+def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
+    refused: Refused, module_settings: dict[str, str], chain: int
+) -> None:
+    dsn = module_settings["CHAINCTL_DATABASE"]
+    wrong = {"CHAINCTL_DATABASE": dsn.replace(str(urlsplit(dsn).password), "sesame")}
+    arguments = ("verify", "--local", "--chain", chain, "--source", "database")
+    assert "wrong user or password" in refused(*arguments, settings=wrong)
+    assert "wrong user or password" in refused(
+        "verify", "--all-chains", *arguments[4:], settings=wrong
+    )
+
+
+def test_verify_with_an_exported_seal_tells_a_rewritten_row_from_none(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    exported = call("seal", "export", "--chain", filled, settings=module_settings).out.split()[0]
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--expect-seal")
+    clean = call(*arguments, exported, settings=module_settings)
+    assert clean.code == 0, clean
+    execute(
+        module_settings, "UPDATE chain_event SET key = 'x' WHERE chain_id = $1 AND id = 7", filled
+    )
+    broken = call(*arguments, exported, settings=module_settings)
+    assert broken.code == 1, broken
+    assert "seal mismatch" in broken.out
+
+
+def test_verify_of_pages_with_a_null_or_with_columns_that_do_not_fit_names_their_rows(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    for name in ("ends", "lengths", "no_null"):
+        execute(module_settings, f"ALTER TABLE chain_page DROP CONSTRAINT chain_page_{name}")
+    harm = (
+        "UPDATE chain_page SET keys[2] = NULL, payloads = payloads[:cardinality(ids) - 1]"
+        " WHERE chain_id = $1 AND first_id = 1"
+    )
+    execute(module_settings, harm, filled)
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
+    done = call(*arguments, "--seals", settings=module_settings)
+    assert (done.code, done.err) == (1, ""), done
+    findings = json.loads(done.out)["findings"]
+    (page,) = (one for one in findings if one["kind"] == "wrong_page")
+    assert (page["id"], page["columns"]) == (1, ["payloads"])
+    nulls = [(one["id"], one["columns"]) for one in findings if one["kind"] == "null"]
+    assert nulls == [(2, ["key"]), (page["until_id"], ["payload"])]
+    assert "seal_mismatch" in {one["kind"] for one in findings}
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("journal:missing.jsonl", "missing.jsonl"),
+        ("topic", "kafka"),
+        ("topics:x", "parquet:PATH"),
+        ("database", "database"),
+    ],
+)
+def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
+    refused: Refused, source: str, told: str
+) -> None:
+    assert told in refused("verify", "--chain", 1, "--source", source)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--follow", "--seals"), "--seals"),
+        (("--follow", "--report", "page.html"), "--report"),
+        (("--follow", "--since-verified"), "--since-verified"),
+        (("--follow", "--local"), "--local"),
+        (("--follow", "--head", 5), "--head"),
+        (("--follow", "--findings", "here"), "--findings"),
+        (("--follow", "--chain", 2), "one chain"),
+        (("--follow", "--keys"), "--keys"),
+        (("--key-window", 5), "--key-window"),
+        (("--checkpoint", "here"), "--checkpoint"),
+        (("--chain", 1), "each chain once"),
+        (("--all-chains",), "--all-chains"),
+        (("--chain", 2, "--head", 5), "--head"),
+        (("--chain", 2, "--expect-seal", "1:aa"), "--expect-seal"),
+        (("--chain", 2, "--source", "journal:j.jsonl"), "{chain} in its name"),
+        (("--chain", 2, "--source", "topic:t"), "{chain} in its name"),
+    ],
+)
+def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
+    refused: Refused, options: tuple[str | int, ...], told: str
+) -> None:
+    assert told in refused("verify", "--chain", 1, "--source", "database", *options)
+
+
+@pytest.mark.parametrize("option", ["--expect-seal", "--expect-seals"])
+def test_seal_that_could_be_held_against_no_database_is_refused(
+    refused: Refused, option: str
+) -> None:
+    line = refused("verify", "--chain", 1, "--source", "topic", option, "1:aa")
+    assert f"{option} was '1:aa', expected a source database" in line
+    alone = refused("verify", "--chain", 1, "--source", "database", "--seal-public-key", "aa")
+    assert "--seal-public-key was 'aa', expected --expect-seals" in alone
+
+
+def test_verify_without_a_chain_is_refused(refused: Refused) -> None:
+    assert "--all-chains" in refused("verify", "--source", "database")
+
+
+def test_verify_without_a_java_that_can_run_spark_says_what_to_install(
+    refused: Refused, tmp_path: Path
+) -> None:
+    journal = tmp_path / "j.jsonl"
+    journal.touch()
+    line = refused(
+        *("verify", "--chain", 1, "--source", f"journal:{journal}"),
+        settings={"PATH": str(tmp_path)},
+        as_process=True,
+    )
+    assert "apt-get install default-jre-headless" in line
+
+
+def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
+    call: Call, module_settings: dict[str, str], filled: int, journal: Path, tmp_path: Path
+) -> None:
+    without_java = {name: v for name, v in module_settings.items() if name != "JAVA_HOME"}
+    without_java["PATH"] = str(tmp_path)
+    sources = ("--source", "database", "--source", f"journal:{journal}")
+    clean = call(
+        *("verify", "--local", "--chain", filled, *sources), settings=without_java, as_process=True
+    )
+    assert clean.code == 0, clean
+    assert f"chain {filled}: complete (start 0, head {FILLED_ROWS})" in clean.out
+    assert clean.err == ""
+
+    delete_row(module_settings, filled, DELETED)
+    page = tmp_path / "page.html"
+    arguments = ("--local", "--chain", filled, *sources, "--json", "--report", page)
+    broken = call("verify", *arguments, settings=without_java)
+    assert broken.code == 1, broken
+    assert json.loads(broken.out)["counts"] == {"gap": 1, "surplus": 1}
+    text = page.read_text(encoding="utf-8")
+    assert f"order {DELETED} is missing" in text
+    assert 'class="ids"' in text
+    nowhere = tmp_path / "missing" / "page.html"
+    refused = call("verify", *arguments[:-1], nowhere, settings=without_java)
+    assert refused.code == 2, refused
+
+
+def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is_whole(
+    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
+    since = (*arguments, "--since-verified", "--actor", "eve")
+    first = call(*since, settings=module_settings)
+    assert (first.code, json.loads(first.out)["start"]) == (0, 0), first
+    assert f"the verified mark of chain {filled} is at {FILLED_ROWS}, by eve" in first.err
+    again = call(*since, settings=module_settings)
+    assert (again.code, json.loads(again.out)["sources"][0]["rows"]) == (0, 0), again
+    assert "nothing new" in again.err
+
+    more = tmp_path / "more.csv"
+    more.write_text("n\n" + "".join(f"{number}\n" for number in range(100)))
+    call("sequence", "--chain", filled, "--input", more, settings=module_settings)
+    head = json.loads(call(*arguments, settings=module_settings).out)["head"]
+    delete_row(module_settings, filled, head - 10)
+    broken = call(*since, settings=module_settings)
+    assert (broken.code, json.loads(broken.out)["start"]) == (1, FILLED_ROWS), broken
+    assert "stays: not everything is whole" in broken.err
+    assert json.loads(call(*since, settings=module_settings).out)["start"] == FILLED_ROWS
+    refused = call(*since, "--start", 5, settings=module_settings)
+    assert refused.code == 2, refused
+
+
+def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
+    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
+    since = (*arguments, "--since-verified", "--actor", "eve")
+    assert call(*since, settings=module_settings).code == 0
+    delete_row(module_settings, filled, DELETED)
+    rewrite(module_settings, filled)
+    page = tmp_path / "page.html"
+    for asked in ((*since, "--report", page), arguments, (*arguments, "--start", 0)):
+        done = call(*asked, settings=module_settings)
+        assert done.code == 1, done
+        report = json.loads(done.out)
+        assert (report["start"], report["head"], report["verdict"]) == (0, FILLED_ROWS, "broken")
+        kinds = {one["kind"]: one for one in report["findings"]}
+        # The last batch has lost the row, or has a seal that is not its own.
+        assert {"batch_count", "contradicted_mark", "gap"} <= set(kinds)
+        assert kinds["gap"]["until_id"] == DELETED
+        mark = kinds["contradicted_mark"]
+        assert (mark["after_id"], mark["until_id"], mark["count"]) == (0, FILLED_ROWS, 1)
+        assert (mark["verified_by"], mark["verified_at"][-6:]) == ("eve", "+00:00")
+        assert len(mark["seal"]) == len(mark["expected_seal"]) == 64
+        assert mark["seal"] != mark["expected_seal"]
+        assert "'A contradicted mark', says what then" in mark["text"]
+    assert "contradicted mark: the rows after 0 up to" in page.read_text(encoding="utf-8")
+    archive = ("--chain", filled, "--archive", tmp_path / "archive")
+    for command in (("archive", *archive), ("retention", *archive, "--until", 1)):
+        refused = call(*command, settings=module_settings)
+        assert (refused.code, refused.out) == (2, ""), refused
+        assert f"seal after {FILLED_ROWS}, verified by eve was" in refused.err
+        assert "chainctl verify names what differs" in refused.err
+    assert not (tmp_path / "archive").exists()
+
+
+def test_verify_with_keys_names_two_rows_under_one_key(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database")
+    clean = call(*arguments, "--keys", settings=module_settings)
+    assert (clean.code, "), keys compared" in clean.out) == (0, True), clean
+    same = (
+        "UPDATE chain_event SET key = (SELECT key FROM chain_event WHERE chain_id = $1 AND id = 3)"
+        " WHERE chain_id = $1 AND id = 9"
+    )
+    execute(module_settings, same, filled)
+    without = call(*arguments, settings=module_settings)
+    assert (without.code, "), keys not compared" in without.out) == (0, True), without
+    found = call(*arguments, "--keys", "--key-window", 6, "--json", settings=module_settings)
+    assert found.code == 1, found
+    (finding,) = json.loads(found.out)["findings"]
+    assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])

@@ -1,0 +1,148 @@
+"""What the help promises: examples that are taken as they stand, and completion in a real shell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+import chainctl
+from chainctl.examples import EXAMPLES
+from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
+from chainctl.settings import SETTING_NAMES, load_settings
+from tests.command_lines import command_lines, refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(chainctl.__file__).parent.parent
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from walk(found, (*path, name))
+
+
+LEAVES = dict(walk(cli))
+
+
+def test_every_command_has_examples_and_nothing_else_has() -> None:
+    assert set(EXAMPLES) == {"", *LEAVES}
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_example_is_taken_as_it_stands(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = EXAMPLES[path]
+    assert 1 <= len(lines) <= 3
+    assert main([*path.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    for line in lines:
+        assert f"\n  {line}\n" in shown  # whole, however narrow the terminal
+        assert len(line) <= 95
+        calls = [words for words in command_lines(line) if words]
+        assert any(words[: len(path.split())] == path.split() for words in calls)
+        for words in calls:
+            assert refusal_of(words) is None, line
+            assert settings_are_taken(words), line
+
+
+def settings_are_taken(words: list[str]) -> bool:
+    """Return True: the flags of settings have values that are taken; raises where one is not."""
+    flags = {f"--{name.replace('_', '-')}": name for name in SETTING_NAMES}
+    given = {flags[word]: words[at + 1] for at, word in enumerate(words) if word in flags}
+    return load_settings(given, {}) is not None
+
+
+@pytest.fixture(scope="module")
+def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds `chainctl`, as an installation has it in the path."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "chainctl"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m chainctl "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["chainctl", "se"], {"sequence", "seal"}),
+        (["chainctl", "outbox", "dead", "re"], {"retry"}),
+        (["chainctl", "sequence", "--key"], {"--key-column", "--key-window-rows"}),
+        (["chainctl", "sequence", "--id-strategy", "t"], {"time"}),
+        (["chainctl", "schema", "check", "--part", "in"], {"inbox"}),
+    ],
+)
+def test_bash_completes_commands_options_and_values(
+    words: list[str], found: set[str], program_folder: Path
+) -> None:
+    bash = shutil.which("bash")
+    assert bash is not None
+    script = (
+        'eval "$(chainctl completion bash)" && complete -p chainctl >/dev/null\n'
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _chainctl_completion chainctl\n'
+        "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
+    )
+    done = subprocess.run(
+        [bash, "-c", script, "bash", *words],
+        env={**os.environ, "PATH": f"{program_folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert set(done.stdout.split()) == found, done
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_script_of_a_shell_asks_for_what_chainctl_answers(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"{COMPLETION_VARIABLE}={shell}_complete" in capsys.readouterr().out
+    monkeypatch.setenv(COMPLETION_VARIABLE, f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "chainctl sta")
+    monkeypatch.setenv("COMP_CWORD", "sta" if shell == "fish" else "1")
+    main([])
+    answer = capsys.readouterr().out
+    assert "stack" in answer
+    assert "status" in answer
+    assert "sequence" not in answer
+
+
+def test_commands_are_completed_without_being_imported() -> None:
+    script = (
+        "import sys; from chainctl.main import main; main();"
+        "sys.exit(any(name.startswith('chainctl.commands.') for name in sys.modules))"
+    )
+    environ = {COMPLETION_VARIABLE: "zsh_complete", "COMP_WORDS": "chainctl ", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **environ},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    assert all(f"plain\n{name}\n{line}\n" in done.stdout for name, line in COMMANDS.items())
+
+
+def test_completion_of_another_shell_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["completion", "tcsh"]) == 2
+    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
