@@ -14,12 +14,11 @@ from uuid import UUID, uuid4
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of
-from outbox.callback.check_record import DUE_NS_MAX, decode_checks
 from outbox.callback.resend_schedule import Reply, after_ask
 from outbox.callback.store import CONFIRMED, WAITING, AskedDelivery, CallbackStore
-from outbox.confirm_record import APPLIED, decode_confirms
 from outbox.errors import LASTING, BadRecord
 from outbox.message import smallest_id
+from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

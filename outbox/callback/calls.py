@@ -5,7 +5,7 @@
     POST .../confirmed  {"consumer": ..., "message_ids": [...], "proofs": [...]}
                         answered by {"consumed": n, "repeated": n, "unknown": n, "refused": [...]}
 
-The proofs are those of the consumer's confirms (`outbox.confirm_record`), hexadecimal, one per
+The proofs are those of the consumer's confirms (`outbox.records`), hexadecimal, one per
 message. Any 2xx answer to `confirmed` says that the sender has stored all messages but those that
 it names as refused, whose proofs were wrong. Messages that the answer to `resend` leaves out are
 asked about again.
@@ -22,9 +22,9 @@ from msgspec import Meta, Struct
 from orderchain.errors import RetryError, SettingError
 from orderchain.text import reason_of
 from outbox.callback.resend_schedule import Reply
-from outbox.confirm_record import PROOF_BYTES
+from outbox.destination import CONFIRMS_MAX, NAME_CHARS_MAX
 from outbox.http_call import call_json
-from outbox.limits import CONFIRMS_MAX, NAME_CHARS_MAX
+from outbox.records import PROOF_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from outbox.callback.resend_schedule import AskRules
-from outbox.destination import Name, Topic
-from outbox.limits import CONFIRMS_MAX
+from outbox.destination import CONFIRMS_MAX, Name, Topic
 
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 

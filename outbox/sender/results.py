@@ -28,8 +28,8 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.postgres import DriverUUID
 from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of
-from outbox.confirm_record import APPLIED, decode_confirms, is_proven
 from outbox.errors import LASTING, BadRecord
+from outbox.records import APPLIED, decode_confirms, is_proven
 from outbox.sender.message_sender import MISSING
 from outbox.sender.store import BrokerAck, progress_of
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.clients.kafka import ConsumerRecord
-    from outbox.confirm_record import Confirm
     from outbox.destination import Destination
+    from outbox.records import Confirm
     from outbox.sender.message_sender import Sent, TopicTroubles
     from outbox.sender.relay_config import RelayConfig, RelayStats
     from outbox.sender.sending import Claims, Sending

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import outbox.sender.results
 from orderchain.errors import RetryError
 from outbox import Confirm, Destination, Progress, RelayConfig
-from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
+from outbox.records import RETRYING, encode_confirms, proof_of, token_of
 from outbox.sender.message_sender import TopicTroubles
 from outbox.sender.relay_config import RelayStats
 from outbox.sender.results import ConfirmIntake
