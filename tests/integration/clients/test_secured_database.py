@@ -39,8 +39,8 @@ from outbox import (
     keep_outbox,
     save_destinations,
 )
+from outbox.callback.callback_service import CallbackStore
 from outbox.callback.config import CallbackConfig
-from outbox.callback.store import CallbackStore
 from outbox.service.clients import Clients
 from outbox.service.config import ServiceConfig
 from outbox.service.message_client import MessageClient

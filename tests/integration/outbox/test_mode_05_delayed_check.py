@@ -18,12 +18,10 @@ import pytest
 from orderchain.errors import RetryError
 from orderchain.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox import Confirm, Destination, Status, save_destinations
-from outbox.callback.callback_service import CallbackService
+from outbox.callback.callback_service import CallbackIntake, CallbackService
+from outbox.callback.calls import sender_app
 from outbox.callback.checked_sender import CheckedSender
-from outbox.callback.config import CallbackConfig, CheckedConfig
-from outbox.callback.intake import CallbackIntake
-from outbox.callback.resend_schedule import AskRules, Reply
-from outbox.callback.sender_app import sender_app
+from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService

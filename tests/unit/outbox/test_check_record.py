@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.callback.resend_schedule import AskRules, Reply, after_ask
+from outbox.callback.config import AskRules, Reply, after_ask
 from outbox.errors import BadRecord
 from outbox.records import CHECK_RECORD_BYTES_MAX, decode_checks, encode_checks
 
