@@ -39,6 +39,7 @@ PACKAGE_EXTRAS: Final = {
     "eventsourcing": "bench",
     "h11": "web",
     "hdrh": "bench",
+    "httpx": "cli",
     "matplotlib": "bench",
     "prometheus_client": "monitoring",
     "pyarrow": "local",

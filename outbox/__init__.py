@@ -1,6 +1,5 @@
 """Messages that must all arrive and be applied once, in any order."""
 
-from outbox.confirm_record import Confirm, Progress
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import RetryLevels
@@ -21,6 +20,7 @@ from outbox.errors import (
     TransitionRefused,
 )
 from outbox.message import Message, draw_message_ids
+from outbox.records import Confirm, Progress
 from outbox.sender.business import BusinessTransaction, add, add_many
 from outbox.sender.fire_after_commit import FireAfterCommit
 from outbox.sender.relay import Relay

@@ -11,8 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from orderchain.clients.postgres import DriverUUID
-from outbox.errors import MessageError
-from outbox.limits import (
+from outbox.destination import (
     HEADER_NAME_CHARS_MAX,
     HEADERS_BYTES_MAX,
     HEADERS_MAX,
@@ -20,6 +19,7 @@ from outbox.limits import (
     NAME_CHARS_MAX,
     PAYLOAD_BYTES_MAX,
 )
+from outbox.errors import MessageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orderchain.clients.kafka import DRIVER_ERRORS, not_allowed
 from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of
@@ -19,6 +20,8 @@ from outbox.errors import LASTING, PartEnded
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine
     from typing import Any
+
+    from orderchain.clients.kafka_config import KafkaConfig
 
 _T = TypeVar("_T")
 
@@ -130,8 +133,14 @@ class Parts:
         self.cancel(set(self._tasks) - self._spared)
 
 
-async def endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, and retry it after an error that may pass. Raises any other error."""
+async def endless(
+    name: str, work: Callable[[], Awaitable[None]], kafka: KafkaConfig | None = None
+) -> None:
+    """Do `work`, and retry it after an error that may pass. Raises any other error.
+
+    Errors of Kafka's client may pass, too, if `kafka` names the brokers that it talks to.
+    """
+    passing = (OrderchainError,) if kafka is None else (OrderchainError, *DRIVER_ERRORS)
     loop, pauses = asyncio.get_running_loop(), Backoff(*_PAUSE_SECONDS)
     while True:
         began = loop.time()
@@ -139,8 +148,9 @@ async def endless(name: str, work: Callable[[], Awaitable[None]]) -> None:
             await work()
         except LASTING:
             raise
-        except OrderchainError as error:  # a server that restarts refuses connections, too
-            _log.warning("%s: %s", name, reason_of(error))
+        except passing as error:  # a server that restarts refuses connections, too
+            refusal = None if kafka is None else not_allowed(error, kafka)
+            _log.warning("%s: %s", name, reason_of(refusal or error))
         if loop.time() - began > _PAUSE_SECONDS[1]:
             pauses.reset()  # it has worked meanwhile
         await asyncio.sleep(pauses.next_seconds())

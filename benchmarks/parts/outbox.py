@@ -31,7 +31,7 @@ from orderchain.monitoring import calm_collector
 from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
-from outbox.headers import common_headers, read_headers, record_headers
+from outbox.records import common_headers, read_headers, record_headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -35,12 +35,10 @@ from benchmarks.processes import End, job_of, say
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
 from orderchain.monitoring import calm_collector
 from outbox import Message, Relay, draw_message_ids
-from outbox.callback.callback_service import CallbackService
-from outbox.callback.calls import HttpSenderCalls
+from outbox.callback.callback_service import CallbackIntake, CallbackService
+from outbox.callback.calls import HttpSenderCalls, sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
-from outbox.callback.intake import CallbackIntake
-from outbox.callback.sender_app import sender_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

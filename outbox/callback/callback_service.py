@@ -1,4 +1,7 @@
-"""The callback service: keeps confirms, reports them to senders, and asks for what is missing."""
+"""The callback service: keeps confirms, reports them to senders, and asks for what is missing.
+
+It has a store of its own in PostgreSQL, and reads the check topic and the confirm topics.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,178 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID, uuid4
 
+from msgspec import Struct
+
+from orderchain.clients.kafka import (
+    AIOKafkaConsumer,
+    close_client,
+    connecting,
+    make_consumer,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.sql import OUTBOX_CALLBACK, load_sql
 from orderchain.text import printable, reason_of
-from outbox.callback.check_record import DUE_NS_MAX, decode_checks
-from outbox.callback.resend_schedule import Reply, after_ask
-from outbox.callback.store import CONFIRMED, WAITING, AskedDelivery, CallbackStore
-from outbox.confirm_record import APPLIED, decode_confirms
-from outbox.errors import LASTING, BadRecord
+from outbox.callback.config import Reply, after_ask
+from outbox.errors import BadRecord
 from outbox.message import smallest_id
+from outbox.parts import endless
+from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
+from outbox.session import OutboxSession, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from orderchain.clock import Clock
     from outbox.callback.config import CallbackConfig
-    from outbox.callback.store import ClaimedDelivery
+
 
 _log = logging.getLogger(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PARKED_MAX = timedelta(days=7)
 _KEEP_SECONDS = 60.0
+
+SQL: Final = load_sql("outbox", "sql/callback_queries.sql")
+
+WAITING: Final = 0
+CONFIRMED: Final = 1
+
+_TRIM_ROWS: Final = 10_000
+
+_TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
+
+_FETCH_MS: Final = 200
+_RECORDS_MAX: Final = 500
+_CLOSE_SECONDS: Final = 5.0
+_UNREAD: Final = -1
+
+
+class ClaimedDelivery(Struct, frozen=True):
+    """A delivery that was claimed."""
+
+    message_id: UUID
+    consumer: str
+    sender: str
+    ask_count: int
+    proof: bytes | None
+    """The proof of its confirm, if there is one."""
+
+
+class AskedDelivery(Struct, frozen=True):
+    """What became of a question about a delivery."""
+
+    message_id: UUID
+    consumer: str
+    is_ended: bool
+    ask_count: int
+    due_at: datetime
+    trouble: str | None
+
+
+class CallbackStore:
+    """The store's statements, over one connection."""
+
+    def __init__(self, config: CallbackConfig) -> None:
+        self._config = config
+        self._session = OutboxSession(config, "callback", tables=_TABLES)
+
+    async def check(self) -> None:
+        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
+        await self._session.fetch(SQL["version"])
+
+    async def add_checks(
+        self,
+        sender: str,
+        consumers: Sequence[str],
+        message_ids: Sequence[UUID],
+        due_at: datetime,
+        return_at: datetime,
+    ) -> None:
+        """Keep messages to be checked at `due_at`; a repeat changes nothing. Raises RetryError.
+
+        Those whose confirm came first are returned from `return_at` on.
+        """
+        ids = sorted(set(message_ids))
+        names = sorted(set(consumers))
+        await self._session.fetch(SQL["add_checks"], ids, names, sender, due_at, return_at)
+
+    async def add_confirms(
+        self, confirms: Mapping[tuple[UUID, str], bytes], now: datetime, return_at: datetime
+    ) -> None:
+        """Keep confirms, by message and consumer, with their proofs; a repeat changes nothing."""
+        ordered = sorted(confirms)
+        ids = [message_id for message_id, _ in ordered]
+        consumers = [consumer for _, consumer in ordered]
+        proofs = [confirms[each] for each in ordered]
+        await self._session.fetch(SQL["add_confirms"], ids, consumers, now, return_at, proofs)
+
+    async def postpone(self, retries: Sequence[tuple[UUID, str, datetime]]) -> None:
+        """Ask nothing about messages that their consumers have parked, before their time."""
+        ids, consumers, untils = zip(*sorted(retries), strict=True)
+        await self._session.fetch(SQL["postpone"], ids, consumers, untils)
+
+    async def claim(
+        self, state: int, now: datetime, token: UUID, until: datetime, rows_max: int
+    ) -> list[ClaimedDelivery]:
+        """Claim deliveries that are due in `state`; unfinished ones fall due again at `until`."""
+        topics = self._config.confirm_topics
+        rows = await self._session.fetch(SQL["claim"], now, state, token, until, rows_max, topics)
+        return [ClaimedDelivery(*row) for row in rows]
+
+    async def read_until(self, places: Mapping[tuple[str, int], datetime]) -> None:
+        """Store until when partitions of confirm topics, by topic and number, were taken in."""
+        ordered = sorted(places)
+        await self._session.fetch(
+            SQL["read_until"],
+            [topic for topic, _ in ordered],
+            [partition for _, partition in ordered],
+            [places[place] for place in ordered],
+        )
+
+    async def asked(self, token: UUID, asked: Sequence[AskedDelivery]) -> None:
+        """Write what became of questions."""
+        await self._session.fetch(
+            SQL["asked"],
+            [each.message_id for each in asked],
+            [each.consumer for each in asked],
+            [each.is_ended for each in asked],
+            [each.ask_count for each in asked],
+            [each.due_at for each in asked],
+            [each.trouble for each in asked],
+            token,
+        )
+
+    async def returned(self, token: UUID, taken: Sequence[ClaimedDelivery]) -> None:
+        """Write that senders know of confirms."""
+        await self._session.fetch(SQL["returned"], *_columns(taken), token)
+
+    async def refused(self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime) -> None:
+        """Write that a sender does not believe confirms; it is asked from `at` on."""
+        await self._session.fetch(SQL["refused"], *_columns(taken), token, at)
+
+    async def not_returned(
+        self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime, trouble: str
+    ) -> None:
+        """Write that a report to a sender failed, and when to retry."""
+        await self._session.fetch(SQL["not_returned"], *_columns(taken), token, at, trouble)
+
+    async def trim(self, before: UUID) -> None:
+        """Forget what has ended, of messages below that id."""
+        await self._session.fetch(SQL["trim"], before, _TRIM_ROWS)
+
+    async def check_durability(self) -> None:
+        """Check the server's settings again. Raises DurabilityError, RetryError."""
+        await self._session.check_durability()
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+        await self._session.close()
 
 
 class SenderCalls(Protocol):
@@ -77,7 +227,7 @@ class CallbackStats:
 
 
 class CallbackService:
-    """What the service does with records and with time; Kafka is `intake`'s business."""
+    """What the service does with records and with time; see `CallbackIntake` for Kafka."""
 
     def __init__(
         self, config: CallbackConfig, calls: SenderCalls, *, clock: Clock | None = None
@@ -101,21 +251,19 @@ class CallbackService:
 
         Raises DurabilityError if the database was set to lose what it has committed.
         """
+        await endless("callback", self._keep_working)
+
+    async def _keep_working(self) -> None:
         kept_ns = self._clock.monotonic_ns()
         while True:
-            try:
-                while await self.ask_once() >= self._config.ask_rows_max:
-                    pass
-                while await self.return_once() >= self._config.return_rows_max:
-                    pass
-                if self._clock.monotonic_ns() - kept_ns > _KEEP_SECONDS * 1e9:
-                    kept_ns = self._clock.monotonic_ns()
-                    await self._store.check_durability()
-                    await self.trim()
-            except LASTING:
-                raise
-            except OrderchainError as error:
-                _log.warning("callback: %s", reason_of(error))
+            while await self.ask_once() >= self._config.ask_rows_max:
+                pass
+            while await self.return_once() >= self._config.return_rows_max:
+                pass
+            if self._clock.monotonic_ns() - kept_ns > _KEEP_SECONDS * 1e9:
+                kept_ns = self._clock.monotonic_ns()
+                await self._store.check_durability()
+                await self.trim()
             await asyncio.sleep(self._config.round_seconds)
 
     async def close(self) -> None:
@@ -178,9 +326,7 @@ class CallbackService:
             WAITING, now, token, self._until(now), self._config.ask_rows_max
         )
         groups = _by_sender(taken)
-        replies = await asyncio.gather(
-            *(self._ask(sender, consumer, rows) for (sender, consumer), rows in groups.items())
-        )
+        replies = await asyncio.gather(*(self._ask(*names, rows) for names, rows in groups.items()))
         now = self._now()
         for rows, (replied, trouble) in zip(groups.values(), replies, strict=True):
             asked = [self._outcome(row, replied.get(row.message_id), trouble, now) for row in rows]
@@ -194,13 +340,8 @@ class CallbackService:
         taken = await self._store.claim(
             CONFIRMED, now, token, self._until(now), self._config.return_rows_max
         )
-        groups = _by_sender(taken)
-        await asyncio.gather(
-            *(
-                self._return(token, sender, consumer, rows)
-                for (sender, consumer), rows in groups.items()
-            )
-        )
+        groups = _by_sender(taken).items()
+        await asyncio.gather(*(self._return(token, *names, rows) for names, rows in groups))
         return len(taken)
 
     async def trim(self) -> None:
@@ -276,6 +417,78 @@ class CallbackService:
         return _at(self._clock.wall_ns())
 
 
+class CallbackIntake:
+    """A member of the group that shares the topics.
+
+    Offsets are committed after the store, so a crash repeats records, which the store recognizes.
+    """
+
+    def __init__(
+        self, config: CallbackConfig, service: CallbackService, *, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._kafka = KafkaConfig.of(config.kafka)
+        self._service = service
+        self._clock = clock or SystemClock()
+
+    async def run(self) -> None:
+        """Take records in, until cancelled. Raises what does not pass by itself."""
+        await endless("callback intake", self._follow, self._kafka)
+
+    async def _follow(self) -> None:
+        consumer = make_consumer(
+            self._kafka,
+            "callback",
+            self._config.check_topic,
+            *self._config.confirm_topics,
+            group_id=self._config.name,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=_FETCH_MS,
+        )
+        try:
+            async with connecting(self._kafka, self._config.connect_seconds):
+                await start_client(consumer)
+                places = [
+                    (topic, number)
+                    for topic in self._config.confirm_topics
+                    for number in sorted(consumer.partitions_for_topic(topic) or ())
+                ]
+                await self._service.caught_up(dict.fromkeys(places, _UNREAD))
+            while True:
+                await self._round(consumer)
+        finally:
+            await close_client(consumer, _CLOSE_SECONDS)
+
+    async def _round(self, consumer: AIOKafkaConsumer) -> None:
+        """Take in what is there; then say until when everything was taken in."""
+        confirms = [
+            at for at in consumer.assignment() if at.topic in set(self._config.confirm_topics)
+        ]
+        now_ns = self._clock.wall_ns()
+        async with asyncio.timeout(self._config.call_seconds):
+            ends = await consumer.end_offsets(confirms) if confirms else {}
+        fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+        for at, records in fetched.items():
+            take = (
+                self._service.take_checks
+                if at.topic == self._config.check_topic
+                else self._service.take_confirms
+            )
+            for record in records:
+                await take(record.value)
+        async with asyncio.timeout(self._config.call_seconds):
+            if fetched:
+                await consumer.commit()
+            # Asked for before the fetch: what came since belongs to another round.
+            read = {
+                (at.topic, at.partition): now_ns
+                for at in confirms
+                if at in consumer.assignment() and await consumer.position(at) >= ends[at]
+            }
+        if read:
+            await self._service.caught_up(read)
+
+
 def _at(unix_ns: int) -> datetime:
     return _EPOCH + timedelta(microseconds=unix_ns // 1_000)
 
@@ -285,3 +498,8 @@ def _by_sender(taken: Sequence[ClaimedDelivery]) -> dict[tuple[str, str], list[C
     for row in taken:
         groups.setdefault((row.sender, row.consumer), []).append(row)
     return groups
+
+
+def _columns(taken: Sequence[ClaimedDelivery]) -> tuple[list[UUID], list[str]]:
+    ordered = sorted(taken, key=lambda each: (each.message_id, each.consumer))
+    return [each.message_id for each in ordered], [each.consumer for each in ordered]

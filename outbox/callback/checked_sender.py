@@ -20,13 +20,12 @@ from orderchain.clock import SystemClock
 from orderchain.errors import RetryError
 from orderchain.sql import load_sql
 from outbox.alerts import Alerts
-from outbox.callback.check_record import CHECKS_MAX, encode_checks
-from outbox.callback.resend_schedule import Reply
-from outbox.confirm_record import APPLIED, is_proven
+from outbox.callback.config import Reply
 from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import PartEnded
 from outbox.message import Message, draw_message_ids, smallest_id
 from outbox.parts import Parts, endless, uninterrupted
+from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
 from outbox.sender.relay_config import RelayStats
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from outbox.callback.config import CheckedConfig
     from outbox.sender.relay_config import RelayConfig
 
-SQL: Final = load_sql("outbox.callback", "sender.sql")
+SQL: Final = load_sql("outbox", "sql/checked_sender.sql")
 
 _CHECKS: Final = "orderchain-checks"
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))

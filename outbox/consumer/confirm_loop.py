@@ -25,7 +25,7 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import reason_of
-from outbox.confirm_record import Confirm, Progress, encode_confirms
+from outbox.records import Confirm, Progress, encode_confirms
 from outbox.sender.message_sender import TopicTrouble, TopicTroubles, partitions_of
 
 if TYPE_CHECKING:

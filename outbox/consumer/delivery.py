@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orderchain.clients.postgres import DriverUUID
 from orderchain.errors import SettingError
-from outbox.headers import read_headers
+from outbox.records import read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

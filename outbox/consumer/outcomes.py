@@ -9,9 +9,9 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from orderchain.text import printable
-from outbox.confirm_record import APPLIED, RETRYING, Confirm, proof_of
 from outbox.consumer.decisions import GiveUp, after_failure
 from outbox.consumer.inbox import REFUSED, TOO_OLD, TRIES_USED_UP, shown
+from outbox.records import APPLIED, RETRYING, Confirm, proof_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -28,8 +28,8 @@ from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstat
 from orderchain.clients.session import is_durable, watch_for_cancelled_waits
 from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
+from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
-from outbox.limits import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
 from outbox.message import Message, check_message, check_name, draw_message_ids
 from outbox.sender.store import FailedMessage
 from outbox.session import SYNCHRONOUS

@@ -13,8 +13,8 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from outbox.destination import OPEN_SECONDS_MAX
 from outbox.errors import DestinationMissing, PartEnded
-from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message, draw_message_ids, smallest_id
 from outbox.parts import Parts, endless, uninterrupted
 from outbox.sender.business import watched_transaction

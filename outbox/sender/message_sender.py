@@ -40,9 +40,8 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import printable
-from outbox.confirm_record import token_of
-from outbox.headers import Headers, common_headers, record_headers
 from outbox.message import Message
+from outbox.records import Headers, common_headers, record_headers, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

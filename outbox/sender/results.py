@@ -15,21 +15,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaConsumer,
     close_client,
     connecting,
     make_consumer,
-    not_allowed,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.postgres import DriverUUID
-from orderchain.clock import Backoff
-from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of
-from outbox.confirm_record import APPLIED, decode_confirms, is_proven
-from outbox.errors import LASTING, BadRecord
+from outbox.errors import BadRecord
+from outbox.parts import endless
+from outbox.records import APPLIED, decode_confirms, is_proven
 from outbox.sender.message_sender import MISSING
 from outbox.sender.store import BrokerAck, progress_of
 
@@ -38,8 +35,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.clients.kafka import ConsumerRecord
-    from outbox.confirm_record import Confirm
     from outbox.destination import Destination
+    from outbox.records import Confirm
     from outbox.sender.message_sender import Sent, TopicTroubles
     from outbox.sender.relay_config import RelayConfig, RelayStats
     from outbox.sender.sending import Claims, Sending
@@ -64,9 +61,6 @@ _GATHERED: Final = 500
 
 _PROGRESS_SECONDS: Final = 0.5
 """How often the consumers' progress is written. The sweep, which reads it, is no faster."""
-
-_PAUSE_SECONDS: Final = (0.25, 1.0)
-"""Pause between two tries while the broker or the database is away."""
 
 MISSING_SECONDS: Final = 5.0
 """How often the intake looks for missing topics."""
@@ -215,14 +209,16 @@ class ConfirmIntake:
         self._confirm_key: bytes | None = None
         self._progress: dict[Place, int] = {}  # progress that is not written yet
         self._progress_at = 0.0
-        self._pauses = Backoff(*_PAUSE_SECONDS)
 
     def refresh(self) -> None:
         """Look at the destinations again: some may have a new confirm topic."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Take confirms in, until cancelled."""
+        """Take confirms in, until cancelled. Raises what does not pass by itself."""
+        await endless("confirms", self._take_in, self._kafka)
+
+    async def _take_in(self) -> None:
         self._confirm_key = await self._store.confirm_key()
         while True:
             topics = _confirm_topics(self._sending.destinations.values())
@@ -230,14 +226,7 @@ class ConfirmIntake:
             if not topics:
                 await self._changed.wait()
                 continue
-            try:
-                await self._follow(topics)
-            except LASTING:
-                raise
-            except (*DRIVER_ERRORS, OrderchainError) as error:
-                reason = reason_of(not_allowed(error, self._kafka) or error)
-                _log.warning("confirms can't be taken in: %s", reason)
-                await asyncio.sleep(self._pauses.next_seconds())
+            await self._follow(topics)
 
     async def _follow(self, topics: list[str]) -> None:
         """Take in the confirms of those of `topics` that exist, until others are wanted."""
@@ -293,7 +282,6 @@ class ConfirmIntake:
                     return
                 looked_at = loop.time()
             fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
-            self._pauses.reset()
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)

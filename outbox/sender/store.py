@@ -16,9 +16,8 @@ from msgspec import Struct
 from orderchain.errors import SettingError
 from orderchain.sql import load_sql
 from orderchain.text import reason_of
-from outbox.destination import Destination
+from outbox.destination import OPEN_SECONDS_MAX, Destination
 from outbox.errors import MessageError
-from outbox.limits import OPEN_SECONDS_MAX
 from outbox.message import Message, check_message
 from outbox.sender.verdicts import Due, Place
 from outbox.session import OutboxSession
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orderchain.clients.postgres import Connection, Record
-    from outbox.confirm_record import Progress
+    from outbox.records import Progress
     from outbox.sender.relay_config import RelayConfig
     from outbox.sender.sending import Share
 

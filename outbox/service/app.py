@@ -27,7 +27,7 @@ from orderchain.errors import (
     SchemaError,
 )
 from orderchain.text import printable, reason_of
-from outbox.limits import NAME_CHARS_MAX
+from outbox.destination import NAME_CHARS_MAX
 from outbox.message import Message
 from outbox.service import bodies, metrics
 from outbox.service.bodies import PAGE_ROWS_MAX

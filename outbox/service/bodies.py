@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from outbox.limits import (
+from outbox.destination import (
     HEADER_NAME_CHARS_MAX,
     HEADERS_MAX,
     KEY_BYTES_MAX,

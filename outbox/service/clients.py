@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from orderchain.config import Config
 from orderchain.errors import SettingError
 from outbox.destination import Name
-from outbox.http_call import split_url
+from outbox.http_call import check_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,7 @@ class Client(Config, frozen=True, kw_only=True):
             raise SettingError("client name", self.name, "printable ASCII characters")
         for field in ("check_url", "callback_url"):
             if url := getattr(self, field):
-                split_url(f"{field} of client {self.name}", url)
+                check_url(f"{field} of client {self.name}", url)
         if not self.call_token.isascii() or not self.call_token.isprintable():
             expected = "printable ASCII characters"
             raise SettingError(f"call_token of client {self.name}", "a secret", expected)

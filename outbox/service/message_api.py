@@ -58,7 +58,7 @@ class Sessions:
             await session.close()
 
 
-SQL: Final = load_sql("outbox.service", "service.sql")
+SQL: Final = load_sql("outbox", "sql/service.sql")
 
 _FIRST_ID: Final = UUID(int=0)
 _STORE_TRIES: Final = 3

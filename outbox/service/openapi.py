@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outbox.limits import NAME_CHARS_MAX
+from outbox.destination import NAME_CHARS_MAX
 from outbox.service import bodies
 from outbox.statuses import Status
 

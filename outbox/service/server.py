@@ -23,11 +23,10 @@ from orderchain.clock import SystemClock
 from orderchain.errors import ConnectError, RetryError, SettingError
 from orderchain.text import reason_of
 from outbox.alerts import Alerts
-from outbox.callback.callback_service import CallbackService
+from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls
-from outbox.callback.intake import CallbackIntake
+from outbox.destination import NAME_CHARS_MAX
 from outbox.http_call import call_json
-from outbox.limits import NAME_CHARS_MAX
 from outbox.parts import Parts, uninterrupted
 from outbox.sender.check_loop import CheckBack
 from outbox.sender.relay import Relay

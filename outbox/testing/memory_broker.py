@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec import Struct
 
 from orderchain.errors import RetryError
-from outbox.confirm_record import encode_confirms
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
 from outbox.consumer.offsets import PartitionEnds, begin_offset
 from outbox.consumer.record_source import DestinationRecords
+from outbox.records import encode_confirms
 from outbox.testing.standing_still import alive, is_killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from orderchain.clients.kafka import ConsumerRecord
-    from outbox.confirm_record import Confirm, Progress
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.offsets import ConsumeStart, Partition
+    from outbox.records import Confirm, Progress
     from outbox.testing.awkwardness import Faults
 
 PARTITIONS: Final = 3

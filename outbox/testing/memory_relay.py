@@ -15,10 +15,17 @@ import msgspec
 
 from orderchain.errors import OrderchainError
 from orderchain.testing.virtual_loop import virtual_clock
-from outbox.confirm_record import APPLIED, KEY_BYTES, decode_confirms, is_proven, token_of
-from outbox.headers import common_headers, record_headers
-from outbox.limits import OPEN_SECONDS_MAX
+from outbox.destination import OPEN_SECONDS_MAX
 from outbox.message import Message, smallest_id
+from outbox.records import (
+    APPLIED,
+    KEY_BYTES,
+    common_headers,
+    decode_confirms,
+    is_proven,
+    record_headers,
+    token_of,
+)
 from outbox.sender.business import add
 from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.sender.verdicts import (
@@ -40,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
-    from outbox.confirm_record import Confirm
     from outbox.destination import Destination
+    from outbox.records import Confirm
     from outbox.sender.verdicts import Place
     from outbox.testing.awkwardness import Faults
     from outbox.testing.memory_broker import MemoryBroker

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Refused
-    from tests.integration.chainctl.conftest import Call
+    from tests.integration.chainctl.conftest import Call, Refused
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -14,9 +14,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
-from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
-from outbox.headers import read_headers
 from outbox.message import draw_message_ids
+from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
 from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, FireAfterCommit, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
-from outbox.confirm_record import APPLIED, proof_of, token_of
-from outbox.headers import read_headers
 from outbox.message import made_at
+from outbox.records import APPLIED, proof_of, read_headers, token_of
 from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER, DEADLINE_SECONDS

@@ -12,7 +12,7 @@ import pytest
 
 from orderchain.sql import OUTBOX_WRITER
 from outbox import Destination, DestinationMissing, FireAfterCommit, MessageError
-from outbox.headers import read_headers
+from outbox.records import read_headers
 from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:

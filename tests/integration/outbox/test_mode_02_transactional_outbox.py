@@ -15,7 +15,7 @@ import outbox
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_WRITER
 from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
-from outbox.headers import read_headers
+from outbox.records import read_headers
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

@@ -18,14 +18,11 @@ from chainctl.schema.parts import PARTS
 from orderchain.errors import RetryError
 from orderchain.sql import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox import Confirm, Destination, Status, save_destinations
-from outbox.callback.callback_service import CallbackService
-from outbox.callback.check_record import decode_checks
+from outbox.callback.callback_service import CallbackIntake, CallbackService
+from outbox.callback.calls import sender_app
 from outbox.callback.checked_sender import CheckedSender
-from outbox.callback.config import CallbackConfig, CheckedConfig
-from outbox.callback.intake import CallbackIntake
-from outbox.callback.resend_schedule import AskRules, Reply
-from outbox.callback.sender_app import sender_app
-from outbox.confirm_record import RETRYING, encode_confirms
+from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
+from outbox.records import RETRYING, decode_checks, encode_confirms
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics

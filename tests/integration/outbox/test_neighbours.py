@@ -15,9 +15,9 @@ import outbox
 import outbox.sender.message_sender
 from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, Message, Status, acts, draw_message_ids
-from outbox.confirm_record import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.errors import MessageError
 from outbox.message import check_message
+from outbox.records import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.sender.business import store_messages
 from outbox.sender.relay import Relay
 from outbox.sender.store import RelayStore
@@ -415,7 +415,7 @@ async def test_proof_is_good_for_one_consumer_and_one_word_alone(sender: Sender)
         await sender.confirm(clearing, message_id, kind=1, until_ns=until_ns, consumer="ledger")
         await sender.until(lambda: _is_retrying(relay))
         (record,) = await sender.records(clearing.confirm_topic)
-        proof = outbox.confirm_record.decode_confirms(record.value).confirms[0].proof
+        proof = outbox.records.decode_confirms(record.value).confirms[0].proof
         for consumer, kind, until in (("notes", 1, until_ns), ("ledger", 0, 0), ("ledger", 1, 5)):
             confirm = Confirm(message_id.bytes, kind, until, 0, 0, proof)
             value = encode_confirms(consumer, [confirm])

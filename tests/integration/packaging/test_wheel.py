@@ -19,7 +19,7 @@ PROMISES = {
     "sequencer": ["sequencer"],
     "receiver": ["matcher_receiver", "gapfill"],
     "outbox": ["outbox"],
-    "web": ["outbox.service.server", "outbox.callback.sender_app"],
+    "web": ["outbox.service.server", "outbox.callback.calls"],
     "cli": ["chainctl.main", "chainctl.commands.chain.sequence", "chainctl.commands.chain.receive"],
     "spark": ["chain_verifier.spark.verify"],
     "local": [

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.callback.check_record import CHECK_RECORD_BYTES_MAX, decode_checks, encode_checks
-from outbox.callback.resend_schedule import AskRules, Reply, after_ask
+from outbox.callback.config import AskRules, Reply, after_ask
 from outbox.errors import BadRecord
+from outbox.records import CHECK_RECORD_BYTES_MAX, decode_checks, encode_checks
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=100)
 

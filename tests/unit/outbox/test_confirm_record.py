@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import BadRecord, Confirm, Progress
-from outbox.confirm_record import VERSION, ConfirmRecord, decode_confirms, encode_confirms
-from outbox.limits import CONFIRM_RECORD_BYTES_MAX, CONFIRMS_MAX
+from outbox.destination import CONFIRM_RECORD_BYTES_MAX, CONFIRMS_MAX
+from outbox.records import CONFIRM_VERSION, ConfirmRecord, decode_confirms, encode_confirms
 
 INT64 = st.integers(0, 2**63 - 1)
 PARTITION = st.integers(0, 2**31 - 1)
@@ -35,7 +35,7 @@ def test_record_comes_back_as_it_was_given(
     consumer: str, confirms: list[Confirm], progress: list[Progress]
 ) -> None:
     value = encode_confirms(consumer, confirms, progress)
-    assert decode_confirms(value) == ConfirmRecord(VERSION, consumer, confirms, progress)
+    assert decode_confirms(value) == ConfirmRecord(CONFIRM_VERSION, consumer, confirms, progress)
 
 
 @given(st.binary(max_size=300))

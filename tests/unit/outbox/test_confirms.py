@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import Mock
 
+import outbox.parts
 import outbox.sender.results
 from orderchain.errors import RetryError
 from outbox import Confirm, Destination, Progress, RelayConfig
-from outbox.confirm_record import RETRYING, encode_confirms, proof_of, token_of
+from outbox.records import RETRYING, encode_confirms, proof_of, token_of
 from outbox.sender.message_sender import TopicTroubles
 from outbox.sender.relay_config import RelayStats
 from outbox.sender.results import ConfirmIntake
@@ -87,7 +88,7 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
     # Another relay had the partition meanwhile, and has written and committed what came next.
     topic, store = Topic(7, None), Store()
     monkeypatch.setattr(outbox.sender.results, "make_consumer", topic.consumer)
-    monkeypatch.setattr(outbox.sender.results, "_PAUSE_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(outbox.parts, "_PAUSE_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(outbox.sender.results, "_PROGRESS_SECONDS", 0.0)
     destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
     sending = cast("Any", SimpleNamespace(destinations={destination.name: destination}))

@@ -11,8 +11,8 @@ from outbox.consumer.delivery import read_delivery
 from outbox.consumer.inbox import shown
 from outbox.destination import Destination
 from outbox.errors import BadRecord
-from outbox.headers import common_headers, record_headers
 from outbox.message import draw_message_ids
+from outbox.records import common_headers, record_headers
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 CLEARING = Destination(name="clearing", topic="trades", consumers=("ledger",))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import BadRecord, Destination
-from outbox.headers import (
+from outbox.records import (
     CONFIRM_TOKEN,
     CONFIRM_TOPIC,
     DESTINATION,

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
 from orderchain.errors import RetryError, SettingError
 from outbox.http_call import ANSWER_BYTES_MAX, CallRefused, call_json, shown_url
+from tests.unit.outbox.answering import answering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@asynccontextmanager
-async def answering(*parts: bytes, hangs: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers every request with these bytes; what it was sent is kept."""
-    seen: list[bytes] = []
-    ended = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        seen.append(head + await reader.readexactly(length))
-        for part in parts:
-            writer.write(part)
-        if hangs:
-            await ended.wait()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
-    finally:
-        ended.set()
-        server.close()
-        await server.wait_closed()
+    from pathlib import Path
 
 
 async def test_call_sends_json_with_the_token_and_returns_the_answer() -> None:
@@ -48,6 +24,33 @@ async def test_call_sends_json_with_the_token_and_returns_the_answer() -> None:
     assert seen[0].startswith(b"POST /check?a=1 HTTP/1.1\r\n")
     assert b"Bearer secret" in seen[0]
     assert seen[0].endswith(b'{"ids":[1]}')
+
+
+async def test_server_whose_certificate_is_not_trusted_is_sent_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    async with answering(answer, tls=tls) as (url, seen):
+        with pytest.raises(RetryError, match="certificate"):
+            await call_json("POST", url, "secret", {}, 10)
+        assert not seen
+        # The authorities of the system, which the environment may name.
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert (await call_json("POST", url, "secret", {}, 10)).body == b"{}"
+
+
+async def test_call_shows_its_secrets_in_no_log_and_to_no_proxy(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    caplog.set_level("INFO")
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (url, _):
+        await call_json("GET", f"{url}/x?token=abc", "", None, 10)
+    assert "abc" not in caplog.text
 
 
 async def test_refusal_is_told_with_status_and_body_and_not_the_query() -> None:

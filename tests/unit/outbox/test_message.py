@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orderchain.errors import SettingError
 from outbox import Destination, Message, MessageError
-from outbox.limits import HEADERS_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from outbox.destination import HEADERS_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from outbox.message import MessageIds, check_message
 
 MILLISECOND = 1_000_000

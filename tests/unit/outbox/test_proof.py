@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.confirm_record import is_proven, proof_of, token_of
+from outbox.records import is_proven, proof_of, token_of
 
 KEY = bytes(range(32))
 MESSAGE_ID = bytes(range(16))

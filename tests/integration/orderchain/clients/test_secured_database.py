@@ -1,7 +1,7 @@
 """The whole path over a PostgreSQL that asks for TLS, by password and by certificate.
 
 Spark's part stands in `tests/integration/chain_verifier/test_secured.py`, the command line's in
-`tests/cli/test_secured_database.py`.
+`tests/integration/chainctl/test_secured_database.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from outbox import (
     keep_outbox,
     save_destinations,
 )
+from outbox.callback.callback_service import CallbackStore
 from outbox.callback.config import CallbackConfig
-from outbox.callback.store import CallbackStore
 from outbox.service.clients import Clients
 from outbox.service.config import ServiceConfig
 from outbox.service.message_client import MessageClient

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from outbox.confirm_record import APPLIED, Confirm, ConfirmRecord, decode_confirms
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
 from outbox.destination import Destination
-from outbox.headers import common_headers, record_headers
 from outbox.message import Message, draw_message_ids
+from outbox.records import (
+    APPLIED,
+    Confirm,
+    ConfirmRecord,
+    common_headers,
+    decode_confirms,
+    record_headers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from outbox.confirm_record import APPLIED
+from outbox.records import APPLIED
 
 from .rig import DEADLINE_SECONDS, TOKEN, Rig, apply, apply_many
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import SettingError
-from outbox.confirm_record import RETRYING
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import NoFilter
 from outbox.consumer.outcomes import Refused
 from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.records import RETRYING
 
 from ..hand_clock import HandClock
 from .rig import DEADLINE_SECONDS, Rig, apply, apply_many

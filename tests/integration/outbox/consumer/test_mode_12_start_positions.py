@@ -10,7 +10,7 @@ import pytest
 from orderchain.errors import SettingError
 from outbox.consumer.offsets import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
-from outbox.headers import common_headers, record_headers
+from outbox.records import common_headers, record_headers
 from tests.builders.topics import make_topics
 
 from .rig import DEADLINE_SECONDS, Rig

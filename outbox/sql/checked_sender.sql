@@ -1,5 +1,5 @@
 -- The statements of a sender of mode 5, over the outbox's own tables (role outbox_relay). Why they
--- use `= ANY (ARRAY[...])` and not `=`: see outbox/sql/store.sql.
+-- use `= ANY (ARRAY[...])` and not `=`: see store.sql.
 
 -- A first send is not written in this mode: a claim that is left from it counts as a try.
 

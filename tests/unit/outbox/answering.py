@@ -1,0 +1,39 @@
+"""A server that answers whatever it is told to, for tests of HTTP clients."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+
+@asynccontextmanager
+async def answering(
+    *parts: bytes, hangs: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that answers every request with these bytes; what it was sent is kept."""
+    seen: list[bytes] = []
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        seen.append(head + await reader.readexactly(length))
+        for part in parts:
+            writer.write(part)
+        if hangs:
+            await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    scheme = "http" if tls is None else "https"
+    try:
+        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
+    finally:
+        ended.set()
+        server.close()
+        await server.wait_closed()
