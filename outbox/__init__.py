@@ -1,14 +1,13 @@
 """Messages that must all arrive and be applied once, in any order."""
 
-from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.attempts import Refused
+from outbox.consumer.config import ConsumerConfig, ConsumerStats
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
+from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.inbox import InboxLog
-from outbox.consumer.offsets import ConsumeStart, StartFrom
-from outbox.consumer.outcomes import Refused
-from outbox.consumer.pace import ConsumerStats
 from outbox.consumer.record_source import move_start
 from outbox.destination import Destination
 from outbox.errors import (

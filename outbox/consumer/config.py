@@ -1,16 +1,18 @@
-"""The settings of a consumer, as values."""
+"""The settings of a consumer, and what it counts."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
+from orderchain.monitoring import Metric
 from outbox.consumer.decisions import RetryLevels
-from outbox.consumer.offsets import ConsumeStart
+from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -77,3 +79,49 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         shown = DatabaseConfig.of(self.database).shown
         return f"ConsumerConfig({self.name!r}, {self.topics}, {shown})"
+
+
+@dataclass
+class ConsumerStats:
+    """Counts since the start; none of them falls."""
+
+    received: int = 0
+    """Records, repeats included."""
+    bad_records: int = 0
+    """Records that are not our messages. They are skipped."""
+    applied: int = 0
+    """Messages whose effect has committed."""
+    repeated: int = 0
+    """Messages that came again after that: no work was done, but the confirm was resent."""
+    failures: int = 0
+    """Calls of a handler that failed."""
+    parked: int = 0
+    """Messages parked, for a retry or after another one of their key."""
+    dead: int = 0
+    """Messages that became dead letters."""
+    waits: int = 0
+    """Messages found in another worker's hands, and left alone for a while."""
+    interruptions: int = 0
+    """Times that work was interrupted, mostly since the database was away; it was retried."""
+
+
+_HELP: Final = {
+    "received": "Records, repeats included.",
+    "bad_records": "Records that are not our messages.",
+    "applied": "Messages whose effect has committed.",
+    "repeated": "Messages that came again after that.",
+    "failures": "Calls of a handler that failed.",
+    "parked": "Messages parked, for a retry or after another one of their key.",
+    "dead": "Messages that became dead letters.",
+    "waits": "Messages found in another worker's hands.",
+    "interruptions": "Times that work was interrupted, mostly since the database was away.",
+}
+
+
+def _counter(name: str, text: str) -> Metric[ConsumerStats]:
+    full = f"orderchain_outbox_consumer_{name}_total"
+    return Metric(full, "counter", text, lambda stats: getattr(stats, name))
+
+
+METRICS: Final = tuple(_counter(name, text) for name, text in _HELP.items())
+"""What a consumer counts, with the label `consumer`."""

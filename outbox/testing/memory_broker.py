@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from orderchain.errors import RetryError
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
-from outbox.consumer.offsets import PartitionEnds, begin_offset
+from outbox.consumer.in_hand import PartitionEnds, begin_offset
 from outbox.consumer.record_source import DestinationRecords
 from outbox.records import encode_confirms
 from outbox.testing.standing_still import alive, is_killed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.offsets import ConsumeStart, Partition
+    from outbox.consumer.in_hand import ConsumeStart, Partition
     from outbox.records import Confirm, Progress
     from outbox.testing.awkwardness import Faults
 

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.consumer.decisions import StoredDelivery
-from outbox.consumer.inbox import IN_TURN, Inbox, shown
+from outbox.consumer.inbox import IN_TURN, ConsumerConnections, Inbox, shown
 from outbox.dead_letter import DeadLetter
-from outbox.session import ConsumerConnections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

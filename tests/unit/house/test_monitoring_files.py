@@ -16,7 +16,7 @@ import yaml
 from chain_verifier.follow import topic_follower
 from matcher_receiver import stats as receiver
 from orderchain.monitoring import READY
-from outbox.consumer import pace
+from outbox.consumer import config as consumer
 from outbox.sender import relay_config as relay
 from outbox.sender import unfinished
 from sequencer import stats as sequencer
@@ -27,7 +27,7 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
 OPERATIONS = ROOT / "docs/operations.md"
 
-PARTS = (sequencer, topic, receiver, relay, unfinished, pace, topic_follower)
+PARTS = (sequencer, topic, receiver, relay, unfinished, consumer, topic_follower)
 EXPORTED = [
     READY, relay.WAITING, *chain.from_iterable(part.METRICS for part in PARTS)
 ]  # fmt: skip

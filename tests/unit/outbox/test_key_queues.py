@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.consumer.key_queues import Lanes
+from outbox.consumer.in_hand import Lanes
 
 
 @dataclass(frozen=True)

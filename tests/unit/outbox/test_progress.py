@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.consumer.offsets import ConsumeProgress, PartitionProgress
+from outbox.consumer.in_hand import ConsumeProgress, PartitionProgress
 
 PLACE = ("trades", 0)
 

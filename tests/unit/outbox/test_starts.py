@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderchain.errors import SettingError
-from outbox.consumer.offsets import (
+from outbox.consumer.in_hand import (
     ConsumeStart,
     PartitionEnds,
     StartFrom,
