@@ -21,11 +21,15 @@ from outbox.errors import (
 from outbox.message import Message, draw_message_ids
 from outbox.records import Confirm, Progress
 from outbox.sender.business import BusinessTransaction, add, add_many
-from outbox.sender.fire_after_commit import FireAfterCommit
-from outbox.sender.relay import Relay
-from outbox.sender.relay_config import KeepConfig, RelayConfig
-from outbox.sender.retention import Kept, keep_outbox
-from outbox.sender.setup import change_destination, create_destination_topics, save_destinations
+from outbox.sender.config import KeepConfig, RelayConfig
+from outbox.sender.relay import FireAfterCommit, Relay
+from outbox.sender.upkeep import (
+    Kept,
+    change_destination,
+    create_destination_topics,
+    keep_outbox,
+    save_destinations,
+)
 from outbox.statuses import Change, Status
 
 __all__ = [

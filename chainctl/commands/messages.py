@@ -133,8 +133,8 @@ async def _serve(
 
 def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     """Return the settings of the service. Raises SettingError."""
-    from outbox.sender.check_loop import CheckingConfig
-    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.check_back import CheckingConfig
+    from outbox.sender.config import RelayConfig
     from outbox.sender.verdicts import CheckRules
     from outbox.service.config import ServiceConfig
 

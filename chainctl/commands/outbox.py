@@ -23,7 +23,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from chainctl.settings import Settings
     from outbox import Relay
-    from outbox.sender.retention import Kept
+    from outbox.sender.upkeep import Kept
 
 
 @click.command()

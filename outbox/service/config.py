@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from orderchain.config import Config
 from orderchain.errors import SettingError
-from outbox.sender.check_loop import CheckingConfig
-from outbox.sender.relay_config import RelayConfig
+from outbox.sender.check_back import CheckingConfig
+from outbox.sender.config import RelayConfig
 
 
 class ServiceConfig(Config, frozen=True, kw_only=True):

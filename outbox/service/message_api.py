@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from orderchain.sql import load_sql
-from outbox.acts import UNFINISHED
+from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, draw_message_ids, made_at
 from outbox.sender.business import store_messages
-from outbox.sender.check_loop import decide_messages, standings
+from outbox.sender.check_back import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
-from outbox.sender.unfinished import Unfinished, unfinished_of
 from outbox.service.bodies import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
 from outbox.service.refusals import HttpRefusal
 from outbox.session import OutboxSession
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from orderchain.errors import RefusedError
-    from outbox.sender.check_loop import MessageStanding
-    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.check_back import MessageStanding
+    from outbox.sender.config import RelayConfig
     from outbox.sender.store import Applied
     from outbox.service.config import ServiceConfig
 

@@ -72,10 +72,11 @@ class MessageClient:
     async def prepared(self, messages: Sequence[Message]) -> AsyncIterator[list[UUID]]:
         """Prepare messages, run the block as their local transaction, then commit them.
 
-        The block must commit its transaction itself, with `outbox.sender.decision.decide` for each
-        message in it. It does not run if the prepare fails. If it raises, nothing is decided here:
-        its commit may have happened, and only a check, which fences, can find out; call `rollback`
-        if you know better. The check also finds a commit that does not reach the service.
+        The block must commit its transaction itself, with `outbox.sender.check_back.decide` in it
+        for each message. It does not run if the prepare fails. If it raises, nothing is decided
+        here: its commit may have happened, and only a check, which fences, can find out; call
+        `rollback` if you know better. The check also finds a commit that does not reach the
+        service.
         """
         await self.prepare(messages)
         ids = [message.message_id for message in messages]

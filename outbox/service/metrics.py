@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    from outbox.sender.unfinished import Unfinished
+    from outbox.acts import Unfinished
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

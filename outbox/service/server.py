@@ -22,14 +22,14 @@ from msgspec import Meta, Struct
 from orderchain.clock import SystemClock
 from orderchain.errors import ConnectError, RetryError, SettingError
 from orderchain.text import reason_of
-from outbox.alerts import Alerts
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.destination import NAME_CHARS_MAX
 from outbox.http_call import call_json
-from outbox.parts import Parts, uninterrupted
-from outbox.sender.check_loop import CheckBack
+from outbox.parts import Parts, Service
+from outbox.sender.check_back import CheckBack
 from outbox.sender.relay import Relay
+from outbox.sender.sweep import Alerts
 from outbox.sender.verdicts import Answer
 from outbox.service.app import Counted, MessageApp
 from outbox.service.http_protocol import StrictProtocol
@@ -107,11 +107,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-class MessageService:
+class MessageService(Service):
     """Serves clients, sends what they store, and asks about what they prepared.
 
     Any number may run side by side on the same tables: each message, check and send is claimed by
     one of them, and what a dead one had claimed falls due again.
+
+    After a part has ended, nothing is accepted: requests are answered with 503, and the server
+    stops listening. A stop answers the requests under way, and sends what they stored.
     """
 
     def __init__(
@@ -186,21 +189,6 @@ class MessageService:
             return reason_of(self._parts.failure)
         return self.relay.why_not_ready()
 
-    async def run(self) -> None:
-        """Raise what a part has raised, when one has ended; return at a stop.
-
-        After a part has ended, nothing is accepted: requests are answered with 503, and the server
-        stops listening.
-        """
-        await self._parts.wait()
-
-    async def stop(self) -> None:
-        """Answer the requests under way, send what they stored, and end; also when cancelled.
-
-        Otherwise it never raises.
-        """
-        await uninterrupted(self._stop())
-
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._desk.close)
@@ -222,15 +210,6 @@ class MessageService:
         with suppress(OSError):
             if self._socket is not None:
                 self._socket.close()
-
-    async def __aenter__(self) -> MessageService:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.stop()
-        if kind is None:
-            self._parts.check()
 
     def _counted(self) -> Counted:
         parts: dict[str, Any] = {"relay": self.relay.stats()}

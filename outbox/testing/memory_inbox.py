@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from orderchain.testing.virtual_loop import virtual_clock
+from outbox.acts import DeadLetter
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.inbox import IN_TURN, ConsumerConnections, Inbox, shown
-from outbox.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

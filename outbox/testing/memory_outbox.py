@@ -13,7 +13,7 @@ from orderchain.testing.process import Process
 from orderchain.testing.virtual_loop import VirtualLoop
 from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
-from outbox.sender.decision import CHECK, DECIDE
+from outbox.sender.check_back import CHECK, DECIDE
 from outbox.session import SYNCHRONOUS
 from outbox.testing.awkwardness import Faults
 from outbox.testing.crashing import CrashPlan
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
+    from outbox.acts import DeadLetter
     from outbox.consumer.consumer import Consumer
-    from outbox.dead_letter import DeadLetter
     from outbox.destination import Destination
     from outbox.sender.verdicts import CheckRules
     from outbox.service.message_client import MessageClient
@@ -170,7 +170,7 @@ class MemoryOutbox:
         """Make `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
         It returns an `outbox.sender.verdicts.Answer` for each id, as
-        `outbox.sender.decision.check_decisions` does; those that it leaves out were not answered.
+        `outbox.sender.check_back.check_decisions` does; those that it leaves out were not answered.
         An OrderchainError is no answer either. `rules` are those of all senders, by default the
         real ones.
         """

@@ -14,7 +14,7 @@ import uvicorn
 
 from local_stack.ports import free_port
 from local_stack.process import send_to_child
-from outbox.sender.check_loop import CheckingConfig
+from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
 from outbox.service.clients import Client, hash_token
 from outbox.service.config import ServiceConfig

@@ -23,7 +23,7 @@ from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.message import draw_message_ids
-from outbox.sender.decision import check_decision, decide
+from outbox.sender.check_back import check_decision, decide
 from outbox.sender.verdicts import Answer
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService

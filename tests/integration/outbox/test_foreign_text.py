@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outbox import Status
-from outbox.sender.check_loop import CheckingConfig
+from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService

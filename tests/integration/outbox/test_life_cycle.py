@@ -11,7 +11,7 @@ import pytest
 from outbox import FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
-from outbox.sender.fire_after_commit import Firing
+from outbox.sender.relay import Firing
 from outbox.service.clients import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics

@@ -159,7 +159,7 @@ async def test_missing_topic_loses_its_own_messages_alone_and_is_named_once(
 async def test_destination_that_hangs_holds_up_no_other_and_a_stop_counts_what_it_cuts_off(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.sender.fire_after_commit._STOP_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr("outbox.sender.relay._STOP_SECONDS", 0.1, raising=False)
     prices = await quiet(sender)
     slow = Destination(name="slow", topic=f"slow.{sender.name}", confirm="none")
     business = await sender.connect()

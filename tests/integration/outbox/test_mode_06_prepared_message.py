@@ -23,12 +23,14 @@ from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, Status, TransitionRefused
 from outbox.message import MessageIds, draw_message_ids
 from outbox.sender.business import store_messages
-from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages
-from outbox.sender.decision import (
+from outbox.sender.check_back import (
+    CheckBack,
+    CheckingConfig,
     DecisionRefused,
     check_decision,
     check_decisions,
     decide,
+    decide_messages,
     forget_decisions,
 )
 from outbox.sender.verdicts import Answer, CheckRules

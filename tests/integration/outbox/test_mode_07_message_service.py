@@ -31,7 +31,7 @@ from orderchain.roles import OUTBOX_RELAY
 from outbox import Message, Status
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids
-from outbox.sender.check_loop import CheckingConfig
+from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
 from outbox.service.app import MessageApp
 from outbox.service.clients import Client, Clients

@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from outbox import alerts
-from outbox.alerts import Alerts
-from outbox.sender.relay_config import RelayConfig, RelayStats
+from outbox.sender import sweep
+from outbox.sender.config import RelayConfig, RelayStats
 from outbox.sender.store import Abnormal
+from outbox.sender.sweep import Alerts
 from tests.unit.outbox.answering import answering
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def test_reason_that_others_wrote_is_one_printable_line(
 async def test_hook_that_is_silent_is_logged_with_a_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts, "HOOK_SECONDS", 0.05)
+    monkeypatch.setattr(sweep, "HOOK_SECONDS", 0.05)
     silent = make(alert_command=("sleep", "600"))
     silent.report([ABNORMAL])
     running = asyncio.create_task(silent.run())

@@ -12,8 +12,8 @@ import outbox.sender.results
 from orderchain.errors import RetryError
 from outbox import Confirm, Destination, Progress, RelayConfig
 from outbox.records import RETRYING, encode_confirms, proof_of, token_of
+from outbox.sender.config import RelayStats
 from outbox.sender.message_sender import TopicTroubles
-from outbox.sender.relay_config import RelayStats
 from outbox.sender.results import ConfirmIntake
 
 if TYPE_CHECKING:

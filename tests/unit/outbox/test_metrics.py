@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from outbox.acts import Unfinished
 from outbox.message import smallest_id
-from outbox.sender.relay_config import METRICS, RelayStats
-from outbox.sender.unfinished import Unfinished
+from outbox.sender.config import METRICS, RelayStats
 from outbox.service.metrics import render
 
 NOW = 1_800_000_000.0
