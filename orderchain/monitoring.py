@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -16,7 +18,6 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator, MutableMapping
 
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric as Family
 
     Message = MutableMapping[str, Any]
@@ -73,6 +74,26 @@ class Metric(Struct, Generic[_Stats_contra], frozen=True):
             yield Sample(self.name, self.kind, number, self.help, {**labels, **own})
 
 
+def counters(
+    prefix: str, helps: Mapping[str, str], labels: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Metric[Any], ...]:
+    """Return a counter `prefix`_NAME_total for each field NAME of what `stats` returns.
+
+    `helps` has their helps, by field; `labels` the label of those fields that are mappings.
+    """
+    return tuple(
+        Metric(f"{prefix}_{name}_total", "counter", text, attrgetter(name), labels.get(name, ""))
+        for name, text in helps.items()
+    )
+
+
+def text_of(samples: Callable[[], Iterable[Sample]]) -> bytes:
+    """Return samples as Prometheus reads them. Needs the extra `monitoring`."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(_Collector(samples))
+
+
 class MonitoredPart(Protocol):
     """What a Monitor looks at: a sequencer, a receiver, a relay, or a part of yours."""
 
@@ -115,11 +136,9 @@ class Monitor:
 
     def __init__(self, *parts: MonitoredPart) -> None:
         """Look at `parts`. Raises ModuleNotFoundError without the extra `monitoring`."""
-        from prometheus_client import CollectorRegistry
+        import prometheus_client  # noqa: F401 - if it is missing, that shows here
 
         self._parts = list(parts)
-        self._registry: CollectorRegistry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(self.samples))
 
     def add(self, part: MonitoredPart) -> None:
         """Look at `part` too."""
@@ -140,9 +159,7 @@ class Monitor:
 
     def text(self) -> bytes:
         """Return the page that Prometheus reads."""
-        from prometheus_client import generate_latest
-
-        return generate_latest(self._registry)
+        return text_of(self.samples)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""

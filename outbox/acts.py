@@ -24,9 +24,10 @@ from outbox.message import age_seconds, smallest_id
 from outbox.statuses import FINAL, Change, Status, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from orderchain.clients.postgres import Connection, Record
+    from orderchain.monitoring import Sample
 
 
 _SQL: Final = load_sql("outbox", "sql/acts.sql")
@@ -115,6 +116,12 @@ class Unfinished(Struct, frozen=True):
     def oldest_seconds(self, now: float) -> float:
         """Return the age of the oldest message at `now`, in seconds since 1970."""
         return age_seconds(self.oldest, now)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        for metric in UNFINISHED_METRICS:
+            labels = {"destination": self.destination, "status": self.status}
+            yield from metric.samples(self, labels)
 
 
 def unfinished_of(rows: Iterable[Record]) -> list[Unfinished]:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from outbox import InboxLog
     from outbox.callback.config import CallbackConfig
-    from outbox.service.clients import Clients
-    from outbox.service.config import ServiceConfig
+    from outbox.service.config import Clients, ServiceConfig
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ def token(as_json: bool) -> None:
 
     The client keeps the token; its hash goes into the file of clients. It is not stored anywhere.
     """
-    from outbox.service.clients import draw_token, hash_token
+    from outbox.service.config import draw_token, hash_token
 
     drawn = draw_token()
     made = Token(token=drawn, token_sha256=hash_token(drawn).hex())
@@ -105,7 +104,7 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
     a proxy with TLS before them. /openapi.json describes what they take, /livez and /readyz say
     how they are, /metrics what they count.
     """  # fmt: skip
-    from outbox.service.clients import read_clients
+    from outbox.service.config import read_clients
 
     clients = read_clients(clients_path)
     callback = _callback_config(settings, given) if given["callback"] else None

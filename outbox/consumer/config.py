@@ -10,7 +10,7 @@ from msgspec import Meta
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.monitoring import Metric
+from orderchain.monitoring import counters
 from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic
@@ -117,11 +117,5 @@ _HELP: Final = {
     "interruptions": "Times that work was interrupted, mostly since the database was away.",
 }
 
-
-def _counter(name: str, text: str) -> Metric[ConsumerStats]:
-    full = f"orderchain_outbox_consumer_{name}_total"
-    return Metric(full, "counter", text, lambda stats: getattr(stats, name))
-
-
-METRICS: Final = tuple(_counter(name, text) for name, text in _HELP.items())
+METRICS: Final = counters("orderchain_outbox_consumer", _HELP)
 """What a consumer counts, with the label `consumer`."""

@@ -12,7 +12,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.errors import SettingError
-from orderchain.monitoring import Metric
+from orderchain.monitoring import Metric, counters
 from outbox.destination import Name, Seconds
 
 
@@ -216,14 +216,7 @@ _HELP: Final = {
     "alerts_failed": "Alerts that could not be delivered.",
 }
 
-
-def _counter(name: str, text: str) -> Metric[RelayStats]:
-    label = "reason" if name == "bad_confirms" else ""
-    full = f"orderchain_outbox_relay_{name}_total"
-    return Metric(full, "counter", text, lambda stats: getattr(stats, name), label)
-
-
-METRICS: Final = tuple(_counter(name, text) for name, text in _HELP.items())
+METRICS: Final = counters("orderchain_outbox_relay", _HELP, {"bad_confirms": "reason"})
 """What a relay counts. A message service exports the same names."""
 
 WAITING: Final = Metric[int](

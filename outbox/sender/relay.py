@@ -17,7 +17,7 @@ from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.text import reason_of
-from outbox.acts import UNFINISHED, UNFINISHED_METRICS, Unfinished, unfinished_of
+from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
 from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids, smallest_id
@@ -74,9 +74,7 @@ class UnfinishedDeliveries:
         """Yield what was counted last, and have it counted again; nothing at the first time."""
         self._is_wanted.set()
         for one in self._found:
-            labels = {"destination": one.destination, "status": one.status}
-            for metric in UNFINISHED_METRICS:
-                yield from metric.samples(one, labels)
+            yield from one.samples()
 
     async def run(self) -> None:
         """Count until cancelled. Raises as `OutboxSession.fetch`; then nothing is shown."""
@@ -161,11 +159,15 @@ class Relay(Service):
 
         Unfinished deliveries are counted at most every 15 s, and only while this is called.
         """
+        yield from self.own_samples()
+        yield from self._unfinished.samples()
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield those of `samples` that say nothing about other processes."""
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {})
         yield from WAITING.samples(self.waiting, {})
-        yield from self._unfinished.samples()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why it sends nothing; None when it does."""

@@ -1,4 +1,4 @@
-"""A client of the message service without the service; see `outbox.service.message_client`."""
+"""A client of the message service without the service; see `outbox.service.interface`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from orderchain.errors import RetryError, SettingError
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.errors import MessageError
 from outbox.sender.business import store_messages
-from outbox.service.bodies import Decided
-from outbox.service.message_client import MessageClient
+from outbox.service.interface import Decided, MessageClient
 from outbox.statuses import Change
 
 if TYPE_CHECKING:
@@ -81,5 +80,5 @@ class MemoryMessageClient(MessageClient):
         if self._faults.happens("check_unanswered"):
             raise RetryError("the answer of the message service was lost")
 
-    async def _call(self, method: str, path: str, content: object) -> bytes:
+    async def _ask(self, method: str, path: str, content: object, kind: object) -> Any:  # noqa: ANN401
         raise SettingError("call", f"{method} {path}", "prepare, commit, rollback or send")

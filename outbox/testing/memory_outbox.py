@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outbox.consumer.consumer import Consumer
     from outbox.destination import Destination
     from outbox.sender.verdicts import CheckRules
-    from outbox.service.message_client import MessageClient
+    from outbox.service.interface import MessageClient
     from outbox.statuses import Status
     from outbox.testing.awkwardness import Awkwardness
     from outbox.testing.memory_database import Answer

@@ -16,8 +16,7 @@ from local_stack.ports import free_port
 from local_stack.process import send_to_child
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
-from outbox.service.clients import Client, hash_token
-from outbox.service.config import ServiceConfig
+from outbox.service.config import Client, ServiceConfig, hash_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -25,7 +25,7 @@ from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.message import draw_message_ids
 from outbox.sender.check_back import check_decision, decide
 from outbox.sender.verdicts import Answer
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from outbox import Status
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
 from .hand_clock import HandClock

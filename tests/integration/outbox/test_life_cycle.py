@@ -12,7 +12,7 @@ from outbox import FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
 from outbox.sender.relay import Firing
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
 

@@ -23,7 +23,7 @@ from outbox.callback.calls import sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
 

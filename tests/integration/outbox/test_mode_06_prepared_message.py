@@ -35,9 +35,8 @@ from outbox.sender.check_back import (
 )
 from outbox.sender.verdicts import Answer, CheckRules
 from outbox.service.config import ServiceConfig
-from outbox.service.message_api import MessageDesk
-from outbox.service.message_client import MessageClient
-from outbox.service.refusals import HttpRefusal
+from outbox.service.interface import MessageClient
+from outbox.service.message_api import HttpRefusal, MessageDesk
 from outbox.session import OutboxSession
 from outbox.statuses import Change
 

@@ -34,9 +34,9 @@ from outbox.message import MessageIds, draw_message_ids
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
 from outbox.service.app import MessageApp
-from outbox.service.clients import Client, Clients
+from outbox.service.config import Client, Clients
+from outbox.service.interface import MessageClient
 from outbox.service.message_api import MessageDesk
-from outbox.service.message_client import MessageClient
 from outbox.service.server import MessageService
 
 from .service_client import client, endpoint, raw, served, service_config, write_clients

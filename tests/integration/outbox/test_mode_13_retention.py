@@ -14,7 +14,7 @@ from orderchain.errors import SettingError
 from orderchain.roles import OUTBOX_OPERATOR
 from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
 from outbox.message import MessageIds
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
 from .hand_clock import HandClock

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from outbox.service import http_protocol
-from outbox.service.clients import Clients
+from outbox.service import server
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
 from .service_client import client, raw, service_config
@@ -121,7 +121,7 @@ async def test_bodies_take_no_more_memory_than_set(sender: Sender) -> None:
 async def test_connection_that_never_asks_is_ended(
     sender: Sender, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
     async with running(sender) as service, wire(service) as slow:
         await slow.write(sent)
         if not sent:
@@ -142,7 +142,7 @@ async def _trickle(slow: Wire) -> None:
 async def test_body_that_trickles_in_after_its_refusal_does_not_hold_the_connection(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
     async with running(sender) as service, wire(service) as slow:
         await slow.write(begun("nobody", 1_000_000))
         trickle = asyncio.create_task(_trickle(slow))
@@ -164,7 +164,7 @@ async def test_idle_connections_are_closed_for_those_that_ask(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sender.set_up(confirm="none")
-    monkeypatch.setattr(http_protocol, "connections_max", lambda: 20)
+    monkeypatch.setattr(server, "connections_max", lambda: 20)
     async with running(sender) as service:
         idle = [wire(service) for _ in range(60)]
         opened = [await each.__aenter__() for each in idle]
@@ -176,9 +176,9 @@ async def test_idle_connections_are_closed_for_those_that_ask(
 
 def test_connections_leave_descriptors_for_all_else() -> None:
     with descriptors(1_024):
-        assert http_protocol.connections_max() == 896
+        assert server.connections_max() == 896
     with descriptors(100):
-        assert http_protocol.connections_max() == 16
+        assert server.connections_max() == 16
 
 
 SMUGGLED = (

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.service.rates import Room, TokenBucket
+from outbox.service.config import Room, TokenBucket
 
 SECOND = 10**9
 
