@@ -133,7 +133,7 @@ class Parts:
         self.cancel(set(self._tasks) - self._spared)
 
 
-class Service:
+class ServiceOfParts:
     """What is started, runs as parts, and is stopped in order; use it by `async with`.
 
     Each of its parts must live. When one ends, for any reason, all of them end: `run` and the end

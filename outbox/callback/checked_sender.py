@@ -23,7 +23,7 @@ from outbox.callback.config import Reply
 from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import PartEnded
 from outbox.message import Message, draw_message_ids, smallest_id
-from outbox.parts import Parts, Service, endless
+from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.config import RelayStats
@@ -71,7 +71,7 @@ class CheckedStats:
     abnormal: int = 0
 
 
-class CheckedSender(Service):
+class CheckedSender(ServiceOfParts):
     """Sends after the commit, and answers the callback service.
 
     A stop sends what waits, within `stop_seconds`.

@@ -21,7 +21,7 @@ from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
 from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids, smallest_id
-from outbox.parts import Parts, Service, endless
+from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.sender.business import (
     BusinessCommit,
     BusinessTransaction,
@@ -93,7 +93,7 @@ class UnfinishedDeliveries:
         await self._session.close()
 
 
-class Relay(Service):
+class Relay(ServiceOfParts):
     """Sends, sweeps, takes confirms in, and cleans up. Any number may share the tables.
 
     It may run inside the business's own process: then `transaction` hands its messages over in
@@ -376,7 +376,7 @@ class Firing:
         return message_id
 
 
-class FireAfterCommit(Service):
+class FireAfterCommit(ServiceOfParts):
     """Sends messages of committed transactions, once, and forgets them.
 
     This is the fastest way, and it may lose messages. **What is lost**: messages that were

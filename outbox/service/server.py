@@ -36,7 +36,7 @@ from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.destination import NAME_CHARS_MAX
 from outbox.http_call import ask
-from outbox.parts import Parts, Service
+from outbox.parts import Parts, ServiceOfParts
 from outbox.sender.check_back import CheckBack
 from outbox.sender.relay import Relay
 from outbox.sender.sweep import Alerts
@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class MessageService(Service):
+class MessageService(ServiceOfParts):
     """Serves clients, sends what they store, and asks about what they prepared.
 
     Any number may run side by side on the same tables: each message, check and send is claimed by

@@ -15,13 +15,11 @@ from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
 from outbox.sender.check_back import CHECK, DECIDE
 from outbox.session import SYNCHRONOUS
-from outbox.testing.awkwardness import Faults
-from outbox.testing.crashing import CrashPlan
+from outbox.testing.faults import CrashPlan, Faults
 from outbox.testing.memory_broker import MemoryBroker
-from outbox.testing.memory_consumer import MemoryConsumer
+from outbox.testing.memory_consumer import InboxRows, MemoryConsumer
 from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
-from outbox.testing.memory_inbox import InboxRows
-from outbox.testing.memory_relay import MemoryDecisions, MemoryRelay
+from outbox.testing.memory_relay import MemoryDecisions, MemoryMessageClient, MemoryRelay
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from outbox.sender.verdicts import CheckRules
     from outbox.service.interface import MessageClient
     from outbox.statuses import Status
-    from outbox.testing.awkwardness import Awkwardness
+    from outbox.testing.faults import Awkwardness
     from outbox.testing.memory_database import Answer
     from outbox.testing.memory_relay import Ask
 
@@ -162,8 +160,6 @@ class MemoryOutbox:
 
     def message_client(self, sender: str) -> MessageClient:
         """Return a client of the message service (mode 6), as which `sender` prepares messages."""
-        from outbox.testing.memory_client import MemoryMessageClient
-
         return MemoryMessageClient(sender, self._database, self._relay, self._faults)
 
     def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
