@@ -7,10 +7,11 @@ an ASGI server. It needs the extra `monitoring`; a part needs nothing to be look
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import field, fields
 from itertools import accumulate
 from operator import attrgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator, MutableMapping
 
+    from _typeshed import DataclassInstance
     from prometheus_client.metrics_core import Metric as Family
 
     Message = MutableMapping[str, Any]
@@ -74,17 +76,23 @@ class Metric(Struct, Generic[_Stats_contra], frozen=True):
             yield Sample(self.name, self.kind, number, self.help, {**labels, **own})
 
 
-def counters(
-    prefix: str, helps: Mapping[str, str], labels: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Metric[Any], ...]:
-    """Return a counter `prefix`_NAME_total for each field NAME of what `stats` returns.
+def counted(text: str, label: str = "") -> Any:  # noqa: ANN401 - an int, or a Counter
+    """Return a field of a dataclass of counters; with `label` it counts for each of its values."""
+    about = {"help": text, "label": label}
+    if label:
+        return field(default_factory=Counter, metadata=about)
+    return field(default=0, metadata=about)
 
-    `helps` has their helps, by field; `labels` the label of those fields that are mappings.
-    """
+
+def counters(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], ...]:
+    """Return a counter `prefix`_NAME_total for each field NAME of `stats`, made by `counted`."""
     return tuple(
-        Metric(f"{prefix}_{name}_total", "counter", text, attrgetter(name), labels.get(name, ""))
-        for name, text in helps.items()
-    )
+        Metric(
+            f"{prefix}_{each.name}_total", "counter", each.metadata["help"],
+            attrgetter(each.name), each.metadata["label"],
+        )
+        for each in fields(stats)
+    )  # fmt: skip
 
 
 def text_of(samples: Callable[[], Iterable[Sample]]) -> bytes:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
@@ -27,7 +26,7 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
-from orderchain.monitoring import counters
+from orderchain.monitoring import counted, counters
 from orderchain.roles import OUTBOX_CALLBACK
 from orderchain.sql import load_sql
 from orderchain.text import printable, reason_of
@@ -39,6 +38,7 @@ from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
 from outbox.session import OutboxSession, Tables
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping, Sequence
 
     from orderchain.clock import Clock
@@ -185,37 +185,17 @@ class CallbackStore:
 class CallbackStats:
     """Counters of one process; they only rise."""
 
-    checks: int = 0
-    """Messages that senders have asked to check."""
-    confirms: int = 0
-    asked: int = 0
-    """Deliveries about which senders were asked."""
-    unanswered: int = 0
-    """Those of them without an answer."""
-    returned: int = 0
-    """Confirms that were returned."""
-    forged: int = 0
-    """Confirms that their senders did not believe."""
-    returns: int = 0
-    """Calls that these returns took."""
-    bad_records: Counter[str] = field(default_factory=Counter)
-    """Records that were dropped, by reason."""
+    checks: int = counted("Messages that senders have asked to check.")
+    confirms: int = counted("Confirms that were stored.")
+    asked: int = counted("Deliveries about which senders were asked.")
+    unanswered: int = counted("Deliveries about which a sender was asked, and gave no answer.")
+    returned: int = counted("Confirms that were returned.")
+    forged: int = counted("Confirms that their senders did not believe.")
+    returns: int = counted("Calls by which confirms were returned.")
+    bad_records: Counter[str] = counted("Records that were dropped.", "reason")
 
 
-METRICS: Final = counters(
-    "orderchain_outbox_callback",
-    {
-        "checks": "Messages that senders have asked to check.",
-        "confirms": "Confirms that were stored.",
-        "asked": "Deliveries about which senders were asked.",
-        "unanswered": "Those of them without an answer.",
-        "returned": "Confirms that were returned.",
-        "forged": "Confirms that their senders did not believe.",
-        "returns": "Calls that these returns took.",
-        "bad_records": "Records that were dropped.",
-    },
-    {"bad_records": "reason"},
-)
+METRICS: Final = counters("orderchain_outbox_callback", CallbackStats)
 """What a callback service counts."""
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.monitoring import counters
+from orderchain.monitoring import counted, counters
 from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic
@@ -85,37 +85,20 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
 class ConsumerStats:
     """Counts since the start; none of them falls."""
 
-    received: int = 0
-    """Records, repeats included."""
-    bad_records: int = 0
-    """Records that are not our messages. They are skipped."""
-    applied: int = 0
-    """Messages whose effect has committed."""
-    repeated: int = 0
-    """Messages that came again after that: no work was done, but the confirm was resent."""
-    failures: int = 0
-    """Calls of a handler that failed."""
-    parked: int = 0
-    """Messages parked, for a retry or after another one of their key."""
-    dead: int = 0
-    """Messages that became dead letters."""
-    waits: int = 0
-    """Messages found in another worker's hands, and left alone for a while."""
-    interruptions: int = 0
-    """Times that work was interrupted, mostly since the database was away; it was retried."""
+    received: int = counted("Records, repeats included.")
+    bad_records: int = counted("Records that are not our messages. They are skipped.")
+    applied: int = counted("Messages whose effect has committed.")
+    repeated: int = counted(
+        "Messages that came again after that: no work was done, but the confirm was resent."
+    )
+    failures: int = counted("Calls of a handler that failed.")
+    parked: int = counted("Messages parked, for a retry or after another one of their key.")
+    dead: int = counted("Messages that became dead letters.")
+    waits: int = counted("Messages found in another worker's hands, and left alone for a while.")
+    interruptions: int = counted(
+        "Times that work was interrupted, mostly since the database was away; it was retried."
+    )
 
 
-_HELP: Final = {
-    "received": "Records, repeats included.",
-    "bad_records": "Records that are not our messages.",
-    "applied": "Messages whose effect has committed.",
-    "repeated": "Messages that came again after that.",
-    "failures": "Calls of a handler that failed.",
-    "parked": "Messages parked, for a retry or after another one of their key.",
-    "dead": "Messages that became dead letters.",
-    "waits": "Messages found in another worker's hands.",
-    "interruptions": "Times that work was interrupted, mostly since the database was away.",
-}
-
-METRICS: Final = counters("orderchain_outbox_consumer", _HELP)
+METRICS: Final = counters("orderchain_outbox_consumer", ConsumerStats)
 """What a consumer counts, with the label `consumer`."""

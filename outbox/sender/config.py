@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import Annotated, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
@@ -12,8 +11,11 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.errors import SettingError
-from orderchain.monitoring import Metric, counters
+from orderchain.monitoring import Metric, counted, counters
 from outbox.destination import Name, Seconds
+
+if TYPE_CHECKING:
+    from collections import Counter
 
 
 class RetentionConfig(Config, frozen=True, kw_only=True):
@@ -137,86 +139,55 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
 class RelayStats:
     """Counters of this process; they only rise. Other processes may run alongside it."""
 
-    sent: int = 0
-    """Messages that the broker has acknowledged."""
-    swept: int = 0
-    """Deliveries that the sweep has claimed, woken or due; none if the fast path did all."""
-    resent: int = 0
-    """Those of them that were not sent for the first time."""
-    queued: int = 0
-    """Times that a due delivery was left alone, since its consumer had not reached it yet."""
-    found_applied: int = 0
-    """Deliveries that were due, and found in the consumer's own log."""
-    released: int = 0
-    """Messages whose claim was given back, since the broker was away or nobody could send."""
-    failed: int = 0
-    """Messages whose send failed though the broker was there: that counted as a try."""
-    abnormal: int = 0
-    """Deliveries that became abnormal."""
-    acks_written: int = 0
-    """Deliveries for which status 1 was written."""
-    acks_overtaken: int = 0
-    """Deliveries for which it was not written, since their consumer had confirmed by then."""
-    done_by_broker: int = 0
-    consumed: int = 0
-    early: int = 0
-    """Confirms that came before the broker's acknowledgement was written."""
-    late: int = 0
-    """Confirms of deliveries that had become abnormal."""
-    repeated: int = 0
-    """Confirms of deliveries that were already done."""
-    unknown: int = 0
-    """Confirms for deliveries that are not known, or no longer remembered."""
-    retrying: int = 0
-    """Confirms in which a consumer said that it will retry by itself."""
-    bad_confirms: Counter[str] = field(default_factory=Counter)
-    """Records on confirm topics that were dropped, by reason."""
-    broker_away: int = 0
-    """Times that the broker was found to be away."""
-    silent: int = 0
-    """Reports of consumers that were not heard from although messages waited for them."""
-    survivors: int = 0
-    """Unfinished messages that were moved out of dropped partitions."""
-    partitions_dropped: int = 0
-    failed_kept: int = 0
-    """Messages of failed businesses that were kept for people to look at."""
-    failed_dropped: int = 0
-    """Messages of failed businesses that were not kept, since there were too many."""
-    found_full: int = 0
-    """Rounds of retention that found the outbox full, so that nothing more is added."""
-    alerts_failed: int = 0
+    sent: int = counted("Messages that the broker has acknowledged.")
+    swept: int = counted(
+        "Deliveries that the sweep has claimed, woken or due; none if the fast path did all."
+    )
+    resent: int = counted("Those of them that were not sent for the first time.")
+    queued: int = counted(
+        "Times that a due delivery was left alone, since its consumer had not reached it yet."
+    )
+    found_applied: int = counted("Deliveries that were due, and found in the consumer's own log.")
+    released: int = counted(
+        "Messages whose claim was given back, since the broker was away or nobody could send."
+    )
+    failed: int = counted(
+        "Messages whose send failed though the broker was there: that counted as a try."
+    )
+    abnormal: int = counted("Deliveries that became abnormal.")
+    acks_written: int = counted(
+        "Deliveries for which the broker's acknowledgement (status 1) was written."
+    )
+    acks_overtaken: int = counted(
+        "Deliveries for which it need not be written, since their consumer had confirmed by then."
+    )
+    done_by_broker: int = counted("Deliveries that the broker's acknowledgement finished.")
+    consumed: int = counted("Deliveries that their consumer confirmed.")
+    early: int = counted("Confirms that came before the broker's acknowledgement was written.")
+    late: int = counted("Confirms of deliveries that had become abnormal.")
+    repeated: int = counted("Confirms of deliveries that were already done.")
+    unknown: int = counted("Confirms for deliveries that are not known, or no longer remembered.")
+    retrying: int = counted("Confirms in which a consumer said that it will retry by itself.")
+    bad_confirms: Counter[str] = counted("Records on confirm topics that were dropped.", "reason")
+    broker_away: int = counted("Times that the broker was found to be away.")
+    silent: int = counted(
+        "Reports of consumers that were not heard from although messages waited for them."
+    )
+    survivors: int = counted("Unfinished messages that were moved out of dropped partitions.")
+    partitions_dropped: int = counted("Partitions dropped.")
+    failed_kept: int = counted(
+        "Messages of failed businesses that were kept for people to look at."
+    )
+    failed_dropped: int = counted(
+        "Messages of failed businesses that were not kept, since there were too many."
+    )
+    found_full: int = counted(
+        "Rounds of retention that found the outbox full, so that nothing more is added."
+    )
+    alerts_failed: int = counted("Alerts that could not be delivered.")
 
 
-_HELP: Final = {
-    "sent": "Messages that the broker has acknowledged.",
-    "swept": "Deliveries that the sweep has claimed.",
-    "resent": "Those of them that were not sent for the first time.",
-    "queued": "Due deliveries that were left alone, since their consumer had not reached them.",
-    "found_applied": "Due deliveries that were found in the consumer's own log.",
-    "released": "Messages whose claim was given back, since nobody could send.",
-    "failed": "Messages whose send failed though the broker was there.",
-    "abnormal": "Deliveries that became abnormal.",
-    "acks_written": "Deliveries for which the broker's acknowledgement was written.",
-    "acks_overtaken": "Deliveries for which it need not be written.",
-    "done_by_broker": "Deliveries that the broker's acknowledgement finished.",
-    "consumed": "Deliveries that their consumer confirmed.",
-    "early": "Confirms that came before the broker's acknowledgement was written.",
-    "late": "Confirms of deliveries that had become abnormal.",
-    "repeated": "Confirms of deliveries that were already done.",
-    "unknown": "Confirms for deliveries that are not known.",
-    "retrying": "Confirms in which a consumer said that it will retry by itself.",
-    "bad_confirms": "Records on confirm topics that were dropped.",
-    "broker_away": "Times that the broker was found to be away.",
-    "silent": "Reports of consumers that were not heard from.",
-    "survivors": "Unfinished messages that were moved out of dropped partitions.",
-    "partitions_dropped": "Partitions dropped.",
-    "failed_kept": "Messages of failed businesses that were kept.",
-    "failed_dropped": "Messages of failed businesses that were dropped: too many.",
-    "found_full": "Rounds of retention that found the outbox full.",
-    "alerts_failed": "Alerts that could not be delivered.",
-}
-
-METRICS: Final = counters("orderchain_outbox_relay", _HELP, {"bad_confirms": "reason"})
+METRICS: Final = counters("orderchain_outbox_relay", RelayStats)
 """What a relay counts. A message service exports the same names."""
 
 WAITING: Final = Metric[int](

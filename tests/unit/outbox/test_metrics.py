@@ -9,7 +9,6 @@ import pytest
 
 from orderchain.clock import SystemClock
 from orderchain.monitoring import text_of
-from outbox import acts
 from outbox.acts import Unfinished
 from outbox.callback.callback_service import METRICS as CALLBACK_METRICS
 from outbox.callback.callback_service import CallbackStats
@@ -28,7 +27,7 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts.time, "time", lambda: NOW)
+    monkeypatch.setattr("outbox.acts.time.time", lambda: NOW)
 
 
 def lines(
