@@ -455,7 +455,7 @@ async def test_outbox_in_a_running_loop_is_refused() -> None:
 
 PROGRAM = """
 import sys
-from tests.unit.outbox.test_double import apply, make_outbox
+from tests.unit.outbox.testing.test_memory_outbox import apply, make_outbox
 from outbox import Delivery
 outbox, told = make_outbox(int(sys.argv[1])), []
 for number in range(20):
