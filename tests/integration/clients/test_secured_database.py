@@ -45,7 +45,7 @@ from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
 from tests.certificates import HOST, Authority
-from tests.integration.outbox.service_client import client
+from tests.integration.outbox.service.service_client import client
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 from tests.sockets import no_socket_left
 

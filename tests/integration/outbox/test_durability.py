@@ -30,7 +30,7 @@ from outbox.service.server import MessageService
 from outbox.session import OutboxSession
 
 from .conftest import CONSUMER, make_sender
-from .service_client import client, raw, service_config
+from .service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -18,7 +18,7 @@ from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
 from .hand_clock import HandClock
-from .service_client import client, endpoint, raw, service_config
+from .service.service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -18,7 +18,7 @@ from tests.builders.topics import make_topics
 
 from .cutting import cut_at
 from .hand_clock import HandClock
-from .service_client import client, raw, service_config
+from .service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

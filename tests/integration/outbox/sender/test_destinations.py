@@ -12,7 +12,7 @@ from orderchain.roles import OUTBOX_OPERATOR
 from outbox import Destination, change_destination, create_destination_topics, save_destinations
 
 if TYPE_CHECKING:
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from local_stack import KafkaServer
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -10,7 +10,7 @@ import pytest
 
 from orderchain.roles import CALLBACK_ROLES, DECISION_ROLES, OWNER
 
-from .test_permissions import _COLUMNS, table_below
+from ..test_permissions import _COLUMNS, table_below
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,13 +17,13 @@ from outbox.message import MessageIds
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
-from .hand_clock import HandClock
-from .service_client import client, raw, service_config
+from ..hand_clock import HandClock
+from ..service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

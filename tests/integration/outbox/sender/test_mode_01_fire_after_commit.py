@@ -18,7 +18,7 @@ from tests.builders.topics import make_topics
 if TYPE_CHECKING:
     from local_stack import KafkaServer
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

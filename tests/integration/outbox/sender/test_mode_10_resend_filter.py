@@ -9,13 +9,13 @@ import pytest
 import outbox
 from outbox import Message, Status, draw_message_ids
 
-from .conftest import CONSUMER
+from ..conftest import CONSUMER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -40,7 +40,7 @@ from outbox.service.message_api import HttpRefusal, MessageDesk
 from outbox.session import OutboxSession
 from outbox.statuses import Change
 
-from .hand_clock import HandClock
+from ..hand_clock import HandClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

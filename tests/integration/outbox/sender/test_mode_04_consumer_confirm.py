@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from outbox import Relay
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

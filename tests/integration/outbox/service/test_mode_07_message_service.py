@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 CONSUMER = "clearing-service"
 SEED = int(os.environ.get("ORDERCHAIN_SEED", random.randrange(2**32)))

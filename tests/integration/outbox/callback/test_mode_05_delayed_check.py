@@ -27,9 +27,9 @@ from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
 
-from .conftest import DEADLINE_SECONDS
-from .hand_clock import HandClock
-from .service_client import client, endpoint, raw, service_config
+from ..conftest import DEADLINE_SECONDS
+from ..hand_clock import HandClock
+from ..service.service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from local_stack import KafkaServer
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 ME = "payments"
 DELAY = 300.0

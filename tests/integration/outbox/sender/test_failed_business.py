@@ -12,14 +12,14 @@ import pytest
 from outbox import DestinationMissing, Message, MessageError, OutboxFull, draw_message_ids
 from outbox.sender.business import FAILED_MESSAGES_MAX
 
-from .hand_clock import HandClock
+from ..hand_clock import HandClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outbox import Relay
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

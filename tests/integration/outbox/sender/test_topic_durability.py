@@ -18,12 +18,12 @@ from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
 from tests.builders.topics import make_topics
 
-from .conftest import CONSUMER, DEADLINE_SECONDS
+from ..conftest import CONSUMER, DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     from outbox import Delivery, Destination
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

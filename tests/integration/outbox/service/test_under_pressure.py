@@ -20,7 +20,7 @@ from .service_client import client, raw, service_config
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 SEND = "/v1/messages/send"
 MESSAGE = {"destination": "clearing", "key": "7", "payload": base64.b64encode(b"pay 7").decode()}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
-    from .conftest import Sender
+    from ..conftest import Sender
 
 DEADLINE_SECONDS = 60.0
 TOKEN = "payments-token"
